@@ -1,0 +1,178 @@
+"""The job queue inside one process: the embedded default, with the same rules as every other (`exec_wire.queue`).
+
+Both ends live on one event loop. Nothing here survives the process: on one machine the gateway and its worker die together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from exec_wire.queue import LEASE_S, Answer, Job, WorkerInfo
+
+T = TypeVar("T")
+
+
+class _Inbox(Generic[T]):
+    """An unbounded mailbox for one reader, who takes all that is there."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._filled = asyncio.Event()
+
+    def put(self, items: Sequence[T]) -> None:
+        if items:
+            self._items.extend(items)
+            self._filled.set()
+
+    async def take_all(self) -> list[T]:
+        await self._filled.wait()
+        self._filled.clear()
+        taken, self._items = self._items, []
+        return taken
+
+
+class _Lease(msgspec.Struct):
+    job: Job
+    worker: str
+    ends_at: float
+
+
+class MemoryQueue:
+    """The shared middle; `gateway()` and `worker()` give the two ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: deque[tuple[Job, float]] = deque()  # a job and when its deadline passes
+        self._arrival = asyncio.Condition()
+        self._leases: dict[str, _Lease] = {}
+        self._deadlines: dict[str, float] = {}  # of leased jobs, for a second delivery
+        self._replies: dict[str, _Inbox[Answer]] = {}
+        self._cancels: dict[str, _Inbox[str]] = {}
+        self._workers: dict[str, tuple[WorkerInfo, float]] = {}
+
+    def gateway(self, name: str) -> MemoryGatewayEnd:
+        self._replies[name] = _Inbox()
+        return MemoryGatewayEnd(self, name)
+
+    def worker(self, name: str) -> MemoryWorkerEnd:
+        self._cancels[name] = _Inbox()
+        return MemoryWorkerEnd(self, name)
+
+    async def _publish(self, jobs: Sequence[Job]) -> None:
+        now = self._clock()
+        async with self._arrival:
+            self._waiting.extend((job, now + job.remaining_ms / 1000) for job in jobs)
+            self._arrival.notify_all()
+
+    async def _take(self, worker: str, most: int) -> list[Job]:
+        async with self._arrival:
+            while True:
+                self._return_lapsed()
+                if self._waiting:
+                    return [self._lease_next(worker) for _ in range(min(most, len(self._waiting)))]
+                try:
+                    await asyncio.wait_for(self._arrival.wait(), self._until_next_lapse())
+                except TimeoutError:
+                    pass
+
+    def _lease_next(self, worker: str) -> Job:
+        now = self._clock()
+        job, deadline = self._waiting.popleft()
+        job = msgspec.structs.replace(job, remaining_ms=round((deadline - now) * 1000))
+        self._leases[job.id] = _Lease(job, worker, now + LEASE_S)
+        self._deadlines[job.id] = deadline
+        return job
+
+    def _return_lapsed(self, of_worker: str = "") -> None:
+        """Put back what nobody renewed (or all that one leaving worker holds), first in line."""
+        now = self._clock()
+        for lease in list(self._leases.values()):
+            if lease.ends_at <= now or lease.worker == of_worker:
+                del self._leases[lease.job.id]
+                again = msgspec.structs.replace(lease.job, deliveries=lease.job.deliveries + 1)
+                self._waiting.appendleft((again, self._deadlines.pop(lease.job.id)))
+
+    def _until_next_lapse(self) -> float | None:
+        if not self._leases:
+            return None
+        return max(0.01, min(lease.ends_at for lease in self._leases.values()) - self._clock())
+
+    def _renew(self, worker: str, ids: Sequence[str]) -> None:
+        for id in ids:
+            lease = self._leases.get(id)
+            if lease is not None and lease.worker == worker:
+                lease.ends_at = self._clock() + LEASE_S
+
+    def _answer(self, reply_to: dict[str, str], answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            self._leases.pop(answer.id, None)
+            self._deadlines.pop(answer.id, None)
+            inbox = self._replies.get(reply_to.pop(answer.id, ""))
+            if inbox is not None:
+                inbox.put([answer])
+
+    def _cancel(self, ids: Sequence[str]) -> None:
+        gone = set(ids)
+        self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
+        held = {id: self._leases[id].worker for id in gone if id in self._leases}
+        for id, worker in held.items():
+            self._cancels[worker].put([id])
+
+    async def _leave(self, worker: str) -> None:
+        async with self._arrival:
+            self._workers.pop(worker, None)
+            self._return_lapsed(of_worker=worker)
+            self._arrival.notify_all()
+
+    def _alive(self) -> list[WorkerInfo]:
+        now = self._clock()
+        return [info for info, until in self._workers.values() if until > now]
+
+
+class MemoryGatewayEnd:
+    def __init__(self, queue: MemoryQueue, name: str) -> None:
+        self._queue, self._name = queue, name
+
+    async def publish(self, jobs: Sequence[Job]) -> None:
+        await self._queue._publish(jobs)
+
+    async def receive(self) -> list[Answer]:
+        return await self._queue._replies[self._name].take_all()
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        self._queue._cancel(ids)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return self._queue._alive()
+
+
+class MemoryWorkerEnd:
+    def __init__(self, queue: MemoryQueue, name: str) -> None:
+        self._queue, self._name = queue, name
+        self._reply_to: dict[str, str] = {}
+
+    async def announce(self, info: WorkerInfo) -> None:
+        self._queue._workers[self._name] = (info, self._queue._clock() + LEASE_S)
+
+    async def take(self, most: int) -> list[Job]:
+        jobs = await self._queue._take(self._name, most)
+        self._reply_to.update((job.id, job.reply_to) for job in jobs)
+        return jobs
+
+    async def renew(self, ids: Sequence[str]) -> None:
+        self._queue._renew(self._name, ids)
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        self._queue._answer(self._reply_to, answers)
+
+    async def cancelled(self) -> list[str]:
+        return await self._queue._cancels[self._name].take_all()
+
+    async def leave(self) -> None:
+        await self._queue._leave(self._name)

@@ -1,0 +1,228 @@
+"""Every message that crosses a process boundary, declared once, in JSON and msgpack.
+
+Evolution: a new field has a default, a type never changes, unknown fields are ignored.
+Not covered here: the job queue's envelopes (`exec_wire.queue`) and HTTP errors (`exec_wire.problems`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+Status = Literal[
+    "ok",
+    "error",
+    "signal",
+    "timeout",
+    "cpu_limit",
+    "memory_limit",
+    "output_limit",
+    "compile_error",
+    "expired",
+    "cancelled",
+    "rejected",
+    "worker_lost",
+    "internal_error",
+]
+Blame = Literal["none", "model", "infra", "client"]
+Priority = Literal["train", "eval", "bulk"]
+Tier = Literal["S", "A", "B", "C", "D", "E", "none"]
+
+# Who is at fault unless the machine was seen to cause it (see `verdict`).
+BLAME: dict[Status, Blame] = {
+    "ok": "none",
+    "error": "model",
+    "signal": "model",
+    "timeout": "model",
+    "cpu_limit": "model",
+    "memory_limit": "model",
+    "output_limit": "model",
+    "compile_error": "model",
+    "expired": "infra",
+    "cancelled": "client",
+    "rejected": "client",
+    "worker_lost": "infra",
+    "internal_error": "infra",
+}
+MAX_STARTS = 3
+"""A program is started at most this often for one accepted call; after that `worker_lost` is not retryable."""
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Label = Annotated[str, Meta(max_length=256)]
+
+
+class Limits(Struct, frozen=True, omit_defaults=True):
+    """What one program may use. `memory_mb` counts what it adds to the warm interpreter it was forked from."""
+
+    wall_s: Seconds = 10.0
+    cpu_s: Seconds = 10.0
+    memory_mb: Annotated[int, Meta(ge=16, le=1 << 16)] = 512
+    output_kb: Annotated[int, Meta(ge=1, le=1 << 16)] = 1024
+    processes: Annotated[int, Meta(ge=1, le=4096)] = 64
+    file_mb: Annotated[int, Meta(ge=1, le=1 << 16)] = 64
+
+
+class Tags(Struct, frozen=True, omit_defaults=True):
+    """Where in a training run a call comes from; cancellation and statistics select by these."""
+
+    run: Label = ""
+    step: int | None = None
+    group: Label = ""
+    rollout: Label = ""
+
+
+class Call(Struct, frozen=True, omit_defaults=True):
+    """One program to run."""
+
+    code: str
+    id: Label = ""
+    language: Annotated[str, Meta(max_length=32)] = "python"
+    stdin: str = ""
+    files: dict[str, str] = {}  # path -> base64
+    fetch_files: list[str] = []
+    limits: Limits = Limits()
+    env: dict[str, str] = {}
+    argv: list[str] = []
+    deadline_s: Annotated[float, Meta(gt=0, le=7200)] = 60.0
+    tags: Tags = Tags()
+    tenant: Label = ""
+    priority: Priority = "train"
+    require_tier: Literal["", "S", "A", "B", "C", "D", "E"] = ""
+    idempotency_key: Label = ""
+    echo_value: bool = False
+
+
+class Batch(Struct, frozen=True):
+    """The body of `POST /v1/batch`."""
+
+    calls: list[Call]
+
+
+class Usage(Struct, frozen=True):
+    """Measured by the kernel, not reported by the program."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_peak_bytes: int = 0
+    processes_peak: int = 0
+
+
+class Timings(Struct):
+    """Where the time went: waiting for a slot, setting up the sandbox, running, and all of it as the gateway saw it."""
+
+    queue_ms: float = 0.0
+    start_ms: float = 0.0
+    run_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+class Truncated(Struct, frozen=True):
+    """Which streams lost their middle."""
+
+    stdout: bool = False
+    stderr: bool = False
+
+
+class Sandbox(Struct, frozen=True):
+    """The isolation that was really there when the program ran."""
+
+    tier: Tier = "none"
+    layers: list[str] = []
+
+
+class Result(Struct):
+    """What became of one call."""
+
+    status: Status
+    blame: Blame = "none"
+    retryable: bool = False
+    id: str = ""
+    index: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    truncated: Truncated = Truncated()
+    value: str | None = None
+    files: dict[str, str] = field(default_factory=dict)  # path -> base64
+    usage: Usage = Usage()
+    timings: Timings = field(default_factory=Timings)
+    completed: bool = False
+    sandbox: Sandbox = Sandbox()
+    worker: str = ""
+    error: str = ""  # one line on what went wrong with us or the call; empty for what the program did
+    request_id: str = ""
+    traceparent: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def tool_text(self, max_chars: int = 4000) -> str:
+        """What the model should read: its output, then one line that explains an abnormal end."""
+        body = self.stdout
+        if self.stderr:
+            body = f"{body.rstrip(chr(10))}\n{self.stderr}" if body else self.stderr
+        if self.value is not None and self.value != "None":
+            body = f"{body.rstrip(chr(10))}\n{self.value}" if body else self.value
+        note = _explain(self)
+        text = "\n".join(part for part in (body.rstrip("\n"), note) if part)
+        return cut_middle(text or "(no output)", max_chars)
+
+
+def _explain(result: Result) -> str:
+    if result.blame == "infra":
+        return f"[the tool failed: {result.status}; this is not the program's fault]"
+    match result.status:
+        case "ok":
+            return ""
+        case "error":
+            return "" if result.stderr else f"[exit code {result.exit_code}]"
+        case "signal":
+            return f"[killed by signal {result.signal}]"
+        case "timeout":
+            return f"[timed out after {result.usage.wall_s:.1f} s]"
+        case "cpu_limit":
+            return f"[stopped: CPU time limit reached after {result.usage.cpu_s:.1f} s]"
+        case "memory_limit":
+            return "[stopped: memory limit reached]"
+        case "output_limit":
+            return "[stopped: too much output]"
+        case "compile_error":
+            return "" if result.stderr else "[the program does not compile]"
+        case _:
+            return f"[{result.status}{': ' + result.error if result.error else ''}]"
+
+
+def cut_middle(text: str, most: int) -> str:
+    """`text` in at most `most` characters: head and tail kept, the cut marked."""
+    if len(text) <= most:
+        return text
+    mark = f"\n[... {len(text) - most} characters cut ...]\n"
+    keep = most - len(mark)
+    if keep <= 0:
+        return text[:most]
+    head = keep - keep // 2
+    return text[:head] + mark + text[len(text) - keep // 2 :]
+
+
+def verdict(status: Status, *, infra: bool = False, starts: int = 1, **fields: object) -> Result:
+    """A Result whose blame and retryability follow from its status.
+
+    `infra`: the machine caused it (a time-out spent waiting for a CPU, a kill that was not ours).
+    `starts`: how often the program was started; a call that lost `MAX_STARTS` workers is not offered again.
+    """
+    blame: Blame = "infra" if infra else BLAME[status]
+    retryable = blame == "infra" and not (status == "worker_lost" and starts >= MAX_STARTS)
+    return Result(status=status, blame=blame, retryable=retryable, **fields)  # type: ignore[arg-type]
+
+
+encode_json = msgspec.json.Encoder().encode
+decode_call = msgspec.json.Decoder(Call).decode
+decode_batch = msgspec.json.Decoder(Batch).decode
+decode_result = msgspec.json.Decoder(Result).decode
+pack = msgspec.msgpack.Encoder().encode
+unpack_call = msgspec.msgpack.Decoder(Call).decode
+unpack_result = msgspec.msgpack.Decoder(Result).decode

@@ -1,0 +1,46 @@
+"""Errors as they travel over HTTP: RFC 9457 problem+json with a stable `code` and the path of the bad field."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+CONTENT_TYPE = "application/problem+json"
+
+# code -> (HTTP status, title). A code never changes its meaning; clients switch on it.
+PROBLEMS: dict[str, tuple[int, str]] = {
+    "bad_json": (400, "The body is not valid JSON"),
+    "bad_field": (422, "A field is missing or has a wrong value"),
+    "bad_query": (422, "A query parameter is missing or has a wrong value"),
+    "idempotency_conflict": (422, "The idempotency key was used with another payload"),
+    "unknown_language": (422, "This language is not installed"),
+    "tier_unavailable": (422, "No worker offers the required isolation tier"),
+    "foreign_origin": (403, "The request comes from a foreign web site"),
+    "foreign_host": (403, "The Host header does not name this machine"),
+    "not_found": (404, "No such route"),
+    "method_not_allowed": (405, "The route does not have this method"),
+    "too_many_calls": (413, "Too many calls in one request"),
+    "body_too_large": (413, "The body is too large"),
+    "wrong_content_type": (415, "The content type must be application/json"),
+    "overloaded": (429, "The service is at its admission limit"),
+    "internal": (500, "The service failed"),
+    "draining": (503, "The service is shutting down"),
+    "not_ready": (503, "The service cannot run programs now"),
+}
+
+
+class Problem(Struct, frozen=True, omit_defaults=True):
+    """The body of every error answer."""
+
+    code: str
+    title: str
+    status: int
+    detail: str = ""
+    field: str = ""  # such as `$.calls[3].limits.wall_s`
+    type: str = "about:blank"
+    request_id: str = ""
+    retry_after_s: float | None = None
+
+
+def problem(code: str, detail: str = "", *, field: str = "", request_id: str = "", retry_after_s: float | None = None) -> Problem:
+    status, title = PROBLEMS[code]
+    return Problem(code, title, status, detail, field, request_id=request_id, retry_after_s=retry_after_s)
