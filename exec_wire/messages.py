@@ -118,13 +118,6 @@ class Timings(Struct):
     total_ms: float = 0.0
 
 
-class Truncated(Struct, frozen=True):
-    """Which streams lost their middle."""
-
-    stdout: bool = False
-    stderr: bool = False
-
-
 class Sandbox(Struct, frozen=True):
     """The isolation that was really there when the program ran."""
 
@@ -144,7 +137,7 @@ class Result(Struct):
     signal: int | None = None
     stdout: str = ""
     stderr: str = ""
-    truncated: Truncated = Truncated()
+    truncated: bool = False  # stdout or stderr lost its middle; the cut is marked in the text
     value: str | None = None
     files: dict[str, str] = field(default_factory=dict)  # path -> base64
     usage: Usage = Usage()
