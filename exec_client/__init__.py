@@ -1,0 +1,63 @@
+"""Run programs in the sandboxes of an exec service. Needs httpx and msgspec only.
+
+>>> from exec_client import Client
+>>> with Client() as client:
+...     print(client.run("print(6 * 7)").stdout, end="")
+42
+"""
+
+from exec_client.aio import AsyncClient
+from exec_client.calls import CallFields
+from exec_client.errors import (
+    BadRequest,
+    CallerError,
+    ClientClosed,
+    Conflict,
+    ConnectionFailed,
+    DeadlineExceeded,
+    ExecError,
+    Forbidden,
+    InfraFailure,
+    NotReady,
+    Overloaded,
+    ProtocolError,
+    ServiceFailed,
+    TooLarge,
+    Unavailable,
+    UsageError,
+    WrongEventLoop,
+)
+from exec_client.outbox import Policy
+from exec_client.sync import Client
+from exec_client.transport import HttpTransport, Transport
+from exec_wire import Call, Limits, Result, Tags
+
+__all__ = [
+    "AsyncClient",
+    "BadRequest",
+    "Call",
+    "CallFields",
+    "CallerError",
+    "Client",
+    "ClientClosed",
+    "Conflict",
+    "ConnectionFailed",
+    "DeadlineExceeded",
+    "ExecError",
+    "Forbidden",
+    "HttpTransport",
+    "InfraFailure",
+    "Limits",
+    "NotReady",
+    "Overloaded",
+    "Policy",
+    "ProtocolError",
+    "Result",
+    "ServiceFailed",
+    "Tags",
+    "TooLarge",
+    "Transport",
+    "Unavailable",
+    "UsageError",
+    "WrongEventLoop",
+]

@@ -1,0 +1,227 @@
+"""The client for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, overload
+
+from exec_client.calls import CallFields, make_call
+from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
+from exec_client.outbox import Outbox, Policy
+from exec_client.transport import DEFAULT_URL, HttpTransport, Transport
+from exec_wire import Call, Result
+
+
+class AsyncClient:
+    """Runs programs in the sandboxes of an exec service.
+
+    >>> async with AsyncClient() as client:
+    ...     result = await client.run("print(6 * 7)")
+    >>> result.status, result.stdout
+    ('ok', '42\\n')
+
+    Concurrent `run`s share requests and connections by themselves (`exec_client.outbox` tells how), so thousands of tasks may
+    call `run` at once. A `Result` comes back for everything the program did: an error, a time-out, too much output. What the
+    service did wrong is retried within the call's `deadline_s` and then raised as `Unavailable`; it is never a `Result`.
+
+    `transport` replaces HTTP; it is closed with the client. One client belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        headers: Mapping[str, str] | None = None,
+        transport: Transport | None = None,
+        policy: Policy = Policy(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._base_url = base_url
+        self._headers = dict(headers or {})
+        self._given_transport = transport
+        self._transport: Transport = transport or HttpTransport(base_url, headers=headers)
+        self._policy = policy
+        self._outbox: Outbox | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled by its settings: the copy opens connections of its own."""
+        return reduce_client(type(self), self._base_url, self._headers, self._given_transport, self._policy)
+
+    async def run(self, call: Call | str, **fields: Unpack[CallFields]) -> Result:
+        """Run one program: its code, or a `Call`; keywords are fields of `Call` and win over it.
+
+        >>> async with AsyncClient() as client:
+        ...     result = await client.run("print(input())", stdin="hello", deadline_s=30)
+        >>> result.tool_text()
+        'hello'
+
+        Cancelling the task that awaits this gives the program up.
+        """
+        return await self._bound().put(*make_call(call, fields))
+
+    @overload
+    async def run_many(
+        self, calls: Iterable[Call | str], *, return_exceptions: Literal[False] = False, **fields: Unpack[CallFields]
+    ) -> list[Result]: ...
+    @overload
+    async def run_many(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool, **fields: Unpack[CallFields]
+    ) -> list[Result | ExecError]: ...
+    async def run_many(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool = False, **fields: Unpack[CallFields]
+    ) -> list[Result] | list[Result | ExecError]:
+        """Run programs; their results in the order of `calls`. `fields` hold for each of them.
+
+        >>> async with AsyncClient() as client:
+        ...     results = await client.run_many(["print(1)", "print(2)"], tags=Tags(step=7))
+        >>> [result.stdout for result in results]
+        ['1\\n', '2\\n']
+
+        As with `asyncio.gather`: the first call that ends without a result raises, and the rest is given up; with
+        `return_exceptions=True` every call is waited for and the exceptions stand in the list where the results would. A
+        trainer wants the second, so that it can leave those samples out of the loss and keep the others.
+        """
+        futures = self._put_all(calls, fields, return_exceptions)
+        try:
+            return await asyncio.gather(*futures, return_exceptions=return_exceptions)  # type: ignore[return-value]
+        finally:
+            _give_up(futures)
+
+    @overload
+    def as_completed(
+        self, calls: Iterable[Call | str], *, return_exceptions: Literal[False] = False, **fields: Unpack[CallFields]
+    ) -> AsyncGenerator[Result, None]: ...
+    @overload
+    def as_completed(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool, **fields: Unpack[CallFields]
+    ) -> AsyncGenerator[Result | ExecError, None]: ...
+    def as_completed(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool = False, **fields: Unpack[CallFields]
+    ) -> AsyncGenerator[Any, None]:
+        """Run programs; each result as soon as it is there, `index` being the position in `calls`.
+
+        >>> async with AsyncClient() as client:
+        ...     lengths = {r.index: len(r.stdout) async for r in client.as_completed(["print(1)", "print(100)"])}
+        >>> sorted(lengths.items())
+        [(0, 2), (1, 4)]
+
+        Exceptions as in `run_many`; they have an `index` too. The programs start with the first iteration; closing the iterator
+        gives up those that are not finished.
+        """
+        return self._arrivals(calls, fields, return_exceptions)
+
+    async def _arrivals(
+        self, calls: Iterable[Call | str], fields: CallFields, return_exceptions: bool
+    ) -> AsyncGenerator[Result | BaseException, None]:
+        arrivals: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
+        futures = self._put_all(calls, fields, return_exceptions)
+        for future in futures:
+            future.add_done_callback(arrivals.put_nowait)
+        try:
+            for _ in futures:
+                future = await arrivals.get()
+                error = future.exception()
+                yield error if error is not None and return_exceptions else future.result()
+        finally:
+            _give_up(futures)
+
+    async def info(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What the service says of itself: version, isolation tier, slots, limits."""
+        self._bound()
+        give_up_at = asyncio.get_running_loop().time() + timeout_s
+        for attempt in range(1, self._policy.max_attempts + 1):
+            left_s = give_up_at - asyncio.get_running_loop().time()
+            try:
+                return await self._transport.info(max(left_s, 0.001))
+            except Unavailable:
+                pause_s = self._policy.pause_s(attempt)
+                if attempt == self._policy.max_attempts or pause_s >= left_s:
+                    raise
+                await asyncio.sleep(pause_s)
+        raise ProtocolError("max_attempts is less than 1")
+
+    async def aclose(self) -> None:
+        """Calls that still wait raise `ClientClosed`. Closing twice is fine."""
+        if self._loop is not None:
+            self._demand_own_loop()
+        if self._closed:
+            return
+        self._closed = True
+        if self._outbox is not None:
+            await self._outbox.aclose()
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        self._bound()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _bound(self) -> Outbox:
+        """The outbox, made on first use, when the event loop is known."""
+        if self._closed:
+            raise ClientClosed("this client is closed")
+        if self._outbox is None:
+            self._loop = asyncio.get_running_loop()
+            self._outbox = Outbox(self._transport, self._policy)
+        self._demand_own_loop()
+        return self._outbox
+
+    def _demand_own_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongEventLoop(
+                "this AsyncClient belongs to another event loop (that of its first use); "
+                "make one per loop, or use Client, which any thread and loop may share"
+            )
+
+    def _put_all(
+        self, calls: Iterable[Call | str], fields: CallFields, return_exceptions: bool
+    ) -> list[asyncio.Future[Result]]:
+        """All are checked before the first one leaves: a wrong one raises while nothing has run yet."""
+        if isinstance(calls, str):
+            raise TypeError("calls is a list of programs; for a single one there is run()")
+        outbox = self._bound()
+        checked = [_checked(call, fields, index, return_exceptions) for index, call in enumerate(calls)]
+        return [
+            _failed(made) if isinstance(made, BadRequest) else outbox.put(*made, index) for index, made in enumerate(checked)
+        ]
+
+
+def _checked(call: Call | str, fields: CallFields, index: int, return_exceptions: bool) -> tuple[Call, int] | BadRequest:
+    try:
+        return make_call(call, fields)
+    except BadRequest as error:
+        error.index = index
+        if not return_exceptions:
+            raise
+        return error
+
+
+def _failed(error: ExecError) -> asyncio.Future[Result]:
+    future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
+
+
+def _give_up(futures: list[asyncio.Future[Result]]) -> None:
+    for future in futures:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # seen: nobody will look at the failures after the first
+
+
+def _rebuild(client_type: Any, base_url: str, headers: dict[str, str], policy: Policy) -> object:
+    return client_type(base_url, headers=headers, policy=policy)
+
+
+def reduce_client(
+    client_type: type, base_url: str, headers: dict[str, str], transport: Transport | None, policy: Policy
+) -> tuple[object, ...]:
+    if transport is not None:
+        raise TypeError("a client with a transport object of its own cannot be pickled; make it where it is used")
+    return _rebuild, (client_type, base_url, headers, policy)

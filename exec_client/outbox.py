@@ -1,0 +1,413 @@
+"""Calls wait here, leave together, and are sent again when that is safe and may help.
+
+How calls become requests
+    `put` wakes `_flush` in the next turn of the event loop: all that wait by then share requests, and a lonely call leaves at
+    once. A request keeps its connection until its last result; each result resolves its call when its line arrives, but a
+    slow program holds the connection. So up to `connections` requests open freely; beyond that, up to `max_connections`, one
+    more opens when enough calls wait to fill it, or when calls waited `grow_after_s` (the open requests are long-lived). With
+    all of them open, calls wait for the next to end. Requests carry `calls_per_request` calls, and up to
+    `max_calls_per_request` when that is what it takes to get everything that waits onto the connections that are left.
+
+What is sent again, always with the same idempotency key
+    refused at the door (429, 503, a known service that refuses connections): the whole outbox pauses, then goes on; does not
+    count as an attempt, because nothing was accepted. 429 also halves the request size: a request that is larger than the
+    free room would be refused for ever.
+    broken stream, 5xx, infra result: the unanswered calls, after a pause of their own; counts as an attempt.
+    400, 409, 413, 422: the call that the error names gets it; the others leave again in two halves, and halves of halves, until
+    a request holds one call and the error is its own. Calls of strangers share a request and must not share its faults.
+
+Every call ends: answered, failed, cancelled by its user, or `DeadlineExceeded` by a timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+import re
+from collections import deque
+from collections.abc import Iterable
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+
+from exec_client.errors import (
+    CallerError,
+    ClientClosed,
+    ConnectionFailed,
+    DeadlineExceeded,
+    ExecError,
+    InfraFailure,
+    NotReady,
+    Overloaded,
+    ProtocolError,
+    Unavailable,
+)
+from exec_client.transport import Transport
+from exec_wire import Call, Result
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """How requests are formed and retried. The defaults suit one gateway and anything from one call to 45,000 in flight."""
+
+    max_attempts: int = 5  # sends of one call that may have been accepted, and connects to a service that never answered yet
+    backoff_s: float = 0.1  # first pause; doubles each time, jittered
+    max_backoff_s: float = 5.0
+    grace_s: float = 1.0  # beyond a call's deadline, for the service's own word on it to arrive
+    connections: int = 8  # requests open at once without further thought
+    max_connections: int = 64  # requests open at once when they are long-lived or full
+    grow_after_s: float = 0.02
+    calls_per_request: int = 256
+    max_calls_per_request: int = 4096  # the service takes no more
+    max_request_bytes: int = 16 << 20  # the service takes 64 MB
+
+    def pause_s(self, nth: int) -> float:
+        """Before the nth retry, counted from 1."""
+        longest = min(self.max_backoff_s, self.backoff_s * 2.0 ** min(nth - 1, 30))
+        return longest * random.uniform(0.5, 1.0)
+
+
+class Ticket:
+    """One call that somebody waits for."""
+
+    __slots__ = (
+        "attempts",
+        "call",
+        "deadline",
+        "future",
+        "index",
+        "last_error",
+        "place",
+        "queued_at",
+        "shipment",
+        "size",
+        "timer",
+    )
+
+    def __init__(self, call: Call, size: int, index: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.call = call
+        self.size = size
+        self.index = index  # the position in the user's list
+        self.deadline = loop.time() + call.deadline_s
+        self.future: asyncio.Future[Result] = loop.create_future()
+        self.attempts = 0
+        self.last_error: ExecError | None = None
+        self.queued_at = loop.time()
+        self.shipment: Shipment | None = None
+        self.place = 0  # the position in the shipment
+        self.timer: asyncio.TimerHandle | None = None
+
+    def finish(self, result: Result) -> None:
+        result.index = self.index
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: ExecError) -> None:
+        if self.future.done():
+            return
+        own = copy.copy(error)  # one broken connection fails many calls; each user gets an exception object of his own
+        own.__cause__ = error.__cause__ or error.__context__
+        own.index = self.index
+        if isinstance(own, Unavailable) and own.result is None and isinstance(self.last_error, Unavailable):
+            own.result = self.last_error.result
+        self.future.set_exception(own)
+
+    def expire(self) -> None:
+        late = DeadlineExceeded(f"no answer within {self.call.deadline_s:g} s")
+        late.__cause__ = self.last_error
+        self.fail(late)
+
+    def with_time_left(self, now: float) -> Call:
+        return msgspec.structs.replace(self.call, deadline_s=max(self.deadline - now, 0.001))
+
+
+class Shipment:
+    """One request on its way, and who still waits for it."""
+
+    __slots__ = ("accepted", "size", "task", "unanswered")
+
+    def __init__(self, tickets: list[Ticket]) -> None:
+        self.size = len(tickets)
+        self.unanswered = dict(enumerate(tickets))
+        self.accepted = False
+        self.task: asyncio.Task[None] | None = None
+        for place, ticket in self.unanswered.items():
+            ticket.shipment, ticket.place = self, place
+
+    def pop(self, place: int) -> Ticket | None:
+        ticket = self.unanswered.pop(place, None)
+        if ticket is not None:
+            ticket.shipment = None
+        return ticket
+
+    def pop_all(self) -> list[Ticket]:
+        tickets = [self.pop(place) for place in list(self.unanswered)]
+        return [ticket for ticket in tickets if ticket is not None]
+
+    def leave(self, ticket: Ticket) -> None:
+        """Its user went away. When the last one did, giving the request up lets the service cancel it."""
+        self.pop(ticket.place)
+        if not self.unanswered and self.task is not None:
+            self.task.cancel()
+
+
+class Outbox:
+    """Belongs to the event loop that made it."""
+
+    def __init__(self, transport: Transport, policy: Policy) -> None:
+        self._transport = transport
+        self._policy = policy
+        self._loop = asyncio.get_running_loop()
+        self._tickets: set[Ticket] = set()  # every call that is not answered yet, wherever it is
+        self._waiting: deque[Ticket] = deque()
+        self._halves: deque[list[Ticket]] = deque()  # parts of refused requests, which must not be joined again
+        self._shipments: dict[asyncio.Task[None], Shipment] = {}
+        self._flush_handle: asyncio.Handle | None = None
+        self._flush_at = 0.0
+        self._closed = False
+        self._reached = False  # the service has answered something
+        self._request_calls = policy.max_calls_per_request
+        self._paused_until = 0.0
+        self._refusals = 0  # in a row; those of one pause count once
+        self._last_refusal: ExecError = Overloaded()
+
+    # -- in ------------------------------------------------------------------------------------------------------------------
+
+    def put(self, call: Call, size: int, index: int = 0) -> asyncio.Future[Result]:
+        """Cancelling the future gives the call up."""
+        ticket = Ticket(call, size, index, self._loop)
+        self._tickets.add(ticket)
+        ticket.timer = self._loop.call_at(ticket.deadline + self._policy.grace_s, ticket.expire)
+        ticket.future.add_done_callback(partial(self._settled, ticket))
+        if self._paused_until >= ticket.deadline:
+            ticket.fail(self._last_refusal)
+        else:
+            self._queue([ticket])
+        return ticket.future
+
+    def _settled(self, ticket: Ticket, _: object) -> None:
+        self._tickets.discard(ticket)
+        if ticket.timer is not None:
+            ticket.timer.cancel()
+        if ticket.shipment is not None:
+            ticket.shipment.leave(ticket)
+
+    def _queue(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.queued_at = self._loop.time()
+            self._waiting.append(ticket)
+        self._flush_in(0)
+
+    # -- out -----------------------------------------------------------------------------------------------------------------
+
+    def _flush_in(self, delay_s: float) -> None:
+        at = self._loop.time() + delay_s
+        if self._closed or (self._flush_handle is not None and self._flush_at <= at):
+            return
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        self._flush_at = at
+        self._flush_handle = self._loop.call_later(delay_s, self._flush) if delay_s else self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_handle = None
+        while self._waiting or self._halves:
+            hold_s = self._hold_s()
+            if hold_s is None:
+                return  # the end of a shipment flushes again
+            if hold_s > 0:
+                return self._flush_in(hold_s)
+            if tickets := self._take():
+                self._ship(tickets)
+
+    def _hold_s(self) -> float | None:
+        """How long until another request may open; None: not before one ends."""
+        policy, now, open_requests = self._policy, self._loop.time(), len(self._shipments)
+        if now < self._paused_until:
+            return self._paused_until - now
+        if open_requests < policy.connections:
+            return 0
+        if open_requests >= policy.max_connections:
+            return None
+        if self._halves or len(self._waiting) >= policy.calls_per_request:
+            return 0
+        return max(0.0, self._waiting[0].queued_at + policy.grow_after_s - now)
+
+    def _take(self) -> list[Ticket]:
+        """The next request. Skips calls whose users left; fails those that have no time left."""
+        if self._halves:
+            return [ticket for ticket in self._halves.popleft() if self._can_leave(ticket)]
+        tickets: list[Ticket] = []
+        size, most = 0, self._most_calls()
+        while self._waiting and len(tickets) < most:
+            ticket = self._waiting[0]
+            if tickets and size + ticket.size > self._policy.max_request_bytes:
+                break
+            self._waiting.popleft()
+            if self._can_leave(ticket):
+                tickets.append(ticket)
+                size += ticket.size
+        return tickets
+
+    def _most_calls(self) -> int:
+        free = self._policy.max_connections - len(self._shipments)
+        to_fit_all = -(-len(self._waiting) // max(free, 1))
+        return max(1, min(self._request_calls, max(self._policy.calls_per_request, to_fit_all)))
+
+    def _can_leave(self, ticket: Ticket) -> bool:
+        if not ticket.future.done() and ticket.deadline <= self._loop.time():
+            ticket.expire()
+        return not ticket.future.done()
+
+    def _ship(self, tickets: list[Ticket]) -> None:
+        shipment = Shipment(tickets)
+        now = self._loop.time()
+        calls = [ticket.with_time_left(now) for ticket in tickets]
+        timeout_s = max(ticket.deadline for ticket in tickets) - now + self._policy.grace_s
+        shipment.task = self._loop.create_task(self._carry(shipment, calls, timeout_s))
+        self._shipments[shipment.task] = shipment
+        shipment.task.add_done_callback(self._landed)
+
+    async def _carry(self, shipment: Shipment, calls: list[Call], timeout_s: float) -> None:
+        try:
+            async with aclosing(self._transport.send(calls, timeout_s)) as results:
+                async for result in results:
+                    self._answer(shipment, result)
+            if shipment.unanswered:
+                raise ConnectionFailed(f"the answer ended {len(shipment.unanswered)} results short of {shipment.size}")
+        except CallerError as error:
+            self._reached = True
+            self._rejected(shipment, error)
+        except ExecError as error:
+            self._failed(shipment, error)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        shipment = self._shipments.pop(task)
+        if task.cancelled():
+            self._fail(shipment.pop_all(), ClientClosed("the request was cancelled from outside, as when an event loop ends"))
+        elif (bug := task.exception()) is not None:
+            unexpected = ProtocolError(f"the transport raised {type(bug).__name__}: {bug}")
+            unexpected.__cause__ = bug
+            self._fail(shipment.pop_all(), unexpected)
+        self._flush_in(0)
+
+    # -- back ----------------------------------------------------------------------------------------------------------------
+
+    def _answer(self, shipment: Shipment, result: Result) -> None:
+        if not shipment.accepted:
+            self._accepted(shipment)
+        if not 0 <= result.index < shipment.size:
+            raise ProtocolError(f"a result for call {result.index} of {shipment.size}", retryable=True)
+        ticket = shipment.pop(result.index)
+        if ticket is None:
+            return  # answered before: the first answer wins; or its user left
+        if result.blame != "infra":
+            return ticket.finish(result)
+        failure = InfraFailure(f"{result.status}: {result.error}" if result.error else result.status, result=result)
+        if result.retryable:
+            self._again([ticket], failure)
+        else:
+            ticket.fail(failure)
+
+    def _accepted(self, shipment: Shipment) -> None:
+        shipment.accepted = self._reached = True
+        self._refusals = 0
+        self._request_calls = min(self._policy.max_calls_per_request, self._request_calls * 2)
+
+    def _failed(self, shipment: Shipment, error: ExecError) -> None:
+        """The request as a whole failed; no call of it is to blame."""
+        tickets = shipment.pop_all()
+        if isinstance(error, Overloaded | NotReady):
+            self._reached = True
+            self._pause(tickets, error, shipment.size)
+        elif isinstance(error, ConnectionFailed) and not error.sent and self._reached:
+            self._pause(tickets, error, shipment.size)  # a service that restarts; one that never answered is a wrong address
+        elif isinstance(error, ProtocolError) and not error.retryable:
+            self._fail(tickets, error)
+        else:
+            self._again(tickets, error)
+
+    def _pause(self, tickets: list[Ticket], error: ExecError, size: int) -> None:
+        """Hold everything back for a while; these go first afterwards."""
+        now = self._loop.time()
+        if now >= self._paused_until:  # else one more refusal of the same wave
+            self._refusals += 1
+            if isinstance(error, Overloaded):
+                self._request_calls = max(1, size // 2)
+        asked_s = error.retry_after_s if isinstance(error, Overloaded | NotReady) else None
+        pause_s = asked_s * random.uniform(1.0, 1.25) if asked_s else self._policy.pause_s(max(1, self._refusals))
+        self._paused_until = max(self._paused_until, now + pause_s)
+        self._last_refusal = error
+        self._waiting.extendleft(reversed(self._with_time_until(self._paused_until, tickets, error)))
+
+    def _again(self, tickets: list[Ticket], error: ExecError) -> None:
+        """Each of these may have been started; send it once more after a pause, if it has attempts and time left."""
+        left = []
+        for ticket in tickets:
+            ticket.attempts += 1
+            if ticket.attempts < self._policy.max_attempts:
+                left.append(ticket)
+            else:
+                ticket.fail(error)
+        pause_s = self._policy.pause_s(max((ticket.attempts for ticket in left), default=1))
+        if left := self._with_time_until(self._loop.time() + pause_s, left, error):
+            self._loop.call_later(pause_s, self._queue, left)
+
+    def _with_time_until(self, time: float, tickets: list[Ticket], error: ExecError) -> list[Ticket]:
+        """Those that can wait until `time`. The others fail now, with the reason, as waiting longer cannot help them."""
+        left = []
+        for ticket in tickets:
+            if time < ticket.deadline:
+                ticket.last_error = error
+                left.append(ticket)
+            else:
+                ticket.fail(_expired(ticket, error) or error)
+        return left
+
+    def _rejected(self, shipment: Shipment, error: CallerError) -> None:
+        """Give the error to the call it is about, and the others another chance without it."""
+        if error.code == "too_many_calls":
+            self._request_calls = max(1, shipment.size // 2)
+        place, field = _named_call(error)
+        named = shipment.pop(place) if place is not None else None
+        if named is not None:
+            error.field = field
+            named.fail(error)
+        others = shipment.pop_all()
+        if named is None and (len(others) == 1 or error.status not in (400, 409, 413, 422)):
+            return self._fail(others, error)
+        middle = (len(others) + 1) // 2
+        self._halves.extend(half for half in (others[:middle], others[middle:]) if half)
+
+    def _fail(self, tickets: list[Ticket], error: ExecError) -> None:
+        for ticket in tickets:
+            ticket.fail(error)
+
+    # -- end -----------------------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Fail what is unanswered, then give up the requests; the service cancels what they hold."""
+        self._closed = True
+        self._fail(list(self._tickets), ClientClosed("the client was closed before this call was answered"))
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        for task in self._shipments:
+            task.cancel()
+        await asyncio.gather(*self._shipments, return_exceptions=True)
+
+
+def _named_call(error: CallerError) -> tuple[int | None, str]:
+    """`$.calls[3].limits.wall_s` → 3 and `$.limits.wall_s`, the path as the call's user knows it."""
+    match = re.match(r"\$\.calls\[(\d+)\]", error.field)
+    return (int(match[1]), f"${error.field[match.end() :]}") if match else (None, error.field)
+
+
+def _expired(ticket: Ticket, error: ExecError) -> DeadlineExceeded | None:
+    """The service's own word that the deadline passed, as the error that says so."""
+    if not isinstance(error, InfraFailure) or error.result is None or error.result.status != "expired":
+        return None
+    return DeadlineExceeded(
+        f"expired after {ticket.call.deadline_s:g} s: {error.result.error}".rstrip(": "), result=error.result
+    )

@@ -1,0 +1,250 @@
+"""The client for programs without an event loop, and for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import os
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
+
+from exec_client.aio import AsyncClient, reduce_client
+from exec_client.calls import CallFields
+from exec_client.errors import ClientClosed, ExecError, UsageError
+from exec_client.outbox import Policy
+from exec_client.transport import DEFAULT_URL, Transport, check_url
+from exec_wire import Call, Result
+
+T = TypeVar("T")
+
+
+class Client:
+    """`AsyncClient` for code that blocks. The event loop lives in a thread of the client's own, started on first use.
+
+    >>> with Client() as client:
+    ...     print(client.run("print(6 * 7)").stdout, end="")
+    42
+
+    Threads may share one client: their calls share requests. It works where an event loop is running already (a notebook), but
+    blocks it. After `os.fork` the child's copy starts anew, with its own thread and connections. It can be pickled. Closed by
+    `with`, `close()`, garbage collection or the end of the interpreter; calls that still wait raise `ClientClosed`.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        headers: Mapping[str, str] | None = None,
+        transport: Transport | None = None,
+        policy: Policy = Policy(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._base_url = base_url
+        self._headers = dict(headers or {})
+        self._given_transport = transport
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._thread: _LoopThread | None = None
+        self._finalizer: weakref.finalize[..., Client] | None = None
+        self._closed = False
+        self._forked = False
+        if transport is None:
+            check_url(base_url)
+        _watch_forks()
+        _clients.add(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled by its settings: the copy starts its own thread."""
+        return reduce_client(type(self), self._base_url, self._headers, self._given_transport, self._policy)
+
+    def run(self, call: Call | str, **fields: Unpack[CallFields]) -> Result:
+        """Run one program: its code, or a `Call`; keywords are fields of `Call` and win over it.
+
+        >>> with Client() as client:
+        ...     result = client.run("1 / 0", id="mine")
+        >>> result.id, result.status, result.blame
+        ('mine', 'error', 'model')
+        """
+        return self._wait(lambda client: client.run(call, **fields))
+
+    @overload
+    def run_many(
+        self, calls: Iterable[Call | str], *, return_exceptions: Literal[False] = False, **fields: Unpack[CallFields]
+    ) -> list[Result]: ...
+    @overload
+    def run_many(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool, **fields: Unpack[CallFields]
+    ) -> list[Result | ExecError]: ...
+    def run_many(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool = False, **fields: Unpack[CallFields]
+    ) -> list[Result] | list[Result | ExecError]:
+        """Run programs; their results in the order of `calls`. `fields` hold for each of them. See `AsyncClient.run_many`.
+
+        >>> with Client() as client:
+        ...     outcomes = client.run_many(["print(1)", "print(2)"], return_exceptions=True)
+        >>> [outcome.stdout for outcome in outcomes if isinstance(outcome, Result)]
+        ['1\\n', '2\\n']
+        """
+        calls = calls if isinstance(calls, str) else list(calls)  # the user's iterator runs in the user's thread
+        return self._wait(lambda client: client.run_many(calls, return_exceptions=return_exceptions, **fields))
+
+    @overload
+    def as_completed(
+        self, calls: Iterable[Call | str], *, return_exceptions: Literal[False] = False, **fields: Unpack[CallFields]
+    ) -> Generator[Result, None, None]: ...
+    @overload
+    def as_completed(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool, **fields: Unpack[CallFields]
+    ) -> Generator[Result | ExecError, None, None]: ...
+    def as_completed(
+        self, calls: Iterable[Call | str], *, return_exceptions: bool = False, **fields: Unpack[CallFields]
+    ) -> Generator[Any, None, None]:
+        """Run programs; each result as soon as it is there, `index` being the position in `calls`.
+
+        See `AsyncClient.as_completed`.
+
+        >>> with Client() as client:
+        ...     sorted(result.index for result in client.as_completed(["print(1)", "print(2)"]))
+        [0, 1]
+        """
+        calls = calls if isinstance(calls, str) else list(calls)
+        return self._arrivals(lambda client: client.as_completed(calls, return_exceptions=return_exceptions, **fields))
+
+    def _arrivals(self, start: Callable[[AsyncClient], AsyncIterator[T]]) -> Generator[T, None, None]:
+        arrivals: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
+
+        async def pump(client: AsyncClient) -> None:
+            async for outcome in start(client):
+                arrivals.put((outcome,))
+
+        pumping = self._submit(pump)
+        # Whatever ends the pump, also its being cancelled before it began, ends the loop below.
+        pumping.add_done_callback(lambda _: arrivals.put(None))
+        try:
+            while (arrival := arrivals.get()) is not None:
+                yield arrival[0]
+            _outcome(pumping)
+        finally:
+            pumping.cancel()
+
+    def info(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What the service says of itself: version, isolation tier, slots, limits."""
+        return self._wait(lambda client: client.info(timeout_s))
+
+    def close(self) -> None:
+        """Calls that still wait in other threads raise `ClientClosed`. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _wait(self, start: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
+        future = self._submit(start)
+        try:
+            return _outcome(future)
+        except BaseException:
+            future.cancel()  # Ctrl-C here gives the program up there
+            raise
+
+    def _submit(self, start: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        # Under the lock, so that nothing is handed to a loop that is about to stop and would never answer.
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("this client is closed")
+            return self._started().submit(start)
+
+    def _started(self) -> _LoopThread:
+        if self._forked and self._given_transport is not None:
+            raise UsageError("the process forked and the client's own transport object stayed behind; make a new Client here")
+        if self._thread is None:
+            self._thread = _LoopThread(
+                functools.partial(
+                    AsyncClient,
+                    self._base_url,
+                    headers=self._headers,
+                    transport=self._given_transport,
+                    policy=self._policy,
+                )
+            )
+            self._finalizer = weakref.finalize(self, self._thread.stop)
+        return self._thread
+
+    def _after_fork(self) -> None:
+        """In the child: threads did not come along, the lock may be held by one of them, sockets belong to the parent."""
+        self._lock = threading.Lock()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        if self._thread is not None:
+            self._forked = True
+            _left_behind.append(self._thread)
+        self._thread = self._finalizer = None
+
+
+class _LoopThread:
+    """An event loop in a thread, and the AsyncClient on it. Does not know its Client, so that the Client can be collected."""
+
+    def __init__(self, make_client: Callable[[], AsyncClient]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = make_client()
+        # A daemon, or the interpreter would wait for it before it runs the finalizer that stops it.
+        self._thread = threading.Thread(target=self._main, name="exec-client", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def submit(self, start: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(start(self._client), self._loop)
+
+    def stop(self) -> None:
+        """Answer who waits, close connections, end the loop, end the thread."""
+        winding_up = asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop)
+        if threading.current_thread() is self._thread:
+            return  # the garbage collector may run this here, where waiting would be for ever
+        winding_up.result()
+        self._thread.join()
+
+    async def _wind_up(self) -> None:
+        await self._client.aclose()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        if rest:  # those that were just failed pass their exception on before what is left is cancelled
+            await asyncio.wait(rest, timeout=0.1)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        self._loop.call_soon(self._loop.stop)
+
+
+def _outcome(future: concurrent.futures.Future[T]) -> T:
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError:
+        raise ClientClosed("the client was closed before this call was answered") from None
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_left_behind: list[_LoopThread] = []
+"""Loops of a parent process, kept so that no destructor closes in the child what the parent uses."""
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_start_anew)
+
+
+def _start_anew() -> None:
+    for client in list(_clients):
+        client._after_fork()

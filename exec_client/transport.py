@@ -1,0 +1,205 @@
+"""How calls travel: the Transport protocol, and HTTP.
+
+A transport sends one request and yields what comes back. It knows no retries, no deadlines of single calls and no users;
+whatever goes wrong inside it leaves as an `exec_client.errors` error, translated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import httpx
+import msgspec
+
+from exec_client.errors import (
+    BadRequest,
+    CallerError,
+    Conflict,
+    ConnectionFailed,
+    ExecError,
+    Forbidden,
+    NotReady,
+    Overloaded,
+    ProtocolError,
+    ServiceFailed,
+    TooLarge,
+)
+from exec_wire import Batch, Call, Result, decode_result, encode_json
+from exec_wire.problems import Problem
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+def check_url(base_url: str) -> None:
+    if not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"the service's address must start with http:// or https://, got {base_url!r}")
+
+
+class Transport(Protocol):
+    """What a client needs of a transport. Used on one event loop only."""
+
+    def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+        """Send one request; yield each result as it arrives, in any order, `index` being the position in `calls`.
+
+        Closing the generator early gives the request up, which tells the service to cancel it. `timeout_s` is the longest
+        silence to put up with. A problem with one call is a `CallerError` whose `field` starts with `$.calls[i]`.
+        """
+        ...
+
+    async def info(self, timeout_s: float) -> dict[str, Any]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class HttpTransport:
+    """`POST /v1/batch` over pooled HTTP/1.1 connections.
+
+    Proxy settings in the environment are ignored: a cluster-wide HTTP_PROXY must not catch calls to localhost. Dead peers
+    are noticed by TCP keep-alive in about 30 s, also while a long program is silent. `library` may be httpx2, which has the
+    same interface.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 5.0,
+        library: Any = httpx,
+    ) -> None:
+        check_url(base_url)
+        self._url = base_url.rstrip("/")
+        self._connect_timeout_s = connect_timeout_s
+        self._library = library
+        self._http = library.AsyncClient(
+            # A compressing proxy would hold lines back until its block is full.
+            headers={"accept-encoding": "identity", **(headers or {})},
+            transport=library.AsyncHTTPTransport(
+                verify=base_url.startswith("https:"),  # loading certificates takes 20 ms; redirects are not followed
+                limits=_limits(library),
+                socket_options=_keep_alive_options(),
+            ),
+        )
+
+    async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+        body = encode_json(Batch(list(calls)))
+        headers = {"content-type": "application/json", "accept": "application/x-ndjson"}
+        try:
+            async with self._http.stream(
+                "POST", f"{self._url}/v1/batch", content=body, headers=headers, timeout=self._timeout(timeout_s)
+            ) as response:
+                if response.status_code != 200:
+                    raise refusal(response.status_code, response.headers, await response.aread())
+                _demand_ndjson(response.headers)
+                async for line in split_lines(response.aiter_bytes()):
+                    yield _decode(line)
+        except self._library.RequestError as error:
+            raise self._translated(error) from error
+
+    async def info(self, timeout_s: float) -> dict[str, Any]:
+        try:
+            response = await self._http.get(f"{self._url}/v1/info", timeout=self._timeout(timeout_s))
+        except self._library.RequestError as error:
+            raise self._translated(error) from error
+        if response.status_code != 200:
+            raise refusal(response.status_code, response.headers, response.content)
+        try:
+            return msgspec.json.decode(response.content, type=dict[str, Any])
+        except ValueError as error:
+            raise ProtocolError(f"{self._url}/v1/info did not answer with a JSON object: {error}") from error
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    def _timeout(self, timeout_s: float) -> Any:
+        connect_s = min(self._connect_timeout_s, timeout_s)
+        return self._library.Timeout(connect=connect_s, read=timeout_s, write=timeout_s, pool=connect_s)
+
+    def _translated(self, error: Exception) -> ConnectionFailed:
+        unsent = (self._library.ConnectError, self._library.ConnectTimeout, self._library.PoolTimeout)
+        detail = str(error) or type(error).__name__
+        return ConnectionFailed(f"{self._url}: {detail}", sent=not isinstance(error, unsent))
+
+
+def _limits(library: Any) -> Any:
+    # The outbox bounds how many requests are open. Idle connections are dropped before uvicorn's 5 s do it under our feet.
+    return library.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
+
+
+def _keep_alive_options() -> list[tuple[int, int, int]]:
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # macOS names them differently
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
+
+
+async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Split at b"\\n" only; blank lines are skipped.
+
+    httpx's own `aiter_lines` also splits at U+2028 and other characters that JSON leaves unescaped inside a string. Parts are
+    joined once per line: a line of many megabytes costs no more than its length.
+    """
+    parts: list[bytes] = []
+    async for chunk in chunks:
+        head, *tails = chunk.split(b"\n")
+        parts.append(head)
+        for tail in tails:
+            if line := b"".join(parts).strip():
+                yield line
+            parts = [tail]
+    if line := b"".join(parts).strip():
+        yield line
+
+
+def _decode(line: bytes) -> Result:
+    try:
+        return decode_result(line)
+    except ValueError as error:
+        raise ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
+
+
+def _demand_ndjson(headers: Mapping[str, str]) -> None:
+    content_type = headers.get("content-type", "")
+    if not content_type.startswith("application/x-ndjson"):
+        raise ProtocolError(f"the answer is {content_type or 'of no type'}, not NDJSON; is this the address of the service?")
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes) -> ExecError:
+    """The error for an answer that is not 200. Anything may stand between us and the service, so any body is possible."""
+    problem = _problem(status, body)
+    message = f"{status} {problem.code}: {problem.detail or problem.title}"
+    if status == 429:
+        return Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
+    if status == 503:
+        return NotReady(message, retry_after_s=_retry_after_s(problem, headers))
+    if status >= 500:
+        return ServiceFailed(message, status=status)
+    if status < 400:
+        return ProtocolError(f"unexpected status {status}; is this the address of the service?")
+    kind = _caller_error(status, problem.code)
+    return kind(message, code=problem.code, field=problem.field, status=status, request_id=problem.request_id)
+
+
+def _problem(status: int, body: bytes) -> Problem:
+    try:
+        return msgspec.json.decode(body, type=Problem)
+    except ValueError:
+        return Problem(code="unknown", title=body[:200].decode(errors="replace"), status=status)
+
+
+def _caller_error(status: int, code: str) -> type[CallerError]:
+    if status == 409 or code == "idempotency_conflict":
+        return Conflict
+    return {400: BadRequest, 422: BadRequest, 413: TooLarge, 401: Forbidden, 403: Forbidden}.get(status, CallerError)
+
+
+def _retry_after_s(problem: Problem, headers: Mapping[str, str]) -> float | None:
+    if problem.retry_after_s is not None:
+        return max(0.0, problem.retry_after_s)
+    text = headers.get("retry-after", "")
+    # Seconds only. The other form is a date, and no two hosts' clocks are compared.
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
