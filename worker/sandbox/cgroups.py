@@ -1,0 +1,151 @@
+"""A control group per slot: memory and processes bounded and counted by the kernel (v1 or v2, where we may write).
+
+Made once by the runner, with every file opened there; zygotes get the descriptors and never see the file system.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+# The order and meaning of a slot's descriptors, as in native/protocol.h: limit, peak, events, pids limit, pids now, attach...
+_V1_FILES = [
+    ("memory", "memory.limit_in_bytes", os.O_WRONLY),
+    ("memory", "memory.max_usage_in_bytes", os.O_RDWR),
+    ("memory", "memory.oom_control", os.O_RDONLY),
+    ("pids", "pids.max", os.O_WRONLY),
+    ("pids", "pids.current", os.O_RDONLY),
+    ("memory", "tasks", os.O_WRONLY),
+    ("pids", "tasks", os.O_WRONLY),
+    ("cpu", "tasks", os.O_WRONLY),
+]
+_V2_FILES = [
+    ("", "memory.max", os.O_WRONLY),
+    ("", "memory.peak", os.O_RDWR),
+    ("", "memory.events", os.O_RDONLY),
+    ("", "pids.max", os.O_WRONLY),
+    ("", "pids.current", os.O_RDONLY),
+    ("", "cgroup.procs", os.O_WRONLY),
+]
+REQUIRED = ("memory", "pids")
+
+
+class CgroupUnavailable(Exception):
+    """Why no control group can be had here."""
+
+
+class SlotCgroups:
+    """The groups of one runner. `roots` maps a v1 controller (or "" for v2) to the runner's own folder in its hierarchy."""
+
+    def __init__(self, roots: dict[str, Path], version: int) -> None:
+        self.roots, self.version = roots, version
+        self._fds: list[int] = []
+
+    def make_slot(self, index: int) -> list[int | None]:
+        """Make one slot's groups; its open files in the order of the protocol, None where the kernel lacks one."""
+        for root in self.roots.values():
+            (root / f"slot{index}").mkdir(exist_ok=True)
+        self._write_once(index)
+        files: list[int | None] = []
+        for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
+            root = self.roots.get(controller)
+            files.append(_open_or_none(root / f"slot{index}" / name, mode) if root is not None else None)
+        self._fds += [fd for fd in files if fd is not None]
+        return files
+
+    def _write_once(self, index: int) -> None:
+        once = {"memory.swappiness": "0"} if self.version == 1 else {"memory.swap.max": "0", "memory.oom.group": "1"}
+        for root in self.roots.values():
+            for name, value in once.items():
+                file = root / f"slot{index}" / name
+                if file.exists():
+                    file.write_text(value)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+        for root in self.roots.values():
+            remove_tree(root)
+
+
+def _open_or_none(path: Path, mode: int) -> int | None:
+    try:
+        return os.open(path, mode | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except PermissionError:  # memory.peak is read-only on kernels before 6.12
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC) if mode == os.O_RDWR else None
+
+
+def make_root(name: str) -> SlotCgroups:
+    """The runner's own groups under this name; what a dead owner of the name left is removed first."""
+    v1 = _v1_folders()
+    if set(REQUIRED) <= set(v1):
+        roots = {controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED, "cpu")}
+        version = 1
+    else:
+        roots = {"": _v2_parent() / name}
+        version = 2
+    for root in roots.values():
+        remove_tree(root)
+        try:
+            root.mkdir()
+        except OSError as error:
+            raise CgroupUnavailable(f"{root} cannot be made: {error.strerror}") from error
+    if version == 2:
+        (roots[""] / "cgroup.subtree_control").write_text("+memory +pids")
+    return SlotCgroups(roots, version)
+
+
+def _v1_folders() -> dict[str, Path]:
+    """Of each v1 controller, the folder of the group that this process is in."""
+    own = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in filter(None, controllers.split(",")):
+            own[controller] = path
+    folders = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options = line.split()[:4]
+        if kind == "cgroup":
+            for controller in set(options.split(",")) & own.keys():
+                inside = Path(where + own[controller])
+                folders[controller] = inside if inside.is_dir() else Path(where)
+    return {controller: folder for controller, folder in folders.items() if os.access(folder, os.W_OK)}
+
+
+def _v2_parent() -> Path:
+    """The nearest group above us that hands memory and pids to its children, or can be told to."""
+    where = next((line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if " cgroup2 " in line), None)
+    if where is None:
+        raise CgroupUnavailable("no cgroup file system is mounted")
+    own = next(line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    folder, reason = Path(where + own), "no controllers"
+    for candidate in (folder, *folder.parents):
+        if not candidate.is_relative_to(where):
+            break
+        try:
+            control = candidate / "cgroup.subtree_control"
+            if not set(REQUIRED) <= set(control.read_text().split()):
+                control.write_text("+memory +pids")
+            return candidate
+        except OSError as error:
+            reason = f"{candidate}: {error.strerror}"
+    raise CgroupUnavailable(f"memory and pids cannot be delegated ({reason})")
+
+
+def remove_tree(root: Path, patience_s: float = 2.0) -> None:
+    """Remove a group and those below it; a group whose last process is just dying is waited for."""
+    if not root.is_dir():
+        return
+    give_up = time.monotonic() + patience_s
+    for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True) + [root]:
+        while folder.is_dir():
+            try:
+                folder.rmdir()
+            except OSError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)

@@ -1,0 +1,32 @@
+/* What the worker and a zygote say to each other over one SOCK_SEQPACKET socket.
+ * Fixed structs of 64-bit integers; `worker/sandbox/link.py` holds the same lists. No payload byte is ever in them:
+ * what belongs to the caller travels as descriptors that only the confined child reads. */
+#ifndef PROTOCOL_H
+#define PROTOCOL_H
+#include <stdint.h>
+
+enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4, ASK_SERVE = 5 };
+enum { SAY_READY = 1, SAY_ENDED = 2, SAY_PONG = 3 };
+enum { BY_ITSELF = 0, BY_WALL = 1, BY_OUTPUT = 2, BY_REQUEST = 3, BY_MEMORY = 4 };
+
+/* The descriptors of ASK_RUN, in order; the last one only where files are fetched. */
+enum { FD_PAYLOAD, FD_STDIN, FD_STDOUT, FD_STDERR, FD_PAGE, FD_FOLDER_SOCKET, RUN_FDS };
+
+/* The descriptors of ASK_SLOT, in order, all opened by the runner: the cgroup files of one slot. `flags` tells which are there. */
+enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS_NOW, CG_ATTACH, CG_ATTACH_MOST = 4,
+       SLOT_FDS = CG_ATTACH + CG_ATTACH_MOST };
+
+struct ask {
+    int64_t kind, slot, call;
+    int64_t wall_ns, cpu_s, memory_bytes, file_bytes, folder_bytes, output_bytes, processes, open_files;
+    int64_t fail_step; /* test hook: the step that is to fail, honoured only by a zygote that was started for it */
+};
+
+struct say {
+    int64_t kind, slot, call;
+    int64_t step, error;          /* the set-up step that failed (1-based) and its errno; 0 if the program was started */
+    int64_t status, ended_by;     /* as from wait4 */
+    int64_t start_ns, run_ns;     /* fork to first user byte; from there to the end of the main process */
+    int64_t cpu_ns, memory_peak, oom_kills, processes_peak, waited_ns;
+};
+#endif

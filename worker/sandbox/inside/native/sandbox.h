@@ -1,0 +1,57 @@
+/* One sandboxed program: what the zygote knows of it (slot), and the confinement that the child puts on (steps.c). */
+#ifndef SANDBOX_H
+#define SANDBOX_H
+#include "protocol.h"
+#include <linux/filter.h>
+#include <sys/types.h>
+
+/* Layers that the tier's probe found working. A layer that is on and fails means that the program does not run. */
+enum {
+    LAYER_PIDNS = 1 << 0,   /* own PID namespace with an init stub */
+    LAYER_MOUNTS = 1 << 1,  /* own mount, IPC and UTS namespace, fresh tmpfs, own /proc */
+    LAYER_UID = 1 << 2,     /* a uid of its own */
+    LAYER_CGROUP = 1 << 3,
+    LAYER_LANDLOCK = 1 << 4,
+    LAYER_SECCOMP = 1 << 5,
+};
+
+/* Written by the child while it prepares itself, unmapped before the program's first byte runs. */
+struct progress {
+    int64_t step, error, ready_ns;
+};
+
+struct house { /* what all programs of one zygote share */
+    unsigned layers;
+    int landlock_fd;
+    struct sock_fprog filter;
+    struct progress *progress; /* MAP_SHARED, one per slot */
+    int faults;                /* honour ask.fail_step */
+    int64_t base_address_space;
+};
+
+enum slot_state { SLOT_UNKNOWN, SLOT_FREE, SLOT_RUNNING, SLOT_ENDING };
+
+struct slot {
+    enum slot_state state;
+    int64_t uid;
+    int cgroup[SLOT_FDS]; /* -1 where absent */
+    int64_t memory_limit, pids_limit; /* as last written */
+    char *stub_stack;
+    /* of the running program */
+    struct ask ask;
+    int fd[RUN_FDS];
+    pid_t child, stub;
+    int child_reaped, stub_reaped;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, oom_before, processes_peak, waited_ns;
+};
+
+#define STACK_BYTES 16384
+#define FIRST_FREE_FD 10 /* below are fillers, so that no received descriptor collides with the child's final numbers */
+enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4 };
+
+int64_t now_ns(void);
+/* Confine the calling process. Returns 0, or the 1-based number of the step that failed. */
+int confine(struct house *house, struct slot *slot, int index, void **page);
+int step_count(void);
+const char *step_name(int index);
+#endif

@@ -1,0 +1,220 @@
+/* The confinement of one program, as an ordered list of steps (bottom of this file). Runs in the forked child, before any
+ * byte of the caller's is read. Every step that is on must succeed: `confine` stops at the first failure. */
+#define _GNU_SOURCE
+#include "sandbox.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PAGE_BYTES 65536
+#define WORKSPACE "/w/call"
+
+struct box {
+    struct house *house;
+    struct slot *slot;
+    void *page;
+};
+
+/* A slot's cgroups exist already, with their limits; writing 0 moves the caller. v1 takes `tasks`, which for the caller itself
+ * skips the kernel's global fork lock (cgroup_procs_write_start), unlike cgroup.procs. */
+static int join_cgroups(struct box *b) {
+    for (int i = CG_ATTACH; i < SLOT_FDS; i++)
+        if (b->slot->cgroup[i] >= 0 && write(b->slot->cgroup[i], "0", 1) != 1)
+            return -1;
+    return 0;
+}
+
+/* Raising it needs no privilege; the program must not be able to lower it again, which needs one. */
+static int prefer_as_oom_victim(struct box *b) {
+    (void)b;
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    int failed = write(fd, "1000", 4) != 4;
+    close(fd);
+    return failed ? -1 : 0;
+}
+
+static int new_session(struct box *b) {
+    (void)b;
+    return setsid() < 0 ? -1 : 0;
+}
+
+static int new_namespaces(struct box *b) {
+    (void)b;
+    return unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS);
+}
+
+/* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py).
+ * Its mount point lies below /w because a Landlock rule does not cover what is mounted on the rule's own folder. */
+static int mount_workspace(struct box *b) {
+    char options[64];
+    snprintf(options, sizeof options, "size=%lld,nr_inodes=8192,mode=1777", (long long)b->slot->ask.folder_bytes);
+    if (mount("tmpfs", WORKSPACE, "tmpfs", MS_NOSUID | MS_NODEV, options))
+        return -1;
+    umask(0);
+    int failed = mkdir(WORKSPACE "/tmp", 01777) || mkdir(WORKSPACE "/shm", 01777) || mkdir(WORKSPACE "/mnt", 01777);
+    umask(022);
+    return failed ? -1 : 0;
+}
+
+/* The zygote's own /proc must never stay visible: it would show the other programs. */
+static int mount_proc(struct box *b) {
+    (void)b;
+    return mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=ptraceable,subset=pid");
+}
+
+/* The worker collects files through this descriptor after everything in here is dead. */
+static int hand_over_folder(struct box *b) {
+    int socket_fd = b->slot->fd[FD_FOLDER_SOCKET];
+    if (socket_fd < 0)
+        return 0;
+    int folder = open(WORKSPACE, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return -1;
+    char byte = 0;
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&control.header), &folder, sizeof folder);
+    int failed = sendmsg(socket_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) != 1;
+    close(folder);
+    return failed ? -1 : 0;
+}
+
+static int map_page(struct box *b) {
+    b->page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, b->slot->fd[FD_PAGE], 0);
+    return b->page == MAP_FAILED ? -1 : 0;
+}
+
+static int arrange_descriptors(struct box *b) {
+    int *fd = b->slot->fd;
+    if (dup2(fd[FD_STDIN], 0) < 0 || dup2(fd[FD_STDOUT], 1) < 0 || dup2(fd[FD_STDERR], 2) < 0)
+        return -1;
+    if (dup3(fd[FD_PAYLOAD], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
+        return -1;
+    int last = CHILD_FD_PAYLOAD;
+    if (b->house->landlock_fd >= 0) {
+        if (dup3(b->house->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
+            return -1;
+        last = CHILD_FD_LANDLOCK;
+    }
+    return syscall(SYS_close_range, last + 1, ~0U, 0) ? -1 : 0;
+}
+
+static int enter_folder(struct box *b) {
+    (void)b;
+    return chdir("/tmp");
+}
+
+static int limit(int what, int64_t soft, int64_t hard) {
+    struct rlimit r = {(rlim_t)soft, (rlim_t)hard};
+    return setrlimit(what, &r);
+}
+
+/* CORE is 1 and not 0: with a piped core_pattern 0 would still start the helper. */
+static int set_rlimits(struct box *b) {
+    struct ask *ask = &b->slot->ask;
+    return limit(RLIMIT_CPU, ask->cpu_s, ask->cpu_s + 1) || limit(RLIMIT_FSIZE, ask->file_bytes, ask->file_bytes) ||
+           limit(RLIMIT_NOFILE, ask->open_files, ask->open_files) || limit(RLIMIT_NPROC, ask->processes + 1, ask->processes + 1) ||
+           limit(RLIMIT_CORE, 1, 1) || limit(RLIMIT_MEMLOCK, 65536, 65536) || limit(RLIMIT_MSGQUEUE, 0, 0) ||
+           limit(RLIMIT_SIGPENDING, 256, 256) || limit(RLIMIT_STACK, 8 << 20, 8 << 20) || limit(RLIMIT_RTPRIO, 0, 0);
+}
+
+/* Raw system calls: the process has one thread, and libc's would signal the others. Also clears all capabilities. */
+static int drop_identity(struct box *b) {
+    long id = (long)b->slot->uid;
+    if (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, id, id, id) || syscall(SYS_setresuid, id, id, id))
+        return -1;
+    /* Dumpable again, so that /proc/self/fd (and /dev/stdin) work; nobody else has this uid. */
+    return prctl(PR_SET_DUMPABLE, 1);
+}
+
+/* After the change of uid, which clears the death signal. */
+static int bind_fate(struct box *b) {
+    (void)b;
+    return prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+}
+
+static int restrict_landlock(struct box *b) {
+    (void)b;
+    if (syscall(SYS_landlock_restrict_self, CHILD_FD_LANDLOCK, 0))
+        return -1;
+    return close(CHILD_FD_LANDLOCK);
+}
+
+static int install_seccomp(struct box *b) {
+    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &b->house->filter);
+}
+
+/* The last step is program.py's: streams, files, an empty __main__. It ends with `begin`, which marks the program as started. */
+static int prepare_in_python(struct box *b) {
+    (void)b;
+    return 0;
+}
+
+static const struct step {
+    const char *name;
+    int (*apply)(struct box *);
+    unsigned layer; /* 0: always */
+} STEPS[] = {
+    {"cgroup", join_cgroups, LAYER_CGROUP},
+    {"oom_victim", prefer_as_oom_victim, 0},
+    {"session", new_session, 0},
+    {"namespaces", new_namespaces, LAYER_MOUNTS},
+    {"workspace", mount_workspace, LAYER_MOUNTS},
+    {"proc", mount_proc, LAYER_MOUNTS},
+    {"folder_out", hand_over_folder, LAYER_MOUNTS},
+    {"page", map_page, 0},
+    {"descriptors", arrange_descriptors, 0},
+    {"folder", enter_folder, 0},
+    {"rlimits", set_rlimits, 0},
+    {"identity", drop_identity, LAYER_UID},
+    {"fate", bind_fate, 0},
+    {"landlock", restrict_landlock, LAYER_LANDLOCK},
+    {"seccomp", install_seccomp, LAYER_SECCOMP},
+    {"prepare", prepare_in_python, 0},
+};
+
+int step_count(void) { return sizeof STEPS / sizeof *STEPS; }
+const char *step_name(int index) { return STEPS[index].name; }
+
+int confine(struct house *house, struct slot *slot, int index, void **page) {
+    struct box box = {.house = house, .slot = slot};
+    struct progress *progress = &house->progress[index];
+    for (int i = 0; i < step_count(); i++) {
+        if (STEPS[i].layer && !(house->layers & STEPS[i].layer))
+            continue;
+        progress->step = i + 1;
+        errno = 0;
+        int failed = STEPS[i].apply(&box);
+        if (house->faults && slot->ask.fail_step == i + 1) {
+            failed = 1;
+            errno = ECANCELED;
+        }
+        if (failed) {
+            progress->error = errno ? errno : EINVAL;
+            return i + 1;
+        }
+    }
+    *page = box.page;
+    return 0;
+}

@@ -1,0 +1,535 @@
+/* The zygote's loop: fork a confined child per request, end it by its limits, reap it, report what the kernel measured.
+ *
+ * Runs in the warm interpreter without touching its heap, so that pages stay shared with the children. The parent never reads
+ * a byte of the caller's. `serve` returns to Python only in a confined child. */
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include "landlock.h"
+#include "raw.h"
+#include "sandbox.h"
+#include "syscall_table.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_SLOTS 1024
+#define TICK_NS 50000000LL
+#define EXIT_NOT_CONFINED 253
+
+static struct house house = {.landlock_fd = -1};
+static struct slot slots[MAX_SLOTS];
+static int slots_known; /* highest known index + 1 */
+static int running;     /* slots that are not free */
+static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1;
+static sigset_t python_signals;
+static struct progress *own_progress; /* in a child */
+
+int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* ---- the init stub: PID 1 of a program's namespace, and the handle that kills all of it ---- */
+
+/* Shares memory with the zygote (CLONE_VM), so: no libc, nothing on the heap. SIGCHLD is ignored, which makes the kernel
+ * reap what is re-parented to it; every other signal is blocked and only SIGKILL from outside ends it. */
+static int stub_main(void *argument) {
+    long uid = (long)(intptr_t)argument;
+    struct { void (*handler)(int); unsigned long flags; void (*restorer)(void); unsigned long mask; } ignore = {SIG_IGN, 0, NULL, 0};
+    unsigned long every_signal = ~0UL;
+    raw4(SYS_rt_sigprocmask, SIG_SETMASK, (long)&every_signal, 0, 8);
+    raw4(SYS_rt_sigaction, SIGCHLD, (long)&ignore, 0, 8);
+    raw4(SYS_close_range, 0, ~0U, 0, 0);
+    if (house.layers & LAYER_UID) {
+        raw4(SYS_setresgid, uid, uid, uid, 0);
+        raw4(SYS_setresuid, uid, uid, uid, 0);
+    }
+    raw4(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0);
+    for (;;)
+        raw4(SYS_ppoll, 0, 0, 0, 0);
+    return 0;
+}
+
+/* ---- measuring, through files that the runner opened ---- */
+
+static int64_t read_number(int fd, const char *after) {
+    char text[512];
+    ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
+    if (n <= 0)
+        return 0;
+    text[n] = 0;
+    const char *at = after ? strstr(text, after) : text;
+    return at ? strtoll(at + (after ? strlen(after) : 0), NULL, 10) : 0;
+}
+
+static int64_t oom_kills(struct slot *s) { return read_number(s->cgroup[CG_MEMORY_EVENTS], "\noom_kill "); }
+
+static int write_number(int fd, int64_t number) {
+    char text[24];
+    int n = snprintf(text, sizeof text, "%lld", (long long)number);
+    return fd < 0 || pwrite(fd, text, (size_t)n, 0) == n ? 0 : -1;
+}
+
+static void sample_processes(struct slot *s) {
+    int64_t n = read_number(s->cgroup[CG_PIDS_NOW], NULL);
+    if (n > s->processes_peak)
+        s->processes_peak = n;
+}
+
+/* How long the main process stood ready without getting a CPU. */
+static int64_t waited_for_cpu_ns(pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/schedstat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int64_t waited = read_number(fd, " ");
+    if (fd >= 0)
+        close(fd);
+    return waited;
+}
+
+/* ---- answers ---- */
+
+static void say(struct say *message) {
+    while (send(control_fd, message, sizeof *message, MSG_NOSIGNAL) < 0 && (errno == EINTR || errno == EAGAIN))
+        poll(&(struct pollfd){.fd = control_fd, .events = POLLOUT}, 1, 100);
+}
+
+static void close_all(int *fd, int count) {
+    for (int i = 0; i < count; i++) {
+        if (fd[i] >= 0)
+            close(fd[i]);
+        fd[i] = -1;
+    }
+}
+
+static void say_not_started(struct ask *ask, int step, int error) {
+    struct say message = {.kind = SAY_ENDED, .slot = ask->slot, .call = ask->call, .step = step, .error = error};
+    say(&message);
+}
+
+/* ---- one program's life, seen from outside ---- */
+
+static int apply_limits(struct slot *s) {
+    int64_t memory = s->ask.memory_bytes, pids = s->ask.processes;
+    if (memory != s->memory_limit) {
+        if (write_number(s->cgroup[CG_MEMORY_LIMIT], memory))
+            return -1;
+        s->memory_limit = memory;
+    }
+    if (pids != s->pids_limit) {
+        if (write_number(s->cgroup[CG_PIDS_LIMIT], pids))
+            return -1;
+        s->pids_limit = pids;
+    }
+    if (s->cgroup[CG_MEMORY_PEAK] >= 0)
+        write_number(s->cgroup[CG_MEMORY_PEAK], 0); /* resets it, where the kernel can */
+    return 0;
+}
+
+/* Both the stub and the child are made in a new PID namespace; then the zygote's later children are its own again. */
+static pid_t start_stub_and_fork(struct slot *s) {
+    s->stub = 0;
+    if (!(house.layers & LAYER_PIDNS))
+        return fork();
+    if (unshare(CLONE_NEWPID))
+        return -1;
+    pid_t child = -1;
+    s->stub = clone(stub_main, s->stub_stack + STACK_BYTES, CLONE_VM | SIGCHLD, (void *)(intptr_t)s->uid);
+    if (s->stub > 0)
+        child = fork();
+    if (child == 0)
+        return 0;
+    int error = errno;
+    if (setns(own_pidns_fd, CLONE_NEWPID))
+        _exit(1); /* cannot go on: every later child would land in this program's namespace */
+    if (child < 0 && s->stub > 0) {
+        kill(s->stub, SIGKILL);
+        waitpid(s->stub, NULL, __WALL);
+    }
+    errno = error;
+    return child;
+}
+
+/* In the child. Returns the mapped page, or does not return. */
+static void *become_program(struct slot *s, int index) {
+    void *page = NULL;
+    sigprocmask(SIG_SETMASK, &python_signals, NULL);
+    if (confine(&house, s, index, &page))
+        _exit(EXIT_NOT_CONFINED);
+    own_progress = &house.progress[index];
+    PyOS_AfterFork_Child();
+    return page;
+}
+
+static void *start(struct ask *ask, int *fd) {
+    struct slot *s = &slots[ask->slot];
+    s->ask = *ask;
+    memcpy(s->fd, fd, sizeof s->fd);
+    s->child_reaped = s->stub_reaped = 0;
+    s->ended_by = BY_ITSELF;
+    s->status = s->cpu_ns = s->ended_ns = s->waited_ns = 0;
+    s->processes_peak = 1;
+    house.progress[ask->slot] = (struct progress){.step = -1};
+    s->forked_ns = now_ns();
+    s->deadline_ns = s->forked_ns + ask->wall_ns;
+    pid_t child = apply_limits(s) ? -1 : start_stub_and_fork(s);
+    if (child == 0)
+        return become_program(s, (int)ask->slot);
+    if (child < 0) {
+        say_not_started(ask, -1, errno);
+        close_all(s->fd, RUN_FDS);
+        return NULL;
+    }
+    s->child = child;
+    if (!s->stub)
+        s->stub_reaped = 1;
+    s->state = SLOT_RUNNING;
+    running++;
+    close(s->fd[FD_PAYLOAD]), s->fd[FD_PAYLOAD] = -1;
+    close(s->fd[FD_STDIN]), s->fd[FD_STDIN] = -1;
+    close(s->fd[FD_PAGE]), s->fd[FD_PAGE] = -1;
+    if (s->fd[FD_FOLDER_SOCKET] >= 0)
+        close(s->fd[FD_FOLDER_SOCKET]), s->fd[FD_FOLDER_SOCKET] = -1;
+    return NULL;
+}
+
+static void end(struct slot *s, int by) {
+    if (s->state != SLOT_RUNNING)
+        return;
+    s->state = SLOT_ENDING;
+    s->ended_by = by;
+    sample_processes(s);
+    if (by == BY_WALL)
+        s->waited_ns = waited_for_cpu_ns(s->child);
+    kill(s->stub ? s->stub : s->child, SIGKILL);
+}
+
+static void finish(struct slot *s) {
+    struct progress *p = &house.progress[s - slots];
+    int64_t oom = oom_kills(s);
+    int64_t ready = p->ready_ns ? p->ready_ns : s->ended_ns;
+    struct say message = {
+        .kind = SAY_ENDED, .slot = s - slots, .call = s->ask.call,
+        .step = p->ready_ns ? 0 : (p->step ? p->step : -1), .error = p->error,
+        .status = s->status, .ended_by = s->ended_by,
+        .start_ns = ready - s->forked_ns, .run_ns = s->ended_ns - ready, .cpu_ns = s->cpu_ns,
+        .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
+        .oom_kills = oom - s->oom_before, .processes_peak = s->processes_peak, .waited_ns = s->waited_ns,
+    };
+    s->oom_before = oom;
+    close_all(s->fd, RUN_FDS);
+    s->state = SLOT_FREE;
+    running--;
+    say(&message);
+}
+
+static void note_child(struct slot *s, int status, struct rusage *u) {
+    s->child_reaped = 1;
+    s->status = status;
+    s->ended_ns = now_ns();
+    s->cpu_ns = (u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1000000000LL + (u->ru_utime.tv_usec + u->ru_stime.tv_usec) * 1000LL;
+    end(s, BY_ITSELF); /* takes its daemons with it */
+}
+
+static void reap(void) {
+    struct signalfd_siginfo info;
+    while (read(signal_fd, &info, sizeof info) > 0)
+        ;
+    int status;
+    struct rusage usage;
+    pid_t pid;
+    while ((pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0) {
+        for (int i = 0; i < slots_known; i++) {
+            struct slot *s = &slots[i];
+            if (s->state != SLOT_RUNNING && s->state != SLOT_ENDING)
+                continue;
+            if (pid == s->child && !s->child_reaped)
+                note_child(s, status, &usage);
+            else if (pid == s->stub)
+                s->stub_reaped = 1;
+            else
+                continue;
+            if (s->child_reaped && s->stub_reaped)
+                finish(s);
+            break;
+        }
+    }
+}
+
+static int64_t file_size(int fd) {
+    struct stat st;
+    return fd < 0 || fstat(fd, &st) ? 0 : st.st_size;
+}
+
+static void watch(struct slot *s, int64_t now) {
+    if (s->state != SLOT_RUNNING)
+        return;
+    if (now >= s->deadline_ns)
+        end(s, BY_WALL);
+    else if (file_size(s->fd[FD_STDOUT]) > s->ask.output_bytes || file_size(s->fd[FD_STDERR]) > s->ask.output_bytes)
+        end(s, BY_OUTPUT);
+    else if (oom_kills(s) > s->oom_before)
+        end(s, BY_MEMORY);
+    else
+        sample_processes(s);
+}
+
+static int next_timeout_ms(int64_t last_tick, int64_t now) {
+    if (!running)
+        return -1;
+    int64_t next = last_tick + TICK_NS;
+    for (int i = 0; i < slots_known; i++)
+        if (slots[i].state == SLOT_RUNNING && slots[i].deadline_ns < next)
+            next = slots[i].deadline_ns;
+    return next <= now ? 0 : (int)((next - now + 999999) / 1000000);
+}
+
+/* ---- requests ---- */
+
+static int receive(struct ask *ask, int *fd, int most) {
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int) * SLOT_FDS)];
+    } control;
+    struct iovec data = {ask, sizeof *ask};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(control_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n <= 0)
+        return n == 0 ? 0 : (errno == EAGAIN || errno == EINTR ? -1 : 0);
+    for (int i = 0; i < most; i++)
+        fd[i] = -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+            memcpy(fd, CMSG_DATA(c), sizeof(int) * (count < (size_t)most ? count : (size_t)most));
+        }
+    return (size_t)n == sizeof *ask ? 1 : -1;
+}
+
+/* ASK_SLOT: wall_ns carries the uid, cpu_s a bit per descriptor that is present. */
+static void learn_slot(struct ask *ask, int *fd) {
+    struct slot *s = &slots[ask->slot];
+    s->uid = ask->wall_ns;
+    for (int i = 0, next = 0; i < SLOT_FDS; i++)
+        s->cgroup[i] = (ask->cpu_s >> i & 1) ? fd[next++] : -1;
+    s->memory_limit = s->pids_limit = -1;
+    s->oom_before = oom_kills(s);
+    s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    s->state = SLOT_FREE;
+    if (ask->slot >= slots_known)
+        slots_known = (int)ask->slot + 1;
+}
+
+static void *obey(struct ask *ask, int *fd) {
+    if (ask->slot < 0 || ask->slot >= MAX_SLOTS)
+        return close_all(fd, SLOT_FDS), NULL;
+    struct slot *s = &slots[ask->slot];
+    switch (ask->kind) {
+    case ASK_SLOT:
+        learn_slot(ask, fd);
+        return NULL;
+    case ASK_RUN:
+        if (s->state == SLOT_FREE && fd[FD_PAGE] >= 0)
+            return start(ask, fd);
+        say_not_started(ask, -1, EBUSY);
+        close_all(fd, SLOT_FDS);
+        return NULL;
+    case ASK_KILL:
+        if (s->ask.call == ask->call)
+            end(s, BY_REQUEST);
+        return NULL;
+    case ASK_PING:
+        say(&(struct say){.kind = SAY_PONG, .call = ask->call});
+        return NULL;
+    }
+    return NULL;
+}
+
+/* Returns a program's page in the child; NULL when the worker is gone. */
+static void *serve_loop(void) {
+    int64_t last_tick = now_ns();
+    for (;;) {
+        struct pollfd fds[2] = {{.fd = control_fd, .events = POLLIN}, {.fd = signal_fd, .events = POLLIN}};
+        int was_idle = !running;
+        poll(fds, 2, next_timeout_ms(last_tick, now_ns()));
+        if (was_idle)
+            last_tick = now_ns(); /* the first look at a program comes one tick after it started */
+        if (fds[1].revents)
+            reap();
+        if (fds[0].revents) {
+            struct ask ask;
+            int fd[SLOT_FDS], got;
+            while ((got = receive(&ask, fd, SLOT_FDS)) == 1) {
+                void *page = obey(&ask, fd);
+                if (page)
+                    return page;
+            }
+            if (got == 0)
+                return NULL;
+        }
+        int64_t now = now_ns();
+        for (int i = 0; running && i < slots_known; i++)
+            if (now - last_tick >= TICK_NS || slots[i].deadline_ns <= now)
+                watch(&slots[i], now);
+        if (now - last_tick >= TICK_NS)
+            last_tick = now;
+    }
+}
+
+/* ---- the module ---- */
+
+static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
+
+static PyObject *py_serve(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *filter;
+    Py_ssize_t filter_bytes;
+    if (!PyArg_ParseTuple(args, "iIiy#p", &control_fd, &house.layers, &house.landlock_fd, &filter, &filter_bytes, &house.faults))
+        return NULL;
+    house.filter.filter = malloc((size_t)filter_bytes); /* outlives this call, in every child */
+    if (!house.filter.filter)
+        return PyErr_NoMemory();
+    memcpy(house.filter.filter, filter, (size_t)filter_bytes);
+    house.filter.len = (unsigned short)((size_t)filter_bytes / sizeof(struct sock_filter));
+    house.progress = mmap(NULL, sizeof(struct progress) * MAX_SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (house.progress == MAP_FAILED)
+        return fail("mmap");
+    for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
+        if (fd < 0)
+            return fail("/dev/null");
+    if (house.landlock_fd >= 0 && (house.landlock_fd = fcntl(house.landlock_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
+        return fail("the Landlock ruleset");
+    if (house.layers & LAYER_PIDNS && (own_pidns_fd = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)) < 0)
+        return fail("/proc/self/ns/pid");
+    sigset_t child_signal;
+    sigemptyset(&child_signal);
+    sigaddset(&child_signal, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child_signal, &python_signals);
+    signal_fd = signalfd(-1, &child_signal, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (signal_fd < 0)
+        return fail("signalfd");
+    say(&(struct say){.kind = SAY_READY, .call = getpid()});
+    void *page = serve_loop();
+    if (!page)
+        _exit(0);
+    return PyMemoryView_FromMemory(page, 65536, PyBUF_WRITE);
+}
+
+/* In the child, when everything is ready: from here on the process belongs to the program, and so does its word. */
+static PyObject *py_begin(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    own_progress->ready_ns = now_ns();
+    if (munmap(house.progress, sizeof(struct progress) * MAX_SLOTS))
+        _exit(EXIT_NOT_CONFINED);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_steps(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    PyObject *names = PyTuple_New(step_count());
+    for (int i = 0; names && i < step_count(); i++)
+        PyTuple_SET_ITEM(names, i, PyUnicode_FromString(step_name(i)));
+    return names;
+}
+
+static PyObject *py_landlock_abi(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    return PyLong_FromLong(landlock_abi());
+}
+
+static PyObject *py_landlock_ruleset(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *rules;
+    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &rules))
+        return NULL;
+    int fd = landlock_new_ruleset();
+    if (fd < 0)
+        return fail("landlock_create_ruleset");
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rules); i++) {
+        const char *path, *access;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(rules, i), "ss", &path, &access))
+            return NULL;
+        if (landlock_allow(fd, path, *access))
+            return fail(path);
+    }
+    return PyLong_FromLong(fd);
+}
+
+/* Give up a capability for good: from the bounding set, and from this process's own sets. */
+static PyObject *py_drop_capability(PyObject *self, PyObject *args) {
+    (void)self;
+    int capability;
+    if (!PyArg_ParseTuple(args, "i", &capability))
+        return NULL;
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct sets[2];
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) || prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) ||
+        syscall(SYS_capget, &header, sets))
+        return fail("capget");
+    unsigned mask = ~(1U << (capability % 32));
+    struct __user_cap_data_struct *set = &sets[capability / 32];
+    set->effective &= mask, set->permitted &= mask;
+    sets[0].inheritable = sets[1].inheritable = 0;
+    if (syscall(SYS_capset, &header, sets))
+        return fail("capset");
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_forbid_dumps(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    if (prctl(PR_SET_DUMPABLE, 0))
+        return fail("PR_SET_DUMPABLE");
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef METHODS[] = {
+    {"serve", py_serve, METH_VARARGS, "serve(control_fd, layers, landlock_fd, filter, faults): fork programs; returns a page, in a child."},
+    {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
+    {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
+    {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
+    {"landlock_ruleset", py_landlock_ruleset, METH_VARARGS, "landlock_ruleset([(path, access)]) -> fd"},
+    {"drop_capability", py_drop_capability, METH_VARARGS, "Give up a capability for good."},
+    {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Keep /proc/PID of this process to root."},
+    {0},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "_zygote", .m_size = -1, .m_methods = METHODS};
+
+PyMODINIT_FUNC PyInit__zygote(void) {
+    PyObject *module = PyModule_Create(&MODULE);
+    PyObject *table = PyDict_New();
+    if (!module || !table)
+        return NULL;
+    for (size_t i = 0; i < sizeof SYSCALL_TABLE / sizeof *SYSCALL_TABLE; i++) {
+        PyObject *number = PyLong_FromLong(SYSCALL_TABLE[i].number);
+        if (!number || PyDict_SetItemString(table, SYSCALL_TABLE[i].name, number))
+            return NULL;
+        Py_DECREF(number);
+    }
+    if (PyModule_AddObject(module, "SYSCALLS", table))
+        return NULL;
+    PyModule_AddIntConstant(module, "LAYER_PIDNS", LAYER_PIDNS);
+    PyModule_AddIntConstant(module, "LAYER_MOUNTS", LAYER_MOUNTS);
+    PyModule_AddIntConstant(module, "LAYER_UID", LAYER_UID);
+    PyModule_AddIntConstant(module, "LAYER_CGROUP", LAYER_CGROUP);
+    PyModule_AddIntConstant(module, "LAYER_LANDLOCK", LAYER_LANDLOCK);
+    PyModule_AddIntConstant(module, "LAYER_SECCOMP", LAYER_SECCOMP);
+    PyModule_AddIntConstant(module, "PAYLOAD_FD", CHILD_FD_PAYLOAD);
+    return module;
+}

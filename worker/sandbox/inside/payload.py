@@ -1,0 +1,25 @@
+"""What belongs to the caller, packed outside and unpacked by the confined child: code, arguments, environment, files.
+
+marshal, because both sides are the same few lines, it is in every interpreter, and its reader is a sandboxed process.
+"""
+
+import marshal
+from typing import NamedTuple
+
+_FORMAT = 2  # understood by every Python 3
+
+
+class Payload(NamedTuple):
+    code: str
+    argv: list[str]
+    env: dict[str, str]
+    files: dict[str, bytes]
+    echo_value: bool
+
+
+def pack(payload: Payload) -> bytes:
+    return marshal.dumps(tuple(payload), _FORMAT)
+
+
+def unpack(data: bytes) -> Payload:
+    return Payload(*marshal.loads(data))

@@ -1,0 +1,176 @@
+"""Runs one program in the confined child, as `python /main.py` would, and leaves.
+
+Everything that decides how the process ends is bound to a local name before the program's first line runs: a program that
+overwrites `os._exit` or `sys.excepthook` changes only its own manners.
+"""
+
+import ast
+import atexit
+import builtins
+import gc
+import io
+import os
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable
+
+import page as page_
+import payload as payload_
+
+MAIN_FILE = "/main.py"
+FOLDER = "/tmp"
+
+
+def run(page: memoryview, payload_fd: int, begin: Callable[[], None]) -> None:
+    leave, shutdown_threads, run_exit_functions = os._exit, threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
+    payload = _read_payload(payload_fd)
+    _fresh_streams()
+    _fresh_randomness()
+    _place_files(payload.files)
+    main = _fresh_main(payload)
+    gc.enable()
+    begin()
+
+    code = 1
+    try:
+        code = _execute(payload, main, page)
+        try:
+            shutdown_threads()
+            run_exit_functions()
+        except BaseException as error:  # a program's own exit function: shown, and it ends the program
+            code = _show(error, sys.excepthook)
+        if "__del__" in payload.code:
+            main.__dict__.clear()  # finalizers that a script would run at its end
+        code = _flush(code)
+    finally:
+        leave(code)
+
+
+def _read_payload(fd: int) -> payload_.Payload:
+    with open(fd, "rb") as file:
+        return payload_.unpack(file.read())
+
+
+def _fresh_streams() -> None:
+    """As `python -u`: what was printed is out, whatever ends the program."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")
+    sys.stdout = sys.__stdout__ = _writer(1, "<stdout>", "surrogateescape")
+    sys.stderr = sys.__stderr__ = _writer(2, "<stderr>", "backslashreplace")
+
+
+def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, "w", closefd=False)
+    raw.name = name
+    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)  # type: ignore[type-var]
+
+
+def _fresh_randomness() -> None:
+    """Children of one zygote share its generators' state; `random` is the module's, numpy's global one is in C."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def _place_files(files: dict[str, bytes]) -> None:
+    for path, content in files.items():
+        folder = os.path.dirname(path)  # noqa: PTH120 - pathlib is not loaded in a bare zygote
+        if folder:
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        with open(path, "wb") as file:
+            file.write(content)
+
+
+def _fresh_main(payload: payload_.Payload) -> types.ModuleType:
+    """A `__main__` of the program's own, so that its classes pickle and its source is found."""
+    os.environ.clear()
+    os.environ.update(payload.env)
+    with open(MAIN_FILE, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(payload.code)
+    for own in ("zygote", "program", "payload", "page", "seccomp", "warmup", "_zygote"):
+        sys.modules.pop(own, None)
+    sys.argv = [MAIN_FILE, *payload.argv]
+    sys.path[0] = FOLDER
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=MAIN_FILE, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _execute(payload: payload_.Payload, main: types.ModuleType, page: memoryview) -> int:
+    """The exit code."""
+    excepthook = sys.excepthook
+    try:
+        body, last = _compile(payload.code, payload.echo_value)
+    except BaseException as error:
+        error.__traceback__ = None  # as for a script that does not compile: no frame at all
+        excepthook(type(error), error, None)
+        return 1
+    try:
+        exec(body, main.__dict__)
+        if last is not None:
+            value = eval(last, main.__dict__)
+            if value is not None:
+                page_.write_value(page, repr(value))
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:
+        return _show(error, sys.excepthook)
+    page_.write_completed(page)
+    return 0
+
+
+def _compile(code: str, echo_value: bool) -> tuple[types.CodeType, types.CodeType | None]:
+    if not echo_value:
+        return compile(code, MAIN_FILE, "exec", dont_inherit=True), None
+    tree = compile(code, MAIN_FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    flags = _future_flags(tree)
+    body = compile(tree, MAIN_FILE, "exec", flags, dont_inherit=True)
+    return body, last and compile(last, MAIN_FILE, "eval", flags, dont_inherit=True)
+
+
+def _future_flags(tree: ast.Module) -> int:
+    import __future__
+
+    names = [a.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__" for a in node.names]
+    flags = 0
+    for name in names:
+        feature = getattr(__future__, name, None)
+        flags |= feature.compiler_flag if feature is not None else 0
+    return flags
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException, excepthook: Callable[..., object]) -> int:
+    """Print the traceback of the program's own frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    try:
+        excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _flush(code: int) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            code = code or 120  # what CPython answers
+    return code

@@ -1,0 +1,60 @@
+"""The warm interpreter of one profile, inside the outer jail: imports, closes the doors behind itself, then forks programs.
+
+Started by the runner as `python -I zygote.py SETTINGS`, with the control socket among its descriptors. Never reads a caller's byte.
+"""
+
+import gc
+import json
+import os
+import sys
+
+CAP_SYS_RESOURCE = 24
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    sys.path[0:0] = [""]  # the program's own folder, filled in by the child
+    sys.path.append(settings["packages"])
+    sys.path.insert(1, settings["inside"])
+    import _zygote
+    import program
+    import seccomp
+    import warmup
+
+    warmup.warm_up(settings["imports"])
+    sys.path.remove(settings["inside"])
+    layers = layer_bits(_zygote, settings["layers"])
+    landlock_fd = _zygote.landlock_ruleset([tuple(rule) for rule in settings["landlock"]]) if settings["landlock"] else -1
+    if layers & _zygote.LAYER_PIDNS:
+        close_user_namespaces(_zygote)
+    _zygote.forbid_dumps()
+    if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
+        sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    page = _zygote.serve(settings["control_fd"], layers, landlock_fd, seccomp.compile_filter(_zygote.SYSCALLS), settings["faults"])
+    program.run(page, _zygote.PAYLOAD_FD, _zygote.begin)
+
+
+def layer_bits(_zygote, names: list[str]) -> int:  # type: ignore[no-untyped-def]
+    bits = {
+        "pidns": _zygote.LAYER_PIDNS,
+        "mntns": _zygote.LAYER_MOUNTS,
+        "uid": _zygote.LAYER_UID,
+        "cgroup": _zygote.LAYER_CGROUP,
+        "landlock": _zygote.LAYER_LANDLOCK,
+        "seccomp": _zygote.LAYER_SECCOMP,
+    }
+    return sum(bits.get(name, 0) for name in names)
+
+
+def close_user_namespaces(_zygote) -> None:  # type: ignore[no-untyped-def]
+    """Nobody below this user namespace can make another one; the capability that could undo it goes too."""
+    with open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+    _zygote.drop_capability(CAP_SYS_RESOURCE)
+
+
+if __name__ == "__main__":
+    main()

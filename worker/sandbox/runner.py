@@ -1,0 +1,214 @@
+"""The runner: the one process with privileges. Keeps the jails and their zygotes alive and hands the worker a socket to each.
+
+It has no network, no secrets and never sees a call. It lives as long as its worker's connection: when that ends, everything in
+the jails dies and the runner removes what it made.
+
+    worker: {"configure": {...}}       once, first
+    runner: {"ready": {...}}           tier, layers, set-up steps; or {"failed": "words"}
+    runner: {"zygote": {...}} + fd     for each zygote, again after each restart
+    worker: {"recycle": number}        this zygote does not answer: replace it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.sandbox import cgroups, jail, kernel, protocol, uids
+
+log = logging.getLogger("runner")
+
+RESTART_PAUSE_S = 0.2  # between two starts of a zygote that dies at once
+LAYERS_OF_A_JAIL = ["userns", "netns", "pidns", "mntns", "ipcns", "utsns", "uid", "rlimits", "no_new_privs", "landlock", "seccomp"]
+
+
+@dataclass
+class Zygote:
+    number: int
+    profile: str
+    process: subprocess.Popen[bytes]
+    started_at: float
+
+
+class Runner:
+    def __init__(self, worker: socket.socket, packages: Path) -> None:
+        self._worker = worker
+        self._packages = packages
+        self._zygotes: dict[int, Zygote] = {}
+        self._next_number = 0
+
+    def run(self) -> None:
+        first = protocol.receive_message(self._worker)
+        if first is None:
+            return
+        self._configure(first[0]["configure"])
+        try:
+            for profile in self._profiles:
+                for _ in range(self._per_profile):
+                    self._start_zygote(profile)
+            self._tend()
+        finally:
+            self._clean_up()
+
+    def _configure(self, wishes: dict[str, Any]) -> None:
+        self._profiles: dict[str, list[str]] = wishes["profiles"]
+        self._per_profile = max(1, wishes["slots"] // 4)  # a zygote forks one program after the other
+        self._faults: bool = wishes["faults"]
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        self._block = uids.take_block(wishes["uid_base"])
+        self._folder = uids.STATE_FOLDER / self._block.name
+        stage = jail.make_stage(self._folder, self._packages)
+        self._config = self._folder / "jail.cfg"
+        self._config.write_text(jail.config_text(stage, self._block))
+        self._slot_files = self._make_slots(wishes["slots"])
+        protocol.send_message(self._worker, {"ready": {"tier": self._tier, "layers": self._layers, "uid_base": self._block.base}})
+
+    def _make_slots(self, count: int) -> list[list[int | None]]:
+        self._layers = list(LAYERS_OF_A_JAIL)
+        self._cgroups: cgroups.SlotCgroups | None = None
+        try:
+            self._cgroups = cgroups.make_root(self._block.name)
+        except cgroups.CgroupUnavailable as error:
+            log.warning("no control groups: %s", error)
+            self._tier = "B"
+            return [[] for _ in range(count)]
+        self._tier = "A"
+        self._layers.append("cgroup")
+        return [self._cgroups.make_slot(index) for index in range(count)]
+
+    def _start_zygote(self, profile: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            process = subprocess.Popen(
+                jail.command(jail.nsjail_binary(), self._config, theirs.fileno(), self._settings(profile, theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
+            )
+            for index, files in enumerate(self._slot_files):
+                ask, fds = protocol.slot_ask(index, jail.INSIDE_UID_FIRST + index, files)
+                protocol.send_ask(ours, ask, fds)
+            zygote = Zygote(self._next_number, profile, process, time.monotonic())
+            self._next_number += 1
+            self._zygotes[process.pid] = zygote
+            protocol.send_message(self._worker, {"zygote": {"number": zygote.number, "profile": profile}}, ours.fileno())
+
+    def _settings(self, profile: str, control_fd: int) -> str:
+        return json.dumps(
+            {
+                "control_fd": control_fd,
+                "imports": self._profiles[profile],
+                "layers": self._layers,
+                "packages": jail.PACKAGES,
+                "inside": jail.INSIDE,
+                "landlock": jail.LANDLOCK_RULES,
+                "faults": self._faults,
+            }
+        )
+
+    def _tend(self) -> None:
+        """Until the worker is gone: replace what dies, kill what the worker finds silent."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write)
+        while True:
+            ready, _, _ = select.select([self._worker, wake_read], [], [])
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                self._replace_dead()
+            if self._worker in ready:
+                message = protocol.receive_message(self._worker)
+                if message is None:
+                    return
+                self._recycle(message[0]["recycle"])
+
+    def _replace_dead(self) -> None:
+        for zygote in list(self._zygotes.values()):
+            if zygote.process.poll() is None:
+                continue
+            log.warning("zygote %s (%s) ended with %s", zygote.number, zygote.profile, zygote.process.returncode)
+            del self._zygotes[zygote.process.pid]
+            if time.monotonic() - zygote.started_at < RESTART_PAUSE_S:
+                time.sleep(RESTART_PAUSE_S)
+            self._start_zygote(zygote.profile)
+
+    def _recycle(self, number: int) -> None:
+        for zygote in self._zygotes.values():
+            if zygote.number == number:
+                zygote.process.kill()
+
+    def _clean_up(self) -> None:
+        for zygote in self._zygotes.values():
+            zygote.process.kill()
+        for zygote in self._zygotes.values():
+            zygote.process.wait()
+        uids.kill_all_of(range(self._block.base, self._block.base + uids.BLOCK_SIZE))
+        if self._cgroups is not None:
+            self._cgroups.close()
+        kernel.unmount(self._folder)
+        shutil.rmtree(self._folder)
+        self._block.release()
+
+
+def serve(worker: socket.socket, packages: Path) -> None:
+    """One worker's life. Words for whoever started us, and for the worker, when the sandbox cannot be built."""
+    try:
+        Runner(worker, packages).run()
+    except (OSError, uids.NoFreeUids, cgroups.CgroupUnavailable) as error:
+        log.error("the sandbox cannot be built: %s", error)
+        try:
+            protocol.send_message(worker, {"failed": str(error)})
+        except OSError:
+            pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="exec-service runner", description=__doc__.splitlines()[0] if __doc__ else "")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--fd", type=int, help="an inherited socket that is connected to the worker")
+    where.add_argument("--socket", type=Path, help="a path to listen on; one worker after the other is served")
+    parser.add_argument("--packages", type=Path, required=True, help="the folder of packages that programs may import")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format='{"level":"%(levelname)s","logger":"%(name)s","message":"%(message)s"}')
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the worker's; it lets us go when it has drained
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if options.fd is not None:
+        with socket.socket(fileno=options.fd) as worker:
+            serve(worker, options.packages)
+        return
+    listen(options.socket, options.packages)
+
+
+def listen(path: Path, packages: Path) -> None:
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        log.info("listening on %s", path)
+        while True:
+            worker, _ = listener.accept()
+            # A process of its own: the namespaces that one worker's sandbox needs are not the next one's.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(worker.fileno()), "--packages", str(packages)],
+                pass_fds=[worker.fileno()],
+            )
+            worker.close()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()
