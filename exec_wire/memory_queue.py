@@ -120,9 +120,12 @@ class MemoryQueue:
     def _cancel(self, ids: Sequence[str]) -> None:
         gone = set(ids)
         self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
-        held = {id: self._leases[id].worker for id in gone if id in self._leases}
-        for id, worker in held.items():
-            self._cancels[worker].put([id])
+        for id in gone:
+            # Without its lease the job cannot lapse and be started again for nobody; the worker may still answer it.
+            lease = self._leases.pop(id, None)
+            if lease is not None:
+                del self._deadlines[id]
+                self._cancels[lease.worker].put([id])
 
     async def _leave(self, worker: str) -> None:
         async with self._arrival:
@@ -137,13 +140,13 @@ class MemoryQueue:
 
 class MemoryGatewayEnd:
     def __init__(self, queue: MemoryQueue, name: str) -> None:
-        self._queue, self._name = queue, name
+        self._queue, self.name = queue, name
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         await self._queue._publish(jobs)
 
     async def receive(self) -> list[Answer]:
-        return await self._queue._replies[self._name].take_all()
+        return await self._queue._replies[self.name].take_all()
 
     async def cancel(self, ids: Sequence[str]) -> None:
         self._queue._cancel(ids)

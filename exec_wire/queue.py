@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 RENEW_S = 2.0
 LEASE_S = 6.0
@@ -48,7 +48,7 @@ class WorkerInfo(Struct, frozen=True):
     id: str
     slots: int
     busy: int = 0
-    needs: list[str] = ["python"]
+    needs: list[str] = field(default_factory=lambda: ["python"])
     tier: str = "none"
     layers: list[str] = []
     profiles: list[str] = []
@@ -56,6 +56,8 @@ class WorkerInfo(Struct, frozen=True):
 
 class GatewayQueue(Protocol):
     """The gateway's end."""
+
+    name: str  # what its jobs carry as `reply_to`
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the workers. Returns when the queue has them."""
