@@ -1,0 +1,1 @@
+"""The gateway: doors, admission, dispatch. Importing it reads nothing and starts nothing."""

@@ -1,0 +1,79 @@
+"""How much may be inside: bounded by calls and by bytes, all of a request or nothing of it.
+
+A call is charged from its acceptance until its result was handed to the caller's connection, so that callers who read
+slowly use up admission rather than memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from exec_service.refusals import Overloaded
+
+RATE_WINDOW_S = 10.0
+
+
+class CompletionRate:
+    """Calls and bytes given back per second, over the last `RATE_WINDOW_S`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._buckets: deque[list[float]] = deque()  # [whole second, calls, bytes]
+
+    def note(self, calls: int, bytes_: int) -> None:
+        second = float(int(self._clock()))
+        if not self._buckets or self._buckets[-1][0] != second:
+            self._buckets.append([second, 0, 0])
+            self._forget_old()
+        self._buckets[-1][1] += calls
+        self._buckets[-1][2] += bytes_
+
+    def per_s(self) -> tuple[float, float]:
+        self._forget_old()
+        span_s = min(RATE_WINDOW_S, max(1.0, self._clock() - self._since))
+        return sum(b[1] for b in self._buckets) / span_s, sum(b[2] for b in self._buckets) / span_s
+
+    def _forget_old(self) -> None:
+        while self._buckets and self._buckets[0][0] < self._clock() - RATE_WINDOW_S:
+            self._buckets.popleft()
+
+
+class Admission:
+    def __init__(self, max_calls: int, max_bytes: int, retry_after_max_s: float, clock: Callable[[], float]) -> None:
+        self.max_calls, self.max_bytes = max_calls, max_bytes
+        self.calls = 0
+        self.bytes = 0
+        self._retry_after_max_s = retry_after_max_s
+        self._rate = CompletionRate(clock)
+
+    def check(self, calls: int, bytes_: int = 0) -> None:
+        """Raise `Overloaded` if this does not fit now."""
+        over_calls = self.calls + calls - self.max_calls
+        over_bytes = self.bytes + bytes_ - self.max_bytes
+        if over_calls <= 0 and over_bytes <= 0:
+            return
+        raise Overloaded(
+            f"{self.calls} of {self.max_calls} calls and {self.bytes} of {self.max_bytes} bytes are in use; "
+            f"{calls} more do not fit",
+            self._retry_after_s(over_calls, over_bytes),
+        )
+
+    def charge(self, calls: int, bytes_: int) -> None:
+        self.calls += calls
+        self.bytes += bytes_
+
+    def give_back(self, calls: int, bytes_: int) -> None:
+        self.calls -= calls
+        self.bytes -= bytes_
+        self._rate.note(calls, bytes_)
+
+    def _retry_after_s(self, over_calls: int, over_bytes: int) -> float:
+        """When the excess will have gone at the pace of the last seconds; the longest wait if nothing moves."""
+        calls_per_s, bytes_per_s = self._rate.per_s()
+        waits = [1.0]
+        for over, per_s in ((over_calls, calls_per_s), (over_bytes, bytes_per_s)):
+            if over > 0:
+                waits.append(over / per_s if per_s > 0 else self._retry_after_max_s)
+        return round(min(self._retry_after_max_s, max(waits)), 1)

@@ -1,0 +1,197 @@
+"""The gateway put together: the app, the life of its tasks, and the server.
+
+    async with Gateway(config, queue) as gateway:
+        await serve(gateway, stop=stop, listening=print)
+
+The story of a shutdown: admit nothing new and say so (503); finish what was accepted, or answer it when the time is over;
+close the listening socket and the connections; stop the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
+
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.docs_page import CONTENT_SECURITY_POLICY, docs_page
+from exec_service.fleet import Fleet
+from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
+from exec_service.http_api import hot_routes, plain_routes
+from exec_service.info import package_version
+from exec_service.metrics import Metrics
+from exec_service.openapi import openapi_of
+from exec_service.problem_answers import error_answerer
+from exec_service.refusals import Refusal
+from exec_service.validate import Validator
+from exec_wire.queue import GatewayQueue
+
+log = logging.getLogger("exec_service")
+
+CLOSE_S = 5  # what remains of a shutdown after everything was answered: bytes on their way to slow readers
+
+
+class PortTaken(Exception):
+    """Somebody else listens there; the message says where."""
+
+
+class Gateway:
+    """One gateway: an async context manager that starts and stops its tasks. Needs nothing but its end of a queue."""
+
+    def __init__(self, config: GatewayConfig, queue: GatewayQueue, *, languages: Sequence[str] = ("python",)) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
+        self.dispatch = Dispatch(config, queue, self.fleet, self.metrics)
+        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, languages)
+        self._refresh: asyncio.Task[NoReturn] | None = None
+
+    async def __aenter__(self) -> Gateway:
+        await self.fleet.refresh()
+        self._refresh = asyncio.create_task(self.fleet.refresh_forever(self.dispatch.look_again))
+        self.dispatch.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.dispatch.stop()
+        if self._refresh is not None:
+            self._refresh.cancel()
+            await asyncio.gather(self._refresh, return_exceptions=True)
+
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Stop admitting and finish what is there; what is unfinished after `timeout_s` is answered `internal_error`."""
+        await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)
+
+
+def build_app(
+    config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, languages: Sequence[str] = ("python",)
+) -> FastAPI:
+    app = FastAPI(
+        title="exec-service",
+        version=package_version(),
+        description="Runs programs in sandboxes and says whose fault it was when they fail.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    validator = Validator(languages, fleet, config.max_calls_per_request)
+    app.router.routes.extend(hot_routes(config, dispatch, validator))
+    app.include_router(plain_routes(config, dispatch, fleet, metrics, validator.languages))
+    _add_docs(app)
+    for kind in (Refusal, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, error_answerer(metrics))
+    app.add_middleware(Guard, metrics=metrics)
+    metrics.watch(
+        fleet,
+        in_flight=lambda: dispatch.admission.calls,
+        in_flight_bytes=lambda: dispatch.admission.bytes,
+        waiting=lambda: len(dispatch.waiting),
+        released=lambda: len(dispatch.released),
+    )
+    return app
+
+
+def _add_docs(app: FastAPI) -> None:
+    document: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not document:
+            document.update(openapi_of(app))
+        return document
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(openapi()), headers={"content-security-policy": CONTENT_SECURITY_POLICY})
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the process that embeds it decides when it ends."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    gateway: Gateway,
+    *,
+    stop: asyncio.Event,
+    listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until `stop` is set, then drain and close. `listening` is called with the URL once connections are accepted.
+
+    Raises `BindRefused` or `PortTaken`, both with words for the user. Run the loop with `uvloop.run`.
+    """
+    config = gateway.config
+    sock = bind(config.host, config.port)
+    url = url_of(sock)
+    server = Server(_server_config(gateway), lambda: listening(url) if listening else None)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await gateway.drain()
+    finally:
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+        sock.close()
+
+
+def _server_config(gateway: Gateway) -> uvicorn.Config:
+    return uvicorn.Config(
+        gateway.app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nobody in front of us is trusted to speak for a client
+        backlog=gateway.config.backlog,
+        timeout_keep_alive=gateway.config.keep_alive_s,
+        timeout_graceful_shutdown=CLOSE_S,
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket of our own: uvicorn's way ends the process when the port is taken."""
+    check_bind(host)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    if not is_loopback(str(address[0])):
+        raise BindRefused(f"refusing to listen on {host!r}: it stands for {address[0]}, which is not a loopback address")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

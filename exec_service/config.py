@@ -1,0 +1,86 @@
+"""What an operator can set on a gateway: one frozen class, read from the environment once, passed down.
+
+Each field's `Meta` carries its bounds and its one line of help, so that documentation and the command line come from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+ENV_PREFIX = "EXEC_"
+
+
+class ConfigError(ValueError):
+    """A setting has a value that cannot be meant; the message names it."""
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True):
+    host: Annotated[str, Meta(description="Address to listen on; loopback only while there are no keys")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
+    backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
+
+    max_calls: Annotated[int, Meta(ge=1, description="Calls admitted and not yet delivered; beyond it 429")] = 60_000
+    max_bytes: Annotated[int, Meta(ge=1, description="Bytes of admitted calls and undelivered results; beyond it 429")] = (
+        1 << 30
+    )
+    max_calls_per_request: Annotated[int, Meta(ge=1, description="Calls in one batch; beyond it 413")] = 4096
+    max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
+
+    release_factor: Annotated[
+        float, Meta(ge=1, description="Calls released to workers and unanswered, as a multiple of all their slots")
+    ] = 1.25
+    answer_grace_s: Annotated[
+        float, Meta(ge=0, description="How long after its deadline a released call may still be answered by its worker")
+    ] = 2.0
+    fleet_refresh_s: Annotated[float, Meta(gt=0, description="How often the list of live workers is read")] = 1.0
+
+    idempotency_ttl_s: Annotated[
+        float, Meta(ge=0, description="How long a finished result is kept for its idempotency key")
+    ] = 120.0
+    idempotency_max_bytes: Annotated[int, Meta(ge=0, description="Bytes of results kept for idempotency keys")] = 128 << 20
+
+    retry_after_max_s: Annotated[float, Meta(ge=1, description="Longest Retry-After that a 429 gives")] = 60.0
+    write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for so long is disconnected")] = 60.0
+    keep_alive_s: Annotated[int, Meta(ge=1, description="How long an idle connection is kept open")] = 75
+    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what was accepted")] = 30.0
+
+    def __post_init__(self) -> None:
+        # Otherwise a request could be within its own limits and still be answered 429 for ever.
+        if self.max_calls < self.max_calls_per_request:
+            raise ConfigError(f"max_calls ({self.max_calls}) is below max_calls_per_request ({self.max_calls_per_request})")
+        if self.max_bytes < self.max_body_bytes:
+            raise ConfigError(f"max_bytes ({self.max_bytes}) is below max_body_bytes ({self.max_body_bytes})")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> GatewayConfig:
+        """The configuration that `EXEC_*` variables describe; what is not set keeps its default."""
+        given = {}
+        for setting in settings():
+            text = environ.get(setting.env)
+            if text is None:
+                continue
+            try:
+                given[setting.name] = msgspec.convert(text, setting.type, strict=False)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{setting.env}={text!r}: {error}") from None
+        return cls(**given)
+
+
+class Setting(Struct, frozen=True):
+    """One field of the configuration, as documentation and the command line show it."""
+
+    name: str
+    env: str
+    type: object
+    default: object
+    help: str
+
+
+def settings() -> Iterator[Setting]:
+    for field in msgspec.structs.fields(GatewayConfig):
+        meta = next(part for part in field.type.__metadata__ if isinstance(part, Meta))
+        yield Setting(field.name, ENV_PREFIX + field.name.upper(), field.type, field.default, meta.description or "")

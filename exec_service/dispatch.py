@@ -1,0 +1,301 @@
+"""From acceptance to results: admission, waiting, release to the workers by credit, deadlines, cancellation.
+
+Knows no HTTP: every door decodes, calls `accept`, and encodes what lands. No task per call: one task reads answers, one
+releases calls, and one timer watches all deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from exec_service.admission import Admission
+from exec_service.config import GatewayConfig
+from exec_service.deadlines import Deadlines
+from exec_service.fleet import Fleet
+from exec_service.flight import Flight, Key, Waiter
+from exec_service.idempotency import Idempotency, PayloadDiffers, Record
+from exec_service.metrics import Metrics
+from exec_service.refusals import Draining, IdempotencyConflict
+from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
+from exec_service.waiting import Waiting
+from exec_wire.messages import Call, Result, Tags, unpack_result, verdict
+from exec_wire.queue import Answer, GatewayQueue, Job
+
+log = logging.getLogger("exec_service.dispatch")
+
+RETRY_S = 0.5
+_pack_sorted = msgspec.msgpack.Encoder(order="deterministic").encode  # the order of `files` and `env` says nothing
+_NO_TAGS = Tags()
+_UNTIMED_S = 60.0  # the default of `Call.deadline_s`, which packing leaves out
+
+
+def program_of(call: Call) -> bytes:
+    """What a worker gets, and what makes two calls the same: everything but label, deadline, tags and idempotency key."""
+    return _pack_sorted(msgspec.structs.replace(call, id="", deadline_s=_UNTIMED_S, tags=_NO_TAGS, idempotency_key=""))
+
+
+class Dispatch:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        queue: GatewayQueue,
+        fleet: Fleet,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._queue, self._fleet, self._metrics, self._clock = config, queue, fleet, metrics, clock
+        self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock)
+        self.waiting = Waiting()
+        self.released: set[Flight] = set()
+        self.draining = False
+        self._waiters = Waiters(queue, self._answered, metrics.late)
+        self._idempotency = Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock)
+        self._deadlines: Deadlines[Waiter] = Deadlines(self._overdue, clock)
+        self._to_cancel: list[str] = []
+        self._work = asyncio.Event()
+        self._orders: set[Order] = set()
+        self._emptied = asyncio.Event()
+        self._tasks: list[asyncio.Task[NoReturn]] = []
+        # Ids of a restarted gateway must not meet answers to its former self.
+        self._ids = (f"{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
+
+    # -- accepting --------------------------------------------------------------------------------------------------------
+
+    async def run_batch(self, calls: Sequence[Call], origin: Origin = ANONYMOUS) -> AsyncIterator[Result]:
+        """Admission to results, each as it lands. Leaving the iteration early cancels what is pending."""
+        with self.accept(calls, origin) as order:
+            while landed := await order.take():
+                for result in landed:
+                    yield result
+
+    def accept(self, calls: Sequence[Call], origin: Origin) -> Order:
+        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them."""
+        if self.draining:
+            raise Draining
+        self.admission.check(len(calls))  # before the work of packing
+        programs = [program_of(call) for call in calls]
+        self._check_keys(calls, programs)
+        self.admission.check(len(calls), sum(map(len, programs)))
+
+        order = Order(origin, self._closed, self.admission.give_back)
+        self._orders.add(order)
+        now = self._clock()
+        for index, (call, program) in enumerate(zip(calls, programs, strict=True)):
+            self.admission.charge(1, len(program))
+            waiter = Waiter(order, index, call.id, now, now + call.deadline_s, len(program))
+            order.pending.add(waiter)
+            self._seat(waiter, call, program)
+        self._work.set()
+        return order
+
+    def _check_keys(self, calls: Sequence[Call], programs: list[bytes]) -> None:
+        """A key stands for one program, also within a request."""
+        here: dict[Key, bytes] = {}
+        for index, (call, program) in enumerate(zip(calls, programs, strict=True)):
+            if not call.idempotency_key:
+                continue
+            key = Key(call.tenant, call.idempotency_key)
+            try:
+                self._idempotency.find(key, program)
+            except PayloadDiffers:
+                raise IdempotencyConflict(index) from None
+            if here.setdefault(key, program) != program:
+                raise IdempotencyConflict(index)
+
+    def _seat(self, waiter: Waiter, call: Call, program: bytes) -> None:
+        """Give the waiter a flight: a running one, or a new one; or at once the recorded result of a finished one."""
+        key = Key(call.tenant, call.idempotency_key) if call.idempotency_key else None
+        found = self._idempotency.find(key, program) if key else None
+        if isinstance(found, Record):
+            self._land(waiter, unpack_result(found.payload), len(found.payload))
+            return
+        flight = found or self._take_off(program, call.language, key)
+        flight.waiters.append(waiter)
+        waiter.flight = flight
+        self._deadlines.set(waiter, waiter.deadline_at)
+
+    def _take_off(self, program: bytes, needs: str, key: Key | None) -> Flight:
+        flight = Flight(next(self._ids), program, needs, key)
+        self._idempotency.start(flight)
+        self._waiters.expect(flight)  # before it is released: a fast worker may answer first
+        self.waiting.put(flight)
+        return flight
+
+    # -- landing ----------------------------------------------------------------------------------------------------------
+
+    def _answered(self, flight: Flight, answer: Answer) -> None:
+        self.waiting.remove(flight)  # a publication that failed half way may be answered while it waits again
+        self.released.discard(flight)
+        first = read_result(answer)
+        self._idempotency.finish(flight, answer.payload, first.blame)
+        waiters, flight.waiters = flight.waiters, []
+        for waiter in waiters:
+            result = first if waiter is waiters[0] else read_result(answer)
+            self._land(waiter, result, len(answer.payload), answer.stay_ms)
+        self._work.set()
+
+    def _land(self, waiter: Waiter, result: Result, bytes_: int, stay_ms: float = 0.0) -> None:
+        """Make the result this caller's own and hand it over."""
+        order = waiter.order
+        result.id, result.index = waiter.label, waiter.index
+        result.request_id, result.traceparent = order.origin.request_id, order.origin.traceparent
+        total_ms = (self._clock() - waiter.accepted_at) * 1000
+        result.timings.total_ms = round(total_ms, 3)
+        result.timings.queue_ms = round(max(0.0, total_ms - stay_ms), 3)
+        self._deadlines.remove(waiter)
+        waiter.flight = None
+        self.admission.charge(0, bytes_ - waiter.bytes)  # from now on it is the result that takes room
+        waiter.bytes = bytes_
+        self._metrics.finished(result)
+        order.land(waiter, result)
+
+    # -- deadlines, cancellation ------------------------------------------------------------------------------------------
+
+    def _overdue(self, waiter: Waiter) -> None:
+        flight = waiter.flight
+        if flight is None:
+            return
+        if not flight.released:
+            self._give_up(waiter, verdict("expired", error="the deadline passed while the call waited for a slot"))
+        elif not waiter.in_grace:
+            # The worker kills by the same deadline; its answer needs a moment.
+            waiter.in_grace = True
+            self._deadlines.set(waiter, waiter.deadline_at + self._config.answer_grace_s)
+        else:
+            self._give_up(waiter, verdict("worker_lost", error="no worker answered by the deadline"))
+
+    def _give_up(self, waiter: Waiter, result: Result) -> None:
+        flight = waiter.flight
+        self._land(waiter, result, 0)
+        if flight is not None:
+            self._unseat(waiter, flight)
+
+    def _unseat(self, waiter: Waiter, flight: Flight) -> None:
+        flight.waiters.remove(waiter)
+        if flight.waiters:
+            return  # somebody else waits for the same run
+        self._waiters.forget(flight)
+        self._idempotency.stop(flight)
+        self.waiting.remove(flight)
+        if flight in self.released:
+            self.released.remove(flight)
+            self._to_cancel.append(flight.id)
+        self._work.set()
+
+    def _closed(self, order: Order) -> None:
+        """Its caller has everything or is gone: nobody waits for what is pending."""
+        for waiter in order.pending:
+            self._deadlines.remove(waiter)
+            self.admission.give_back(1, waiter.bytes)
+            self._metrics.cancelled()
+            if waiter.flight is not None:
+                self._unseat(waiter, waiter.flight)
+        order.pending.clear()
+        self._orders.discard(order)
+        if not self._orders:
+            self._emptied.set()
+
+    # -- releasing to the workers -----------------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """The fleet may have changed, and with it the credit."""
+        self._work.set()
+
+    async def _release_forever(self) -> NoReturn:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                await self._send_cancels()
+                await self._release()
+            except Exception:
+                log.exception("cannot hand calls to the queue; trying again")
+                await asyncio.sleep(RETRY_S)
+                self._work.set()
+
+    async def _release(self) -> None:
+        self._deadlines.run_due()  # what is overdue must not be started, even if the loop was late
+        flights = self.waiting.take(self._fleet.window - len(self.released))
+        if not flights:
+            return
+        jobs = [self._job(flight) for flight in flights]
+        for flight in flights:
+            flight.released = True
+        self.released.update(flights)
+        try:
+            await self._queue.publish(jobs)
+        except Exception:
+            self._take_back(flights)
+            raise
+
+    def _job(self, flight: Flight) -> Job:
+        remaining_ms = round((flight.deadline_at - self._clock()) * 1000)
+        return Job(flight.id, flight.payload, max(0, remaining_ms), self._queue.name, flight.needs)
+
+    def _take_back(self, flights: list[Flight]) -> None:
+        """The queue may or may not have these; they are published again, and the first answer wins."""
+        still_wanted = [flight for flight in flights if flight in self.released]
+        self.released.difference_update(still_wanted)
+        for flight in still_wanted:
+            flight.released = False
+        self.waiting.put_back(still_wanted)
+
+    async def _send_cancels(self) -> None:
+        ids, self._to_cancel = self._to_cancel, []
+        if not ids:
+            return
+        try:
+            await self._queue.cancel(ids)
+        except Exception:
+            self._to_cancel = ids + self._to_cancel
+            raise
+
+    # -- life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._waiters.read_forever()), asyncio.create_task(self._release_forever())]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admit nothing, wait for what is inside, answer what is left when the time is over."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until_empty()
+        except TimeoutError:
+            self._answer_the_rest()
+
+    async def stop(self) -> None:
+        self.draining = True
+        self._answer_the_rest()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        self._deadlines.close()
+        await self._send_cancels()
+
+    async def _until_empty(self) -> None:
+        while self._orders:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def _answer_the_rest(self) -> None:
+        for flight in self._waiters.flights():
+            for waiter in list(flight.waiters):
+                self._give_up(waiter, verdict("internal_error", error="the service shut down before the call was finished"))
+
+
+def read_result(answer: Answer) -> Result:
+    try:
+        return unpack_result(answer.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        log.error("an answer cannot be read", extra={"call": answer.id})
+        return verdict("internal_error", error="the worker's answer could not be read")

@@ -1,0 +1,76 @@
+"""The live workers, as the queue knows them: read about once a second by one task, never per request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+from exec_wire.queue import GatewayQueue, WorkerInfo
+
+log = logging.getLogger("exec_service.fleet")
+
+TIERS = ("S", "A", "B", "C", "D", "E", "none")  # strongest first
+
+
+def strength(tier: str) -> int:
+    """Larger is stronger; a tier that nobody has heard of is worth nothing."""
+    return len(TIERS) - TIERS.index(tier) if tier in TIERS else 0
+
+
+class Fleet:
+    def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float) -> None:
+        self._queue, self._refresh_s, self._release_factor = queue, refresh_s, release_factor
+        self.workers: list[WorkerInfo] = []
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.workers)
+
+    @property
+    def slots(self) -> int:
+        return sum(worker.slots for worker in self.workers)
+
+    @property
+    def window(self) -> int:
+        """How many calls may be released and unanswered: a little more than the slots, so that none waits for us."""
+        if not self.workers:
+            return 0
+        return max(1, math.ceil(self._release_factor * self.slots))
+
+    @property
+    def best_tier(self) -> str:
+        return max((worker.tier for worker in self.workers), key=strength, default="none")
+
+    @property
+    def tier(self) -> str:
+        """What every call gets at least: the weakest of the workers."""
+        return min((worker.tier for worker in self.workers), key=strength, default="none")
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers that all workers have, in the order the first one names them."""
+        if not self.workers:
+            return []
+        return [layer for layer in self.workers[0].layers if all(layer in worker.layers for worker in self.workers)]
+
+    @property
+    def profiles(self) -> list[str]:
+        return sorted({profile for worker in self.workers for profile in worker.profiles})
+
+    def workers_of(self, tier: str) -> int:
+        return sum(worker.tier == tier for worker in self.workers)
+
+    async def refresh(self) -> None:
+        self.workers = await self._queue.workers()
+
+    async def refresh_forever(self, changed: Callable[[], None]) -> NoReturn:
+        while True:
+            try:
+                await self.refresh()
+                changed()
+            except Exception:
+                log.exception("cannot read the list of workers; keeping the last one")
+            await asyncio.sleep(self._refresh_s)

@@ -1,0 +1,47 @@
+"""The records of what is inside: a `Flight` is one run of a program, a `Waiter` is one caller's claim on its result.
+
+Usually one waiter per flight; more when callers join a running call by its idempotency key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exec_service.waiters import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An idempotency key, which belongs to its tenant."""
+
+    tenant: str
+    key: str
+
+
+# Identity, not contents, makes two records the same: eq=False keeps the cheap default hash.
+@dataclass(eq=False, slots=True)
+class Flight:
+    id: str  # of the gateway's own making
+    payload: bytes  # kept until the answer: only the gateway that accepted a call can publish it again
+    needs: str
+    key: Key | None = None
+    released: bool = False
+    waiters: list[Waiter] = field(default_factory=list)
+
+    @property
+    def deadline_at(self) -> float:
+        return max(waiter.deadline_at for waiter in self.waiters)
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    order: Order
+    index: int  # in its request
+    label: str  # the caller's own id, echoed
+    accepted_at: float
+    deadline_at: float
+    bytes: int  # what admission has charged for it
+    flight: Flight | None = None  # None once it has its result
+    in_grace: bool = False

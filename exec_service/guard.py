@@ -1,0 +1,189 @@
+"""The first thing a request meets: who may knock, which request this is, and one log line when it is over.
+
+A web site in the user's browser can send requests to loopback ports. It must not be able to run code: Host must name
+this machine (else DNS rebinding would make us same-origin with the site), and a foreign Origin is refused. There are no
+CORS headers. A pure ASGI middleware: BaseHTTPMiddleware would cost a task per request and break streaming.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from exec_service.metrics import Metrics
+from exec_service.problem_answers import send_refusal
+from exec_service.refusals import Refusal
+from exec_service.waiters import Origin
+
+log = logging.getLogger("exec_service.requests")
+
+QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds; logged only when they fail
+CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class BindRefused(Exception):
+    """The address is not one that we may listen on; the message says why."""
+
+
+def check_bind(host: str) -> None:
+    if not is_loopback(host):
+        raise BindRefused(
+            f"refusing to listen on {host!r}: whoever reaches the port can run programs, and there are no keys yet. "
+            "Use 127.0.0.1 (the default), ::1 or localhost, and put your own authenticated proxy or tunnel in front."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class RequestFacts(Struct):
+    """What is known of a request, filled in on its way; found in `scope["exec"]`."""
+
+    origin: Origin
+    status: int = 0
+    calls: int = 0
+    body_bytes: int = 0
+    code: str = ""  # of the problem, if it was refused
+    client_gone: bool = False
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        headers = _headers(scope)
+        facts = scope["exec"] = RequestFacts(origin_of(headers))
+        request_id = facts.origin.request_id.encode()
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                facts.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._admit(scope, headers, receive, send_marked)
+        except Exception:
+            # The outermost catch: the details go to the log, not to the caller.
+            log.exception("unhandled error", extra={"request_id": facts.origin.request_id})
+            if facts.status:
+                raise  # half an answer is out; the server breaks the connection, so it is not taken for a whole one
+            await send_refusal(
+                Refusal("internal", "see the service's log for this request id"), scope, send_marked, self._metrics
+            )
+        finally:
+            self._note(scope, facts, time.monotonic() - began)
+
+    async def _admit(self, scope: Scope, headers: dict[str, list[str]], receive: Receive, send: Send) -> None:
+        try:
+            check_host(headers)
+            check_origin(headers, scope["method"])
+        except Refusal as refusal:
+            await send_refusal(refusal, scope, send, self._metrics)
+        else:
+            await self._app(scope, receive, send)
+
+    def _note(self, scope: Scope, facts: RequestFacts, duration_s: float) -> None:
+        status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
+        self._metrics.request(scope["path"], status)
+        level = logging.DEBUG if scope["path"] in QUIET_ROUTES and status < 400 else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        extra = {
+            "request_id": facts.origin.request_id,
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": status,
+            "duration_ms": round(duration_s * 1000, 3),
+        }
+        optional = {
+            "traceparent": facts.origin.traceparent,
+            "calls": facts.calls,
+            "body_bytes": facts.body_bytes,
+            "code": facts.code,
+        }
+        log.log(level, "request", extra=extra | {name: value for name, value in optional.items() if value})
+
+
+def check_host(headers: dict[str, list[str]]) -> None:
+    hosts = headers.get("host", [])
+    if len(hosts) != 1 or (split := split_host(hosts[0])) is None or not is_loopback(split[0]):
+        raise Refusal("foreign_host", "on a loopback address the Host must be localhost, 127.0.0.1 or [::1]")
+
+
+def check_origin(headers: dict[str, list[str]], method: str) -> None:
+    for site in headers.get("sec-fetch-site", []):
+        # A link to our pages may be followed from anywhere; that reads nothing and changes nothing.
+        if site == "cross-site" and not _is_page_visit(headers, method):
+            raise Refusal("foreign_origin", "the request was made by another site's page")
+    for origin in headers.get("origin", []):
+        if not _is_own_origin(origin, headers["host"][0]):
+            raise Refusal("foreign_origin", "the Origin is another site's")
+
+
+def _is_page_visit(headers: dict[str, list[str]], method: str) -> bool:
+    return (
+        method in ("GET", "HEAD")
+        and headers.get("sec-fetch-mode") == ["navigate"]
+        and headers.get("sec-fetch-dest") == ["document"]
+    )
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    """A page that we served: by any loopback name, at the port that was asked. Another port is another program's page."""
+    scheme, _, rest = origin.partition("://")
+    theirs, ours = split_host(rest), split_host(host)
+    return scheme == "http" and theirs is not None and ours is not None and is_loopback(theirs[0]) and theirs[1] == ours[1]
+
+
+def split_host(text: str) -> tuple[str, int] | None:
+    """Name and port of `name`, `name:port` or `[v6]:port`; None for anything else."""
+    try:
+        parts = urlsplit(f"//{text}")
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.netloc != text or parts.hostname is None or "@" in text:
+        return None
+    return parts.hostname, 80 if port is None else port
+
+
+def origin_of(headers: dict[str, list[str]]) -> Origin:
+    given = headers.get("x-request-id", [""])[0]
+    request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    traceparent = headers.get("traceparent", [""])[0]
+    return Origin(request_id, traceparent if _TRACEPARENT.fullmatch(traceparent) else "")
+
+
+def _headers(scope: Scope) -> dict[str, list[str]]:
+    wanted: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        if name in _LOOKED_AT:
+            wanted.setdefault(name.decode(), []).append(value.decode("latin-1"))
+    return wanted
+
+
+_LOOKED_AT = frozenset(
+    {b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"x-request-id", b"traceparent"}
+)

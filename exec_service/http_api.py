@@ -1,0 +1,236 @@
+"""The HTTP door: decode, dispatch, encode.
+
+The two hot routes are plain ASGI endpoints: FastAPI's own request handling costs several times what the rest of the
+gateway does per request. The others are ordinary FastAPI routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from exec_service import metrics as metrics_text
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.fleet import Fleet
+from exec_service.guard import RequestFacts
+from exec_service.info import Info, info_of
+from exec_service.metrics import Metrics
+from exec_service.refusals import Draining, IdempotencyConflict, Refusal
+from exec_service.responses import answers
+from exec_service.validate import Validator
+from exec_service.waiters import Order
+from exec_wire.messages import Call, Result, encode_json
+
+NDJSON = "application/x-ndjson"
+WRITE_BYTES = 256 << 10  # a chunk of a stream is written when it has reached this size
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Results(msgspec.Struct, frozen=True):
+    """The answer of `POST /v1/batch?stream=false`, in the order of the calls."""
+
+    results: list[Result]
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+class ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+class Door:
+    """What both hot routes have in common."""
+
+    def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> None:
+        self._config, self._dispatch, self._validator = config, dispatch, validator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts: RequestFacts = scope["exec"]
+        try:
+            check_content_type(scope)
+            await self._answer(scope, facts, receive, send)
+        except ClientGone:
+            facts.client_gone = True
+
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _read(self, scope: Scope, facts: RequestFacts, receive: Receive) -> bytes:
+        body = await read_body(scope, receive, self._config.max_body_bytes)
+        facts.body_bytes = len(body)
+        return body
+
+    def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
+        try:
+            order = self._dispatch.accept(calls, facts.origin)
+        except IdempotencyConflict as conflict:
+            conflict.field = f"{at.format(conflict.index)}.idempotency_key"
+            raise
+        facts.calls = len(calls)
+        return order
+
+
+class RunDoor(Door):
+    """`POST /v1/run`: a Call in, its Result out."""
+
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        call = self._validator.read_call(await self._read(scope, facts, receive))
+        with self._accept([call], facts, "$") as order:
+            async with closed_by_disconnect(order, receive):
+                results = await order.take_all()
+            if not results:
+                raise ClientGone
+            await send_json(encode_json(results[0]), scope, receive, send)
+
+
+class BatchDoor(Door):
+    """`POST /v1/batch`: calls in, results out, each as it lands or all in order."""
+
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        stream = flag(scope, "stream", default=True)
+        calls = self._validator.read_batch(await self._read(scope, facts, receive))
+        with self._accept(calls, facts, "$.calls[{}]") as order:
+            async with closed_by_disconnect(order, receive):
+                if stream:
+                    await self._send_stream(order, send)
+                    return
+                results = await order.take_all()
+            if order.closed:
+                raise ClientGone
+            await send_json(encode_json(Results(results)), scope, receive, send)
+
+    async def _send_stream(self, order: Order, send: Send) -> None:
+        headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while landed := await order.take():
+            for chunk in chunks(landed):
+                await self._write(chunk, send)
+        if order.closed:
+            raise ClientGone
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, chunk: bytes, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._config.write_stall_s):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError:
+            raise ClientGone from None  # the server closes a connection whose answer was left unfinished
+
+
+def chunks(results: list[Result]) -> list[bytes]:
+    """What is ready together in one write; in several when it is much."""
+    size = sum(len(result.stdout) + len(result.stderr) for result in results)
+    if size <= WRITE_BYTES or len(results) == 1:
+        return [_encode_lines(results)]
+    half = len(results) // 2
+    return chunks(results[:half]) + chunks(results[half:])
+
+
+@asynccontextmanager
+async def closed_by_disconnect(order: Order, receive: Receive) -> AsyncIterator[None]:
+    """Close the order, which cancels what is pending, as soon as the caller's connection is gone."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        order.close()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body; refused as soon as it is known to be too large, whether announced or not."""
+    announced = header(scope, b"content-length")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise Refusal("body_too_large", f"{announced} bytes; at most {max_bytes} are accepted")
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise Refusal("body_too_large", f"more than {size} bytes; at most {max_bytes} are accepted")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def check_content_type(scope: Scope) -> None:
+    """A browser sends a foreign site's form without asking us first, but never as application/json."""
+    media_type = header(scope, b"content-type").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise Refusal("wrong_content_type", f"the body must be application/json, not {media_type[:80] or 'unnamed'!r}")
+    if header(scope, b"content-encoding").strip().lower() not in ("", "identity"):
+        raise Refusal("wrong_content_type", "the body must not be compressed")
+
+
+def header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def flag(scope: Scope, name: str, *, default: bool) -> bool:
+    text = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get(name)
+    if text is None:
+        return default
+    if text[-1].lower() not in _FLAGS:
+        raise Refusal("bad_query", f"{name} must be true or false", field=name)
+    return _FLAGS[text[-1].lower()]
+
+
+async def send_json(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(body, media_type="application/json")(scope, receive, send)
+
+
+def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:
+    return [
+        Route("/v1/batch", BatchDoor(config, dispatch, validator), methods=["POST"], name="batch"),
+        Route("/v1/run", RunDoor(config, dispatch, validator), methods=["POST"], name="run"),
+    ]
+
+
+def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, languages: list[str]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/healthz", summary="Is the process alive?", responses=answers(Health))
+    async def healthz() -> Response:
+        return _json(Health("ok"))
+
+    @router.get("/readyz", summary="Can it run programs now?", responses=answers(Health, "not_ready", "draining"))
+    async def readyz() -> Response:
+        if dispatch.draining:
+            raise Draining
+        if not fleet.alive:
+            raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)
+        return _json(Health("ready"))
+
+    @router.get("/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info))
+    async def info() -> Response:
+        return _json(info_of(config, fleet, languages))
+
+    @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
+    async def metrics_page() -> Response:
+        return Response(metrics.text(), headers={"content-type": metrics_text.CONTENT_TYPE})
+
+    return router
+
+
+def _json(message: msgspec.Struct) -> Response:
+    return Response(encode_json(message), media_type="application/json")

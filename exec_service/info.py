@@ -1,0 +1,74 @@
+"""The body of `GET /v1/info`: what a caller can rely on here."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from exec_service.config import GatewayConfig
+from exec_service.fleet import Fleet
+from exec_wire.messages import Call, Limits
+
+
+class LimitValues(Struct, frozen=True):
+    """Of every limit that a call can set: what it is if not given, and the most it can be."""
+
+    default: dict[str, float]
+    maximum: dict[str, float]
+
+
+class RequestLimits(Struct, frozen=True):
+    max_calls_per_request: int
+    max_body_bytes: int
+    max_calls: int
+    max_bytes: int
+
+
+class Info(Struct, frozen=True):
+    version: str
+    tier: str  # what every call gets at least
+    layers: list[str]
+    slots: int
+    workers: int
+    profiles: list[str]
+    languages: list[str]
+    limits: LimitValues
+    requests: RequestLimits
+
+
+def info_of(config: GatewayConfig, fleet: Fleet, languages: list[str]) -> Info:
+    return Info(
+        version=package_version(),
+        tier=fleet.tier,
+        layers=fleet.layers,
+        slots=fleet.slots,
+        workers=len(fleet.workers),
+        profiles=fleet.profiles,
+        languages=languages,
+        limits=limit_values(),
+        requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
+    )
+
+
+def limit_values() -> LimitValues:
+    """Read off the message types, where they are declared."""
+    default: dict[str, float] = {}
+    maximum: dict[str, float] = {}
+    for owner, names in ((Limits, Limits.__struct_fields__), (Call, ("deadline_s",))):
+        hints = get_type_hints(owner, include_extras=True)
+        defaults = {field.name: field.default for field in msgspec.structs.fields(owner)}
+        for name in names:
+            meta = next(part for part in get_args(hints[name]) if isinstance(part, Meta))
+            assert meta.le is not None
+            default[name], maximum[name] = defaults[name], meta.le
+    return LimitValues(default, maximum)
+
+
+def package_version() -> str:
+    try:
+        return version("exec-service")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+checkout"

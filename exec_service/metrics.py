@@ -1,0 +1,93 @@
+"""What the gateway counts, in a registry of its own. Children of labels are made once: `labels()` costs more than `inc()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from exec_service.fleet import TIERS, Fleet
+from exec_wire.messages import BLAME, Blame, Result, Status
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+STAGES = ("queue", "start", "run", "total")
+STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+ROUTES = ("/v1/run", "/v1/batch", "/v1/info", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._calls = self._counter("exec_calls", "Calls by what became of them", "status", "blame")
+        self._call = {(status, blame): self._calls.labels(status, blame) for status, blame in BLAME.items()}
+        stages = Histogram(
+            "exec_stage_seconds",
+            "Time a call spent in each stage: waiting, starting, running, and all of it",
+            ["stage"],
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._queue, self._start, self._run, self._total = (stages.labels(stage) for stage in STAGES)
+        self._rejected = self._counter("exec_rejected", "Requests refused, by problem code", "reason")
+        self._requests = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
+        self._request: dict[tuple[str, int], Counter] = {}
+        self._late = Counter(
+            "exec_late_answers",
+            "Answers dropped because their call was already answered or cancelled",
+            registry=self.registry,
+        )
+
+    def watch(self, fleet: Fleet, **depths: Callable[[], float]) -> None:
+        """Gauges that are read when somebody looks: `depths` is in_flight, in_flight_bytes, waiting, released."""
+        help_of = {
+            "in_flight": "Calls accepted and not yet delivered",
+            "in_flight_bytes": "Bytes of accepted calls and undelivered results",
+            "waiting": "Calls waiting in the gateway for a place at the workers",
+            "released": "Calls released to workers and unanswered",
+        }
+        for name, read in depths.items():
+            Gauge(f"exec_{name}", help_of[name], registry=self.registry).set_function(read)
+        Gauge("exec_slots", "Slots of all live workers", registry=self.registry).set_function(lambda: fleet.slots)
+        tiers = Gauge("exec_sandbox_tier", "Live workers by the isolation tier they offer", ["tier"], registry=self.registry)
+        for tier in TIERS:
+            tiers.labels(tier).set_function(partial(fleet.workers_of, tier))
+
+    def finished(self, result: Result) -> None:
+        self._count(result.status, result.blame)
+        timings = result.timings
+        self._queue.observe(timings.queue_ms / 1000)
+        self._total.observe(timings.total_ms / 1000)
+        if timings.run_ms:  # what never ran has no times of running
+            self._start.observe(timings.start_ms / 1000)
+            self._run.observe(timings.run_ms / 1000)
+
+    def cancelled(self) -> None:
+        self._count("cancelled", "client")
+
+    def late(self) -> None:
+        self._late.inc()
+
+    def rejected(self, code: str) -> None:
+        self._rejected.labels(code).inc()
+
+    def request(self, route: str, code: int) -> None:
+        # A path that we do not serve must not become a label of its own.
+        key = (route if route in ROUTES else "other", code)
+        if key not in self._request:
+            self._request[key] = self._requests.labels(key[0], str(code))
+        self._request[key].inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _count(self, status: Status, blame: Blame) -> None:
+        child = self._call.get((status, blame))
+        if child is None:
+            child = self._call[(status, blame)] = self._calls.labels(status, blame)
+        child.inc()
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, labels, registry=self.registry)

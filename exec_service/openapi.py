@@ -1,0 +1,67 @@
+"""The OpenAPI document: FastAPI's own routes, and the hot ones with the schemas of the messages themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from msgspec import Struct
+
+from exec_service.http_api import NDJSON, Health, Results
+from exec_service.info import Info
+from exec_service.responses import REF, answers, schema_of
+from exec_wire.messages import Batch, Call, Result
+from exec_wire.problems import Problem
+
+_HOT_PROBLEMS = (
+    "bad_json",
+    "foreign_origin",
+    "body_too_large",
+    "wrong_content_type",
+    "bad_field",
+    "overloaded",
+    "internal",
+    "draining",
+)
+_MESSAGES = (Call, Batch, Result, Results, Info, Health, Problem)
+
+
+def openapi_of(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    document["paths"] = _hot_paths() | document["paths"]
+    _, schemas = msgspec.json.schema_components(_MESSAGES, ref_template=REF)
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    return document
+
+
+def _hot_paths() -> dict[str, Any]:
+    run = _post("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
+    batch = _post("batch", "Run many programs; each result is sent as it lands", Batch, _batch_answers())
+    batch["parameters"] = [
+        {
+            "name": "stream",
+            "in": "query",
+            "description": "true: one result per line as it lands. false: one document, in the order of the calls.",
+            "schema": {"type": "boolean", "default": True},
+        }
+    ]
+    return {"/v1/run": {"post": run}, "/v1/batch": {"post": batch}}
+
+
+def _batch_answers() -> dict[int | str, dict[str, Any]]:
+    responses = answers(Results, *_HOT_PROBLEMS, "too_many_calls")
+    responses[200]["description"] = f"{NDJSON}: a Result per line; with stream=false a Results document"
+    responses[200]["content"][NDJSON] = {"schema": schema_of(Result)}
+    return responses
+
+
+def _post(name: str, summary: str, body: type[Struct], responses: Mapping[int | str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}},
+        "responses": {str(status): response for status, response in responses.items()},
+    }

@@ -1,0 +1,68 @@
+"""Refusals as HTTP answers: the one mapping of this door."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Message, Scope, Send
+
+from exec_service.metrics import Metrics
+from exec_service.refusals import Refusal
+from exec_wire.messages import encode_json
+from exec_wire.problems import CONTENT_TYPE, problem
+
+
+async def send_refusal(refusal: Refusal, scope: Scope, send: Send, metrics: Metrics) -> None:
+    await answer(refusal, scope, metrics)(scope, _receive_nothing, send)
+
+
+def answer(refusal: Refusal, scope: Scope, metrics: Metrics, headers: dict[str, str] | None = None) -> Response:
+    facts = scope["exec"]
+    facts.code = refusal.code
+    metrics.rejected(refusal.code)
+    body = problem(
+        refusal.code,
+        refusal.detail,
+        field=refusal.field,
+        request_id=facts.origin.request_id,
+        retry_after_s=refusal.retry_after_s,
+    )
+    headers = dict(headers or {})
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after_s)))  # whole seconds, RFC 9110
+    return Response(encode_json(body), status_code=body.status, headers=headers, media_type=CONTENT_TYPE)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What the frameworks raise, in our own words."""
+    match error:
+        case Refusal():
+            return error
+        case HTTPException(status_code=404):
+            return Refusal("not_found")
+        case HTTPException(status_code=405):
+            return Refusal("method_not_allowed")
+        case RequestValidationError():
+            first = error.errors()[0]
+            where, *names = (str(part) for part in first["loc"])
+            code = "bad_query" if where == "query" else "bad_field"
+            return Refusal(code, str(first["msg"]), field=".".join(names))
+        case _:
+            raise error  # for the guard, which logs it and answers `internal`
+
+
+def error_answerer(metrics: Metrics) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def on_error(request: Request, error: Exception) -> Response:
+        headers = error.headers if isinstance(error, HTTPException) else None
+        return answer(refusal_of(error), request.scope, metrics, dict(headers or {}))
+
+    return on_error
+
+
+async def _receive_nothing() -> Message:
+    return {"type": "http.disconnect"}

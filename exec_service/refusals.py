@@ -1,0 +1,36 @@
+"""Why a request is not accepted. Each carries the stable code of `exec_wire.problems`; every door maps it once.
+
+Refusal                  any code; raised by decoding and validation
+├── Overloaded           the admission limit is reached; says when to come again
+├── Draining             shutting down
+└── IdempotencyConflict  the key is in use with another payload; says which call
+"""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    def __init__(self, code: str, detail: str = "", *, field: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Refusal):
+    def __init__(self, detail: str, retry_after_s: float) -> None:
+        super().__init__("overloaded", detail, retry_after_s=retry_after_s)
+
+
+class Draining(Refusal):
+    def __init__(self) -> None:
+        super().__init__("draining", "the service finishes what it has and takes nothing new")
+
+
+class IdempotencyConflict(Refusal):
+    """`index` is the position of the offending call; a door turns it into the path of a field."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__("idempotency_conflict", "the key was used for a call with other contents")
+        self.index = index

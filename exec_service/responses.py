@@ -1,0 +1,27 @@
+"""How a route's answers are described in OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from exec_wire.problems import CONTENT_TYPE, PROBLEMS, Problem
+
+REF = "#/components/schemas/{name}"
+
+
+def schema_of(message: type[Struct]) -> dict[str, str]:
+    return {"$ref": REF.format(name=message.__name__)}
+
+
+def answers(message: type[Struct], *problem_codes: str) -> dict[int | str, dict[str, Any]]:
+    """200 with this message, and the problems by their HTTP status."""
+    responses: dict[int | str, dict[str, Any]] = {
+        200: {"description": "OK", "content": {"application/json": {"schema": schema_of(message)}}}
+    }
+    for code in sorted(problem_codes, key=lambda code: PROBLEMS[code][0]):
+        status, title = PROBLEMS[code]
+        known = responses.setdefault(status, {"description": "", "content": {CONTENT_TYPE: {"schema": schema_of(Problem)}}})
+        known["description"] = "; ".join(part for part in (known["description"], f"{code}: {title}") if part)
+    return responses

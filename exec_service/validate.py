@@ -1,0 +1,154 @@
+"""What a caller may send: the one place where a body becomes calls, or a refusal that names the field.
+
+Types and ranges are declared on the messages themselves (`exec_wire.messages`); here is what a type cannot say.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable, Collection
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+import msgspec
+
+from exec_service.fleet import Fleet, strength
+from exec_service.refusals import Refusal
+from exec_wire.messages import Call, decode_batch, decode_call
+
+OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255  # of one part of a path; Linux NAME_MAX
+MAX_DETAIL_CHARS = 300
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key` in `)?(?P<path>\$.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+T = TypeVar("T")
+
+
+class Validator:
+    """Checks calls against what is installed and alive."""
+
+    def __init__(self, languages: Collection[str], fleet: Fleet, max_calls_per_request: int) -> None:
+        self.languages = sorted(languages)
+        self._fleet = fleet
+        self._max_calls = max_calls_per_request
+
+    def read_call(self, body: bytes) -> Call:
+        call = _decode(decode_call, body)
+        self._check(call, "$")
+        return call
+
+    def read_batch(self, body: bytes) -> list[Call]:
+        calls = _decode(decode_batch, body).calls
+        if len(calls) > self._max_calls:
+            raise Refusal(
+                "too_many_calls", f"{len(calls)} calls; at most {self._max_calls} fit in one request", field="$.calls"
+            )
+        for index, call in enumerate(calls):
+            self._check(call, f"$.calls[{index}]")
+        return calls
+
+    def _check(self, call: Call, at: str) -> None:
+        if call.language not in self.languages:
+            raise Refusal(
+                "unknown_language", f"{_quote(call.language)} is not one of {', '.join(self.languages)}", field=f"{at}.language"
+            )
+        if call.require_tier:
+            self._check_tier(call.require_tier, f"{at}.require_tier")
+        if call.files:
+            _check_files(call.files, f"{at}.files")
+        for index, path in enumerate(call.fetch_files):
+            _parts(path, f"{at}.fetch_files[{index}]")
+        for name, value in call.env.items():
+            _check_variable(name, value, f"{at}.env[{_quote(name)}]")
+        for index, argument in enumerate(call.argv):
+            _no_nul(argument, "an argument", f"{at}.argv[{index}]")
+
+    def _check_tier(self, wanted: str, field: str) -> None:
+        if not self._fleet.alive:
+            raise Refusal("not_ready", "no worker is alive, so no tier can be promised", field=field, retry_after_s=1.0)
+        best = self._fleet.best_tier
+        if strength(best) < strength(wanted):
+            raise Refusal("tier_unavailable", f"tier {wanted} is required; the best live worker has {best}", field=field)
+
+
+def _decode(decode: Callable[[bytes], T], body: bytes) -> T:
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        raise _bad_field(str(error)) from None
+    except UnicodeDecodeError:
+        raise Refusal("bad_json", "the body is not UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise Refusal("bad_json", _short(str(error))) from None
+    except RecursionError:
+        raise Refusal("bad_json", "the body is nested too deeply") from None
+
+
+def _bad_field(message: str) -> Refusal:
+    """msgspec says where in the message: "Expected `float` > 0.0 - at `$.limits.wall_s`"."""
+    match = _AT.match(message)
+    what, path = (match["what"], match["path"] or "$") if match else (message, "$")
+    missing = _MISSING.search(what)
+    return Refusal("bad_field", _short(what), field=_short(f"{path}.{missing[1]}" if missing else path))
+
+
+def _check_files(files: dict[str, str], at: str) -> None:
+    seen: dict[tuple[str, ...], str] = {}
+    for path, content in files.items():
+        field = f"{at}[{_quote(path)}]"
+        parts = _parts(path, field)
+        if parts in seen:
+            raise Refusal("bad_field", f"names the same file as {_quote(seen[parts])}", field=field)
+        seen[parts] = path
+        try:
+            binascii.a2b_base64(content, strict_mode=True)
+        except ValueError as error:
+            raise Refusal("bad_field", f"is not base64: {error}", field=field) from None
+    for parts, path in seen.items():
+        _no_file_above(parts, path, seen, at)
+
+
+def _no_file_above(parts: tuple[str, ...], path: str, files: Collection[tuple[str, ...]], at: str) -> None:
+    if any(parts[:length] in files for length in range(1, len(parts))):
+        raise Refusal("bad_field", "lies under a path that is itself a file", field=f"{at}[{_quote(path)}]")
+
+
+def _parts(path: str, field: str) -> tuple[str, ...]:
+    """The parts of a path that a program may use: relative, or absolute under one of the open folders."""
+    _no_nul(path, "a path", field)
+    parts = PurePosixPath(path).parts
+    names = parts[2:] if path.startswith("/") else parts
+    if not names or path.endswith("/"):
+        raise Refusal("bad_field", "a path must name a file", field=field)
+    if path.startswith("/") and (parts[0] != "/" or parts[1] not in OPEN_FOLDERS):
+        allowed = " or ".join(f"/{folder}" for folder in OPEN_FOLDERS)
+        raise Refusal("bad_field", f"an absolute path must be under {allowed}", field=field)
+    if ".." in parts:
+        raise Refusal("bad_field", "a path must not contain '..'", field=field)
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+        raise Refusal("bad_field", "a path is too long", field=field)
+    return parts
+
+
+def _check_variable(name: str, value: str, field: str) -> None:
+    if not name or "=" in name:
+        raise Refusal("bad_field", "the name of a variable must not be empty or contain '='", field=field)
+    _no_nul(name, "the name of a variable", field)
+    _no_nul(value, "the value of a variable", field)
+
+
+def _no_nul(text: str, what: str, field: str) -> None:
+    if "\0" in text:
+        raise Refusal("bad_field", f"{what} must not contain NUL", field=field)
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:80] + "…")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_DETAIL_CHARS else text[:MAX_DETAIL_CHARS] + "…"

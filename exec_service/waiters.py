@@ -1,0 +1,136 @@
+"""Who waits for what: results land by id in the order (the request) that asked for them.
+
+One reader per gateway receives all answers. The first answer of an id wins; later ones are counted and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NoReturn
+
+from msgspec import Struct
+
+from exec_service.flight import Flight, Waiter
+from exec_wire.messages import Result
+from exec_wire.queue import Answer, GatewayQueue
+
+log = logging.getLogger("exec_service.waiters")
+
+RETRY_S = 0.5
+
+
+class Origin(Struct, frozen=True):
+    """Where a request came from; goes into its results and logs."""
+
+    request_id: str = ""
+    traceparent: str = ""
+
+
+ANONYMOUS = Origin()
+
+
+class Order:
+    """One accepted request. Results land here; one reader takes all that are there.
+
+    Use as a context manager: leaving it cancels whatever is still pending.
+    """
+
+    def __init__(self, origin: Origin, close: Callable[[Order], None], give_back: Callable[[int, int], None]) -> None:
+        self.origin = origin
+        self.pending: set[Waiter] = set()
+        self.closed = False
+        self._close, self._give_back = close, give_back
+        self._landed: list[Result] = []
+        self._landed_bytes = 0
+        self._taken = (0, 0)  # calls and bytes that the reader is writing out
+        self._changed = asyncio.Event()
+
+    def __enter__(self) -> Order:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def land(self, waiter: Waiter, result: Result) -> None:
+        self.pending.discard(waiter)
+        self._landed.append(result)
+        self._landed_bytes += waiter.bytes
+        self._changed.set()
+
+    async def take(self) -> list[Result]:
+        """Wait for results and take all that have landed; an empty list when there will be no more.
+
+        What was taken before counts as delivered now: the reader comes again when it has written it.
+        """
+        self._settle()
+        while not self._landed and self.pending and not self.closed:
+            await self._changed.wait()
+            self._changed.clear()
+        return self._take_landed()
+
+    async def take_all(self) -> list[Result]:
+        """Wait until every result has landed, then take them in the order of the calls."""
+        while self.pending and not self.closed:
+            await self._changed.wait()
+            self._changed.clear()
+        return sorted(self._take_landed(), key=lambda result: result.index)
+
+    def close(self) -> None:
+        """The caller has everything or is gone."""
+        if self.closed:
+            return
+        self.closed = True
+        self._close(self)
+        self._take_landed()
+        self._settle()
+        self._changed.set()
+
+    def _take_landed(self) -> list[Result]:
+        taken, self._landed = self._landed, []
+        calls, bytes_ = self._taken
+        self._taken = (calls + len(taken), bytes_ + self._landed_bytes)
+        self._landed_bytes = 0
+        return taken
+
+    def _settle(self) -> None:
+        if self._taken[0]:
+            self._give_back(*self._taken)
+            self._taken = (0, 0)
+
+
+class Waiters:
+    """The flights that await an answer, by id."""
+
+    def __init__(self, queue: GatewayQueue, answered: Callable[[Flight, Answer], None], late: Callable[[], None]) -> None:
+        self._queue, self._answered, self._late = queue, answered, late
+        self._flights: dict[str, Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def expect(self, flight: Flight) -> None:
+        self._flights[flight.id] = flight
+
+    def forget(self, flight: Flight) -> None:
+        self._flights.pop(flight.id, None)
+
+    def flights(self) -> list[Flight]:
+        return list(self._flights.values())
+
+    async def read_forever(self) -> NoReturn:
+        while True:
+            try:
+                for answer in await self._queue.receive():
+                    self._resolve(answer)
+            except Exception:
+                log.exception("cannot receive answers; trying again")
+                await asyncio.sleep(RETRY_S)
+
+    def _resolve(self, answer: Answer) -> None:
+        flight = self._flights.pop(answer.id, None)
+        if flight is None:
+            self._late()
+        else:
+            self._answered(flight, answer)

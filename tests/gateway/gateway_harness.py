@@ -1,0 +1,197 @@
+"""A real gateway under a real server on a free port, the in-memory queue, and a worker without a sandbox.
+
+The worker does what the call's code says: `say TEXT`, `hold` (until `worker.let_go`), `silent` (never answers),
+`fail` (exit code 1), `lose` (an infra failure), `garbage` (an answer that cannot be read), `twice` (answers two times).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from exec_service.app import Gateway, serve
+from exec_service.config import GatewayConfig
+from exec_wire.memory_queue import MemoryQueue
+from exec_wire.messages import Call, Result, Timings, pack, unpack_call, verdict
+from exec_wire.queue import Answer, Job, WorkerInfo
+
+JSON = {"content-type": "application/json"}
+
+
+class ScriptedWorker:
+    def __init__(self, queue: MemoryQueue, name: str = "w1", slots: int = 4, tier: str = "A") -> None:
+        self.end = queue.worker(name)
+        self.info = WorkerInfo(name, slots, tier=tier, layers=["seccomp", "landlock"], profiles=["bare"])
+        self.let_go = asyncio.Event()
+        self.jobs: list[Job] = []  # every job taken, in order
+        self.calls: list[Call] = []
+        self.cancelled: list[str] = []
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._free = asyncio.Semaphore(slots)
+
+    async def __aenter__(self) -> ScriptedWorker:
+        await self.end.announce(self.info)
+        self._tasks = [asyncio.create_task(loop()) for loop in (self._announce, self._take, self._listen)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._tasks, *self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.end.leave()
+
+    @property
+    def codes(self) -> list[str]:
+        return [call.code for call in self.calls]
+
+    async def _announce(self) -> None:
+        while True:
+            await self.end.announce(self.info)
+            await self.end.renew(list(self._running))
+            await asyncio.sleep(0.5)
+
+    async def _take(self) -> None:
+        while True:
+            await self._free.acquire()
+            [job] = await self.end.take(1)
+            self.jobs.append(job)
+            self.calls.append(unpack_call(job.payload))
+            self._running[job.id] = asyncio.create_task(self._run(job, self.calls[-1]))
+
+    async def _listen(self) -> None:
+        while True:
+            for id in await self.end.cancelled():
+                self.cancelled.append(id)
+                if id in self._running:
+                    self._running[id].cancel()
+
+    async def _run(self, job: Job, call: Call) -> None:
+        try:
+            await self._perform(job, call)
+        finally:
+            self._running.pop(job.id, None)
+            self._free.release()
+
+    async def _perform(self, job: Job, call: Call) -> None:
+        verb, _, text = call.code.partition(" ")
+        if verb == "hold":
+            await self.let_go.wait()
+        if verb == "silent":
+            await asyncio.Event().wait()
+        if verb == "garbage":
+            await self.end.answer([Answer(job.id, b"\xc1")])
+            return
+        result = {
+            "fail": lambda: verdict("error", exit_code=1),
+            "lose": lambda: verdict("worker_lost", error="lost"),
+        }.get(verb, lambda: verdict("ok", stdout=text, completed=True))()
+        result.worker = self.info.id
+        result.timings = Timings(start_ms=1.0, run_ms=2.0)
+        answer = Answer(job.id, pack(result), stay_ms=3.0)
+        await self.end.answer([answer])
+        if verb == "twice":
+            self.end._reply_to[job.id] = job.reply_to  # as a worker does whose lease went to another one
+            await self.end.answer([answer])
+
+
+@dataclass
+class Service:
+    url: str
+    client: httpx.AsyncClient
+    gateway: Gateway
+    queue: MemoryQueue
+    worker: ScriptedWorker
+    stop: asyncio.Event
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    async def run(self, code: str = "say hi", **fields: object) -> httpx.Response:
+        return await self.client.post("/v1/run", json={"code": code, **fields})
+
+    async def batch(self, *calls: object, **query: str) -> httpx.Response:
+        return await self.client.post("/v1/batch", json={"calls": list(calls)}, params=query)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def lines(response: httpx.Response) -> list[Result]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return msgspec.json.Decoder(Result).decode_lines(response.content)
+
+
+def problem(response: httpx.Response, status: int, code: str) -> dict[str, object]:
+    """The body of an error answer, checked for what all of them have."""
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json"), response.text
+    body = response.json()
+    assert (body["code"], body["status"]) == (code, status), body
+    assert body["request_id"] == response.headers["x-request-id"]
+    return body
+
+
+async def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not true():  # noqa: ASYNC110 - any condition, not only one that somebody signals
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, stop: asyncio.Event) -> AsyncIterator[str]:
+    urls: asyncio.Queue[str] = asyncio.Queue()
+    task = asyncio.create_task(serve(gateway, stop=stop, listening=urls.put_nowait))
+    try:
+        yield await asyncio.wait_for(urls.get(), 5)
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+@asynccontextmanager
+async def running(*, slots: int = 4, tier: str = "A", worker: bool = True, **settings: object) -> AsyncIterator[Service]:
+    defaults: dict[str, object] = {"port": 0, "fleet_refresh_s": 0.02, "drain_s": 0.2}
+    config = GatewayConfig(**(defaults | settings))  # type: ignore[arg-type]
+    queue = MemoryQueue()
+    scripted = ScriptedWorker(queue, slots=slots, tier=tier)
+    gateway = Gateway(config, queue.gateway("g1"))
+    stop = asyncio.Event()
+    # Left in the reverse order: the client hangs up, the server drains, then the tasks and the worker stop.
+    async with (
+        gateway,
+        _maybe(scripted if worker else None),
+        serving(gateway, stop) as url,
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        if worker:
+            await gateway.fleet.refresh()
+            gateway.dispatch.look_again()
+        yield Service(url, client, gateway, queue, scripted, stop)
+
+
+@asynccontextmanager
+async def _maybe(worker: ScriptedWorker | None) -> AsyncIterator[None]:
+    if worker is None:
+        yield
+        return
+    async with worker:
+        yield
+
+
+async def raw_request(
+    port: int, request: bytes, read: Callable[[asyncio.StreamReader], Awaitable[bytes]] | None = None
+) -> bytes:
+    """Bytes as they are, for what an HTTP library would refuse to send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        await writer.drain()
+        return await asyncio.wait_for(read(reader) if read else reader.read(65536), 5)
+    finally:
+        writer.close()
