@@ -55,6 +55,7 @@ class MemoryQueue:
         self._replies: dict[str, _Inbox[Answer]] = {}
         self._cancels: dict[str, _Inbox[str]] = {}
         self._workers: dict[str, tuple[WorkerInfo, float]] = {}
+        self._left: set[str] = set()  # workers that said goodbye; one may still be asking
 
     def gateway(self, name: str) -> MemoryGatewayEnd:
         self._replies[name] = _Inbox()
@@ -62,6 +63,7 @@ class MemoryQueue:
 
     def worker(self, name: str) -> MemoryWorkerEnd:
         self._cancels[name] = _Inbox()
+        self._left.discard(name)
         return MemoryWorkerEnd(self, name)
 
     async def _publish(self, jobs: Sequence[Job]) -> None:
@@ -74,7 +76,7 @@ class MemoryQueue:
         async with self._arrival:
             while True:
                 self._return_lapsed()
-                if self._waiting:
+                if self._waiting and worker not in self._left:
                     return [self._lease_next(worker) for _ in range(min(most, len(self._waiting)))]
                 try:
                     await asyncio.wait_for(self._arrival.wait(), self._until_next_lapse())
@@ -130,6 +132,7 @@ class MemoryQueue:
     async def _leave(self, worker: str) -> None:
         async with self._arrival:
             self._workers.pop(worker, None)
+            self._left.add(worker)
             self._return_lapsed(of_worker=worker)
             self._arrival.notify_all()
 
