@@ -7,9 +7,10 @@ The worker does what the call's code says: `say TEXT`, `hold` (until `worker.let
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -20,6 +21,7 @@ from exec_wire.memory_queue import MemoryQueue
 from exec_wire.messages import Call, Result, Timings, pack, unpack_call, verdict
 from exec_wire.queue import Answer, Job, WorkerInfo
 
+T = TypeVar("T")
 JSON = {"content-type": "application/json"}
 
 
@@ -128,13 +130,17 @@ def lines(response: httpx.Response) -> list[Result]:
     return msgspec.json.Decoder(Result).decode_lines(response.content)
 
 
-def problem(response: httpx.Response, status: int, code: str) -> dict[str, object]:
+def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     """The body of an error answer, checked for what all of them have."""
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json"), response.text
-    body = response.json()
+    body: dict[str, Any] = response.json()
     assert (body["code"], body["status"]) == (code, status), body
     assert body["request_id"] == response.headers["x-request-id"]
     return body
+
+
+def soon(coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
+    return asyncio.create_task(coroutine)
 
 
 async def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:

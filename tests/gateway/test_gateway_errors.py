@@ -2,11 +2,12 @@
 
 import base64
 
+import httpx
 import pytest
 from gateway_harness import JSON, Service, problem, raw_request, running
 
 
-async def post(service: Service, body: bytes, route: str = "/v1/run") -> object:
+async def post(service: Service, body: bytes, route: str = "/v1/run") -> httpx.Response:
     return await service.client.post(route, content=body, headers=JSON)
 
 
@@ -26,10 +27,10 @@ async def post(service: Service, body: bytes, route: str = "/v1/run") -> object:
         b"\xef\xbb\xbf{}",
     ],
 )
-async def test_malformed_json_is_400_bad_json(service: Service, body: bytes) -> None:
-    problem(await post(service, body), 400, "bad_json")
+async def test_malformed_json_is_400_bad_json(shared: Service, body: bytes) -> None:
+    problem(await post(shared, body), 400, "bad_json")
     if body:
-        problem(await post(service, b'{"calls": [' + body + b"]}", "/v1/batch"), 400, "bad_json")
+        problem(await post(shared, b'{"calls": [' + body + b"]}", "/v1/batch"), 400, "bad_json")
 
 
 @pytest.mark.parametrize(
@@ -51,17 +52,17 @@ async def test_malformed_json_is_400_bad_json(service: Service, body: bytes) -> 
         (b'{"code": "", "require_tier": "Z"}', "$.require_tier"),
     ],
 )
-async def test_a_wrong_field_is_422_with_its_path(service: Service, body: bytes, field: str) -> None:
-    problem_body = problem(await post(service, body), 422, "bad_field")
+async def test_a_wrong_field_is_422_with_its_path(shared: Service, body: bytes, field: str) -> None:
+    problem_body = problem(await post(shared, body), 422, "bad_field")
     assert problem_body["field"] == field
     assert 0 < len(str(problem_body["detail"])) < 400
 
 
-async def test_the_path_of_a_field_in_a_batch_names_the_call(service: Service) -> None:
+async def test_the_path_of_a_field_in_a_batch_names_the_call(shared: Service) -> None:
     body = b'{"calls": [{"code": ""}, {"code": ""}, {"code": ""}, {"code": "", "limits": {"wall_s": 0}}]}'
-    assert problem(await post(service, body, "/v1/batch"), 422, "bad_field")["field"] == "$.calls[3].limits.wall_s"
+    assert problem(await post(shared, body, "/v1/batch"), 422, "bad_field")["field"] == "$.calls[3].limits.wall_s"
     body = b'{"calls": [{"code": ""}, {}]}'
-    assert problem(await post(service, body, "/v1/batch"), 422, "bad_field")["field"] == "$.calls[1].code"
+    assert problem(await post(shared, body, "/v1/batch"), 422, "bad_field")["field"] == "$.calls[1].code"
 
 
 async def test_a_bad_call_in_a_batch_means_that_none_is_run(service: Service) -> None:
@@ -70,8 +71,8 @@ async def test_a_bad_call_in_a_batch_means_that_none_is_run(service: Service) ->
     assert service.worker.codes == ["say 2"]
 
 
-async def test_an_unknown_language_is_422_and_lists_what_is_there(service: Service) -> None:
-    body = problem(await service.run(language="cobol"), 422, "unknown_language")
+async def test_an_unknown_language_is_422_and_lists_what_is_there(shared: Service) -> None:
+    body = problem(await shared.run(language="cobol"), 422, "unknown_language")
     assert body["field"] == "$.language"
     assert "python" in str(body["detail"])
 
@@ -96,42 +97,42 @@ async def test_an_unknown_language_is_422_and_lists_what_is_there(service: Servi
         "p/" * 600 + "x",
     ],
 )
-async def test_a_path_outside_is_422_naming_it(service: Service, path: str) -> None:
-    body = problem(await service.run(files={path: ""}), 422, "bad_field")
+async def test_a_path_outside_is_422_naming_it(shared: Service, path: str) -> None:
+    body = problem(await shared.run(files={path: ""}), 422, "bad_field")
     assert str(body["field"]).startswith("$.files['")
-    body = problem(await service.batch({"code": ""}, {"code": "", "fetch_files": ["fine", path]}), 422, "bad_field")
+    body = problem(await shared.batch({"code": ""}, {"code": "", "fetch_files": ["fine", path]}), 422, "bad_field")
     assert body["field"] == "$.calls[1].fetch_files[1]"
 
 
-async def test_the_field_of_a_bad_file_carries_its_path(service: Service) -> None:
-    assert problem(await service.run(files={"a/../b": ""}), 422, "bad_field")["field"] == "$.files['a/../b']"
-    body = problem(await service.batch({"code": "", "files": {"ok": "!"}}), 422, "bad_field")
+async def test_the_field_of_a_bad_file_carries_its_path(shared: Service) -> None:
+    assert problem(await shared.run(files={"a/../b": ""}), 422, "bad_field")["field"] == "$.files['a/../b']"
+    body = problem(await shared.batch({"code": "", "files": {"ok": "!"}}), 422, "bad_field")
     assert body["field"] == "$.calls[0].files['ok']"
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.txt", "./a", "/tmp/x", "/mnt/data/x", "..hidden", "é", "a b"])
-async def test_a_path_inside_is_accepted(service: Service, path: str) -> None:
-    response = await service.run(files={path: base64.b64encode(b"\0data").decode()}, fetch_files=[path])
+async def test_a_path_inside_is_accepted(shared: Service, path: str) -> None:
+    response = await shared.run(files={path: base64.b64encode(b"\0data").decode()}, fetch_files=[path])
     assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("content", ["!", "YQ", "YQ=", "Y Q==", "YQ==YQ==", "é", "YQ==\n"])
-async def test_content_that_is_not_base64_is_422(service: Service, content: str) -> None:
-    assert problem(await service.run(files={"f": content}), 422, "bad_field")["field"] == "$.files['f']"
+async def test_content_that_is_not_base64_is_422(shared: Service, content: str) -> None:
+    assert problem(await shared.run(files={"f": content}), 422, "bad_field")["field"] == "$.files['f']"
 
 
-async def test_files_that_exclude_each_other_are_422(service: Service) -> None:
-    problem(await service.run(files={"a": "", "./a": ""}), 422, "bad_field")
-    assert problem(await service.run(files={"a/b": "", "a": ""}), 422, "bad_field")["field"] == "$.files['a/b']"
+async def test_files_that_exclude_each_other_are_422(shared: Service) -> None:
+    problem(await shared.run(files={"a": "", "./a": ""}), 422, "bad_field")
+    assert problem(await shared.run(files={"a/b": "", "a": ""}), 422, "bad_field")["field"] == "$.files['a/b']"
 
 
 @pytest.mark.parametrize(("name", "value"), [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "x\0")])
-async def test_an_impossible_variable_is_422(service: Service, name: str, value: str) -> None:
-    assert str(problem(await service.run(env={name: value}), 422, "bad_field")["field"]).startswith("$.env['")
+async def test_an_impossible_variable_is_422(shared: Service, name: str, value: str) -> None:
+    assert str(problem(await shared.run(env={name: value}), 422, "bad_field")["field"]).startswith("$.env['")
 
 
-async def test_an_argument_with_nul_is_422(service: Service) -> None:
-    assert problem(await service.run(argv=["fine", "a\0"]), 422, "bad_field")["field"] == "$.argv[1]"
+async def test_an_argument_with_nul_is_422(shared: Service) -> None:
+    assert problem(await shared.run(argv=["fine", "a\0"]), 422, "bad_field")["field"] == "$.argv[1]"
 
 
 async def test_odd_programs_are_run(service: Service) -> None:
@@ -141,9 +142,9 @@ async def test_odd_programs_are_run(service: Service) -> None:
     assert service.worker.codes[1] == "\0"
 
 
-async def test_json_that_repeats_a_name_or_label_is_no_error(service: Service) -> None:
-    assert (await post(service, b'{"code": "say a", "code": "say b"}')).json()["stdout"] == "b"  # type: ignore[attr-defined]
-    assert (await service.batch({"code": "", "id": "x"}, {"code": "", "id": "x"})).status_code == 200
+async def test_json_that_repeats_a_name_or_label_is_no_error(shared: Service) -> None:
+    assert (await post(shared, b'{"code": "say a", "code": "say b"}')).json()["stdout"] == "b"
+    assert (await shared.batch({"code": "", "id": "x"}, {"code": "", "id": "x"})).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -165,20 +166,20 @@ async def test_another_content_type_is_415(service: Service, content_type: str |
     assert service.worker.codes == []
 
 
-async def test_a_charset_after_the_content_type_is_fine(service: Service) -> None:
-    response = await service.client.post(
+async def test_a_charset_after_the_content_type_is_fine(shared: Service) -> None:
+    response = await shared.client.post(
         "/v1/run", content=b'{"code": ""}', headers={"content-type": "Application/JSON; charset=utf-8"}
     )
     assert response.status_code == 200
 
 
-async def test_a_compressed_body_is_415(service: Service) -> None:
-    response = await service.client.post("/v1/run", content=b"x", headers=JSON | {"content-encoding": "gzip"})
+async def test_a_compressed_body_is_415(shared: Service) -> None:
+    response = await shared.client.post("/v1/run", content=b"x", headers=JSON | {"content-encoding": "gzip"})
     problem(response, 415, "wrong_content_type")
 
 
-async def test_batch_over_the_limit_is_413_with_the_number(service: Service) -> None:
-    body = problem(await service.batch(*({"code": ""} for _ in range(4097))), 413, "too_many_calls")
+async def test_batch_over_the_limit_is_413_with_the_number(shared: Service) -> None:
+    body = problem(await shared.batch(*({"code": ""} for _ in range(4097))), 413, "too_many_calls")
     assert "4097" in str(body["detail"]) and "4096" in str(body["detail"])
     assert body["field"] == "$.calls"
 
@@ -203,21 +204,21 @@ async def test_a_body_at_the_limit_is_accepted() -> None:
     async with running(max_body_bytes=1000) as service:
         body = b'{"code": "say ' + b"x" * (1000 - 16) + b'"}'
         assert len(body) == 1000
-        assert (await post(service, body)).status_code == 200  # type: ignore[attr-defined]
+        assert (await post(service, body)).status_code == 200
 
 
-async def test_an_unknown_route_is_404_and_a_wrong_method_405(service: Service) -> None:
-    problem(await service.client.get("/nothing"), 404, "not_found")
-    problem(await service.client.post("/v1/run/", json={"code": ""}), 404, "not_found")
-    response = await service.client.get("/v1/run")
+async def test_an_unknown_route_is_404_and_a_wrong_method_405(shared: Service) -> None:
+    problem(await shared.client.get("/nothing"), 404, "not_found")
+    problem(await shared.client.post("/v1/run/", json={"code": ""}), 404, "not_found")
+    response = await shared.client.get("/v1/run")
     problem(response, 405, "method_not_allowed")
     assert response.headers["allow"] == "POST"
-    problem(await service.client.delete("/healthz"), 405, "method_not_allowed")
+    problem(await shared.client.delete("/healthz"), 405, "method_not_allowed")
 
 
 @pytest.mark.parametrize("text", ["maybe", "", "2"])
-async def test_a_bad_query_is_422(service: Service, text: str) -> None:
-    assert problem(await service.batch(stream=text), 422, "bad_query")["field"] == "stream"
+async def test_a_bad_query_is_422(shared: Service, text: str) -> None:
+    assert problem(await shared.batch(stream=text), 422, "bad_query")["field"] == "stream"
 
 
 async def test_a_fault_of_ours_is_500_without_details(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

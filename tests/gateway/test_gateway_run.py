@@ -4,10 +4,10 @@ import asyncio
 
 import msgspec
 import pytest
-from gateway_harness import Service, lines, problem, running, until
+from gateway_harness import Service, lines, problem, running, soon, until
 
 from exec_wire.messages import Call, Result
-from exec_wire.queue import Job
+from exec_wire.queue import Answer, Job
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -55,7 +55,7 @@ async def test_request_id_and_traceparent_pass_through_to_the_result(service: Se
 
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 129, 'quo"te', "é"])
 async def test_an_unusable_request_id_is_replaced(service: Service, bad: str) -> None:
-    response = await service.client.post("/v1/run", json={"code": ""}, headers={"x-request-id": bad.encode("latin-1")})
+    response = await service.client.post("/v1/run", json={"code": ""}, headers={b"x-request-id": bad.encode("latin-1")})
     assert response.headers["x-request-id"] not in ("", bad)
     assert response.json()["request_id"] == response.headers["x-request-id"]
 
@@ -81,7 +81,7 @@ async def test_the_second_answer_of_a_call_is_counted_and_dropped(service: Servi
 
 
 async def test_no_more_calls_are_released_than_the_window_of_slots(service: Service) -> None:
-    answering = asyncio.create_task(service.batch(*({"code": "hold"} for _ in range(20))))
+    answering = soon(service.batch(*({"code": "hold"} for _ in range(20))))
     await until(lambda: len(service.worker.jobs) == 4)
     assert len(service.gateway.dispatch.released) == 5  # ceil(1.25 x 4)
     assert len(service.gateway.dispatch.waiting) == 15
@@ -92,16 +92,16 @@ async def test_no_more_calls_are_released_than_the_window_of_slots(service: Serv
 
 async def test_a_call_waits_for_a_worker_to_come() -> None:
     async with running(worker=False) as service:
-        answering = asyncio.create_task(service.run("say late"))
+        answering = soon(service.run("say late"))
         await until(lambda: len(service.gateway.dispatch.waiting) == 1)
         assert not service.gateway.dispatch.released
         async with service.worker:
-            assert (await waiting).json()["stdout"] == "late"
+            assert (await answering).json()["stdout"] == "late"
 
 
 async def test_a_worker_without_slots_still_gets_one_call_at_a_time() -> None:
     async with running(slots=0) as service:
-        waiting = asyncio.create_task(service.batch({"code": "hold"}, {"code": "hold"}))
+        waiting = soon(service.batch({"code": "hold"}, {"code": "hold"}))
         await until(lambda: len(service.gateway.dispatch.released) == 1)
         await asyncio.sleep(0.1)
         assert len(service.gateway.dispatch.released) == 1
@@ -136,7 +136,7 @@ async def test_what_could_not_be_published_is_published_again_in_its_order(
 async def test_the_reader_survives_a_queue_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     real, failures = service.gateway.dispatch._queue.receive, iter([True])
 
-    async def flaky() -> list[object]:
+    async def flaky() -> list[Answer]:
         if next(failures, False):
             raise ConnectionError("the queue is away")
         return await real()

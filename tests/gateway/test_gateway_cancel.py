@@ -1,0 +1,98 @@
+"""A caller who leaves takes the calls along."""
+
+import asyncio
+
+import pytest
+from gateway_harness import JSON, Service, running, soon, until
+
+from exec_service.waiters import ANONYMOUS
+from exec_wire.messages import Call
+
+
+@pytest.mark.parametrize("route", ["/v1/run", "/v1/batch", "/v1/batch?stream=false"])
+async def test_disconnect_cancels_what_runs_and_drops_what_waits(route: str) -> None:
+    async with running(slots=1) as service:
+        body = {"code": "hold"} if route == "/v1/run" else {"calls": [{"code": "hold"}] * 5}
+        count = 1 if route == "/v1/run" else 5
+        leaving = soon(service.client.post(route, json=body))
+        await until(lambda: len(service.worker.jobs) == 1 and service.gateway.dispatch.admission.calls == count)
+        leaving.cancel()
+        await until(lambda: service.worker.cancelled == [service.worker.jobs[0].id])
+        dispatch = service.gateway.dispatch
+        assert (dispatch.admission.calls, dispatch.admission.bytes, len(dispatch.waiting), len(dispatch.released)) == (
+            0,
+            0,
+            0,
+            0,
+        )
+        assert await service.metric("exec_calls_total", status="cancelled", blame="client") == count
+        assert (await service.run("say next")).json()["stdout"] == "next"
+        assert service.worker.codes == ["hold", "say next"]
+
+
+async def test_disconnect_in_the_middle_of_a_stream_cancels_the_rest(service: Service) -> None:
+    body = {"calls": [{"code": "say quick"}, {"code": "hold"}, {"code": "hold"}]}
+    async with service.client.stream("POST", "/v1/batch", json=body) as response:
+        await anext(response.aiter_lines())
+    await until(lambda: len(service.worker.cancelled) == 2)
+    assert service.gateway.dispatch.admission.calls == 0
+
+
+async def test_disconnect_while_the_body_is_sent_accepts_nothing(service: Service) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await service.run("say fine")).status_code == 200
+    assert service.worker.codes == ["say fine"]
+
+
+async def test_a_reader_who_stalls_is_disconnected() -> None:
+    async with running(write_stall_s=0.3, slots=16) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=1024)
+        text = "x" * 1_000_000
+        body = b'{"calls": [' + b",".join([b'{"code": "say %s"}' % text.encode()] * 30) + b"]}"
+        head = b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        await writer.drain()
+        await until(lambda: len(service.worker.jobs) == 30)
+        assert service.gateway.dispatch.admission.calls > 0
+        await until(lambda: service.gateway.dispatch.admission.calls == 0)
+        assert service.gateway.dispatch.admission.bytes == 0
+        writer.close()
+        del reader
+
+
+async def test_leaving_the_iteration_cancels_what_is_pending(service: Service) -> None:
+    results = service.gateway.dispatch.run_batch([Call("say a"), Call("hold"), Call("hold")])
+    first = await anext(aiter(results))
+    assert first.stdout == "a"
+    await results.aclose()  # type: ignore[attr-defined]
+    await until(lambda: len(service.worker.cancelled) == 2)
+    assert service.gateway.dispatch.admission.calls == 0
+
+
+async def test_run_batch_yields_every_result(service: Service) -> None:
+    calls = [Call(f"say {number}") for number in range(10)]
+    results = [result async for result in service.gateway.dispatch.run_batch(calls)]
+    assert sorted(result.index for result in results) == list(range(10))
+
+
+async def test_closing_an_order_twice_gives_back_once(service: Service) -> None:
+    order = service.gateway.dispatch.accept([Call("hold")], ANONYMOUS)
+    order.close()
+    order.close()
+    assert (service.gateway.dispatch.admission.calls, service.gateway.dispatch.admission.bytes) == (0, 0)
+    assert await order.take() == []
+
+
+async def test_a_call_cancelled_before_its_release_never_reaches_a_worker() -> None:
+    async with running(worker=False) as service:
+        leaving = soon(service.client.post("/v1/run", content=b'{"code": "say never"}', headers=JSON))
+        await until(lambda: len(service.gateway.dispatch.waiting) == 1)
+        leaving.cancel()
+        await until(lambda: len(service.gateway.dispatch.waiting) == 0)
+        async with service.worker:
+            assert (await service.run("say next")).status_code == 200
+        assert service.worker.codes == ["say next"]

@@ -1,0 +1,311 @@
+"""The rules of the job queue (`exec_wire.queue`), as a suite that every implementation passes.
+
+A queue is made by a factory and told the time by a clock that the tests move, so that leases lapse without waiting.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from exec_wire.memory_queue import MemoryQueue
+from exec_wire.queue import LEASE_S, RENEW_S, Answer, GatewayQueue, Job, WorkerInfo, WorkerQueue
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Bench:
+    """One queue under test: `gateway(name)` and `worker(name)` open ends, `pass_s` lets time go by."""
+
+    gateway: Callable[[str], GatewayQueue]
+    worker: Callable[[str], WorkerQueue]
+    pass_s: Callable[[float], Awaitable[None]]
+    numbers: list[int] = field(default_factory=lambda: [0])
+
+    def job(self, reply_to: str = "g1", remaining_ms: int = 60_000) -> Job:
+        self.numbers[0] += 1
+        return Job(f"job-{self.numbers[0]}", b"payload %d" % self.numbers[0], remaining_ms, reply_to)
+
+
+async def memory_bench() -> Bench:
+    clock = Clock()
+    queue = MemoryQueue(clock)
+
+    async def pass_s(seconds: float) -> None:
+        clock.now += seconds
+
+    return Bench(queue.gateway, queue.worker, pass_s)
+
+
+FACTORIES = [pytest.param(memory_bench, id="memory")]
+
+
+@pytest.fixture(params=FACTORIES)
+async def bench(request: pytest.FixtureRequest) -> Bench:
+    return await request.param()  # type: ignore[no-any-return]
+
+
+async def soon(waiting: Awaitable[object]) -> object:
+    return await asyncio.wait_for(waiting, 5)
+
+
+async def nothing_comes(waiting: Awaitable[object]) -> bool:
+    try:
+        await asyncio.wait_for(waiting, 0.05)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_a_published_job_is_taken_whole_and_its_answer_returns(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    job = bench.job()
+    await gateway.publish([job])
+    [taken] = await worker.take(1)
+    assert (taken.id, taken.payload, taken.reply_to, taken.needs, taken.deliveries) == (job.id, job.payload, "g1", "python", 1)
+    answer = Answer(job.id, b"result", 12.5)
+    await worker.answer([answer])
+    assert await soon(gateway.receive()) == [answer]
+
+
+async def test_a_gateway_knows_the_name_that_its_answers_are_sent_to(bench: Bench) -> None:
+    assert bench.gateway("g7").name == "g7"
+
+
+async def test_take_waits_for_a_job(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    taking = asyncio.ensure_future(worker.take(1))
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    job = bench.job()
+    await gateway.publish([job])
+    assert [taken.id for taken in await asyncio.wait_for(taking, 5)] == [job.id]
+
+
+async def test_a_worker_takes_no_more_than_it_asked_for_in_order(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    jobs = [bench.job() for _ in range(5)]
+    await gateway.publish(jobs)
+    assert [job.id for job in await worker.take(2)] == [job.id for job in jobs[:2]]
+    assert [job.id for job in await worker.take(9)] == [job.id for job in jobs[2:]]
+
+
+async def test_each_job_goes_to_one_worker(bench: Bench) -> None:
+    gateway = bench.gateway("g1")
+    workers = [bench.worker(f"w{number}") for number in range(3)]
+    taking = [asyncio.ensure_future(worker.take(2)) for worker in workers]
+    await asyncio.sleep(0.01)
+    jobs = [bench.job() for _ in range(6)]
+    await gateway.publish(jobs)
+    taken = [job.id for batch in await asyncio.gather(*taking) for job in batch]
+    assert sorted(taken) == sorted(job.id for job in jobs)
+
+
+async def test_answers_go_to_the_gateway_that_asked(bench: Bench) -> None:
+    one, two, worker = bench.gateway("g1"), bench.gateway("g2"), bench.worker("w1")
+    jobs = [bench.job("g1"), bench.job("g2")]
+    await one.publish(jobs[:1])
+    await two.publish(jobs[1:])
+    taken = await worker.take(1) + await worker.take(1)
+    await worker.answer([Answer(job.id, job.reply_to.encode()) for job in taken])
+    assert [answer.payload for answer in await soon(one.receive())] == [b"g1"]  # type: ignore[attr-defined]
+    assert [answer.payload for answer in await soon(two.receive())] == [b"g2"]  # type: ignore[attr-defined]
+
+
+async def test_receive_gives_all_answers_that_are_there(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    await gateway.publish([bench.job() for _ in range(3)])
+    for job in await worker.take(3):
+        await worker.answer([Answer(job.id, b"")])
+    assert len(await soon(gateway.receive())) == 3  # type: ignore[arg-type]
+
+
+async def test_what_remains_of_a_deadline_shrinks_while_a_job_waits(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    await gateway.publish([bench.job(remaining_ms=10_000)])
+    await bench.pass_s(4)
+    [job] = await worker.take(1)
+    assert job.remaining_ms == pytest.approx(6_000, abs=50)
+
+
+async def test_a_late_job_is_delivered_and_not_dropped(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    await gateway.publish([bench.job(remaining_ms=1_000)])
+    await bench.pass_s(3)
+    [job] = await worker.take(1)
+    assert job.remaining_ms <= 0
+
+
+async def test_a_lease_that_nobody_renews_is_handed_to_another_worker_and_counted(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job(remaining_ms=60_000)])
+    [job] = await first.take(1)
+    await bench.pass_s(LEASE_S - 0.1)
+    assert await nothing_comes(second.take(1))
+    await bench.pass_s(0.2)
+    [again] = await second.take(1)
+    assert (again.id, again.payload, again.deliveries) == (job.id, job.payload, 2)
+    assert again.remaining_ms == pytest.approx(60_000 - LEASE_S * 1000, abs=200)
+    await bench.pass_s(LEASE_S + 0.1)
+    assert [taken.deliveries for taken in await first.take(1)] == [3]
+
+
+async def test_a_lapsed_job_goes_before_those_that_came_later(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    jobs = [bench.job() for _ in range(2)]
+    await gateway.publish(jobs)
+    await first.take(1)
+    await bench.pass_s(LEASE_S + 0.1)
+    assert [job.id for job in await second.take(2)] == [job.id for job in jobs]
+
+
+async def test_a_renewed_lease_holds(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job()])
+    [job] = await first.take(1)
+    for _ in range(5):
+        await bench.pass_s(RENEW_S)
+        await first.renew([job.id])
+    assert await nothing_comes(second.take(1))
+
+
+async def test_a_worker_cannot_renew_what_it_has_lost(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job()])
+    [job] = await first.take(1)
+    await bench.pass_s(LEASE_S + 0.1)
+    await second.take(1)
+    await bench.pass_s(LEASE_S - 0.1)
+    await first.renew([job.id])
+    await bench.pass_s(0.2)
+    assert [taken.deliveries for taken in await first.take(1)] == [3]
+
+
+async def test_an_answered_job_is_not_delivered_again(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job()])
+    [job] = await first.take(1)
+    await first.answer([Answer(job.id, b"")])
+    await bench.pass_s(LEASE_S + 1)
+    assert await nothing_comes(second.take(1))
+
+
+async def test_the_answer_of_a_worker_that_lost_its_lease_is_still_delivered(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job()])
+    [job] = await first.take(1)
+    await bench.pass_s(LEASE_S + 1)
+    await second.take(1)
+    await first.answer([Answer(job.id, b"first")])
+    await second.answer([Answer(job.id, b"second")])
+    received = await soon(gateway.receive())
+    while len(received) < 2:  # type: ignore[arg-type]
+        received += await soon(gateway.receive())  # type: ignore[operator]
+    assert [answer.payload for answer in received] == [b"first", b"second"]  # type: ignore[attr-defined]
+
+
+async def test_an_answer_to_a_gateway_that_is_gone_harms_nobody(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    await gateway.publish([bench.job("gone"), bench.job("g1")])
+    jobs = await worker.take(2)
+    await worker.answer([Answer(job.id, b"") for job in jobs])
+    assert [answer.id for answer in await soon(gateway.receive())] == [jobs[1].id]  # type: ignore[attr-defined]
+
+
+async def test_a_cancelled_job_that_nobody_took_is_forgotten(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    jobs = [bench.job() for _ in range(3)]
+    await gateway.publish(jobs)
+    await gateway.cancel([jobs[1].id, "never-existed"])
+    assert [job.id for job in await worker.take(3)] == [jobs[0].id, jobs[2].id]
+
+
+async def test_the_worker_that_runs_a_cancelled_job_is_told(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job() for _ in range(2)])
+    [mine], [other] = await first.take(1), await second.take(1)
+    await gateway.cancel([mine.id])
+    assert await soon(first.cancelled()) == [mine.id]
+    assert await nothing_comes(second.cancelled())
+    await first.answer([Answer(mine.id, b"cancelled")])
+    assert [answer.id for answer in await soon(gateway.receive())] == [mine.id]  # type: ignore[attr-defined]
+    assert other.id != mine.id
+
+
+async def test_a_cancelled_job_is_not_started_again_when_its_worker_dies(bench: Bench) -> None:
+    gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job()])
+    [job] = await first.take(1)
+    await gateway.cancel([job.id])
+    await bench.pass_s(LEASE_S + 1)
+    assert await nothing_comes(second.take(1))
+
+
+async def test_a_worker_is_seen_while_it_announces_itself(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    assert await gateway.workers() == []
+    await worker.announce(WorkerInfo("w1", 4, tier="A"))
+    assert await gateway.workers() == [WorkerInfo("w1", 4, tier="A")]
+    await bench.pass_s(LEASE_S - 0.1)
+    await worker.announce(WorkerInfo("w1", 4, busy=2, tier="A"))
+    await bench.pass_s(LEASE_S - 0.1)
+    assert await gateway.workers() == [WorkerInfo("w1", 4, busy=2, tier="A")]
+    await bench.pass_s(0.2)
+    assert await gateway.workers() == []
+
+
+async def test_a_worker_that_leaves_hands_its_jobs_over_at_once(bench: Bench) -> None:
+    gateway, leaving, staying = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await leaving.announce(WorkerInfo("w1", 4))
+    await gateway.publish([bench.job(), bench.job()])
+    [job, kept] = await leaving.take(2)
+    await leaving.answer([Answer(kept.id, b"")])
+    waiting = asyncio.ensure_future(staying.take(2))
+    await asyncio.sleep(0.01)
+    await leaving.leave()
+    [again] = await asyncio.wait_for(waiting, 5)
+    assert (again.id, again.deliveries) == (job.id, 2)
+    assert await gateway.workers() == []
+
+
+async def test_a_worker_that_left_gets_nothing_more(bench: Bench) -> None:
+    gateway, leaving, staying = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
+    await gateway.publish([bench.job()])
+    await leaving.take(1)
+    still_asking = asyncio.ensure_future(leaving.take(1))
+    await asyncio.sleep(0.01)
+    await leaving.leave()
+    [again] = await asyncio.wait_for(staying.take(1), 5)
+    assert again.deliveries == 2
+    assert not still_asking.done()
+    still_asking.cancel()
+
+
+async def test_a_cancelled_take_loses_no_job(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    taking = asyncio.ensure_future(worker.take(1))
+    await asyncio.sleep(0.01)
+    taking.cancel()
+    await asyncio.wait([taking])
+    job = bench.job()
+    await gateway.publish([job])
+    assert [taken.id for taken in await asyncio.wait_for(worker.take(1), 5)] == [job.id]
+
+
+async def test_a_waiting_worker_gets_a_job_whose_lease_lapses_meanwhile() -> None:
+    """On the real clock: nobody publishes or asks anew, the lapse itself wakes the one who waits."""
+    queue = MemoryQueue()
+    gateway, first, second = queue.gateway("g1"), queue.worker("w1"), queue.worker("w2")
+    await gateway.publish([Job("j", b"", 60_000, "g1")])
+    await first.take(1)
+    queue._leases["j"].ends_at -= LEASE_S - 0.1
+    [job] = await asyncio.wait_for(second.take(1), 5)
+    assert job.deliveries == 2
