@@ -79,7 +79,8 @@ def config_text(stage: Stage, block: UidBlock) -> str:
         'mount { dst: "/dev" fstype: "tmpfs" rw: true options: "size=64k,mode=755" }',
         *(_device(f"/dev/{name}") for name in ("null", "zero", "urandom", "random", "full")),
         'mount { dst: "/w" fstype: "tmpfs" rw: true nosuid: true nodev: true options: "size=64k,mode=755" }',
-        'mount { dst: "/w/call" fstype: "tmpfs" rw: false nosuid: true nodev: true options: "size=4k,mode=755" }',
+        # The zygote's own; each program has a fresh one mounted over it.
+        'mount { dst: "/w/call" fstype: "tmpfs" rw: true nosuid: true nodev: true options: "size=16m,mode=755" }',
         *(f'mount {{ src: "{source}" dst: "{link}" is_symlink: true }}' for link, source in _LINKS.items()),
         'mount { dst: "/proc" fstype: "proc" rw: true nosuid: true nodev: true noexec: true }',
         *(f'envar: "{name}={value}"' for name, value in ZYGOTE_ENVIRONMENT.items()),

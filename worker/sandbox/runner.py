@@ -30,7 +30,9 @@ from worker.sandbox import cgroups, jail, kernel, protocol, uids
 
 log = logging.getLogger("runner")
 
-RESTART_PAUSE_S = 0.2  # between two starts of a zygote that dies at once
+RESTART_PAUSE_S = 0.2  # after a zygote died young; doubled each time, up to
+RESTART_PAUSE_MOST_S = 10.0
+YOUNG_S = 30.0
 LAYERS_OF_A_JAIL = ["userns", "netns", "pidns", "mntns", "ipcns", "utsns", "uid", "rlimits", "no_new_privs", "landlock", "seccomp"]
 
 
@@ -48,6 +50,8 @@ class Runner:
         self._packages = packages
         self._zygotes: dict[int, Zygote] = {}
         self._next_number = 0
+        self._pauses: dict[str, float] = {}
+        self._due: list[tuple[float, str]] = []  # when to start which profile again
 
     def run(self) -> None:
         first = protocol.receive_message(self._worker)
@@ -63,6 +67,7 @@ class Runner:
             self._clean_up()
 
     def _configure(self, wishes: dict[str, Any]) -> None:
+        steps = _native_steps()
         self._profiles: dict[str, list[str]] = wishes["profiles"]
         self._per_profile = max(1, wishes["slots"] // 4)  # a zygote forks one program after the other
         self._faults: bool = wishes["faults"]
@@ -74,7 +79,8 @@ class Runner:
         self._config = self._folder / "jail.cfg"
         self._config.write_text(jail.config_text(stage, self._block))
         self._slot_files = self._make_slots(wishes["slots"])
-        protocol.send_message(self._worker, {"ready": {"tier": self._tier, "layers": self._layers, "uid_base": self._block.base}})
+        ready = {"tier": self._tier, "layers": self._layers, "steps": steps}
+        protocol.send_message(self._worker, {"ready": ready})
 
     def _make_slots(self, count: int) -> list[list[int | None]]:
         self._layers = list(LAYERS_OF_A_JAIL)
@@ -126,25 +132,34 @@ class Runner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
         while True:
-            ready, _, _ = select.select([self._worker, wake_read], [], [])
+            ready, _, _ = select.select([self._worker, wake_read], [], [], self._start_due())
             if wake_read in ready:
                 os.read(wake_read, 4096)
-                self._replace_dead()
+                self._notice_dead()
             if self._worker in ready:
                 message = protocol.receive_message(self._worker)
                 if message is None:
                     return
                 self._recycle(message[0]["recycle"])
 
-    def _replace_dead(self) -> None:
+    def _notice_dead(self) -> None:
         for zygote in list(self._zygotes.values()):
             if zygote.process.poll() is None:
                 continue
             log.warning("zygote %s (%s) ended with %s", zygote.number, zygote.profile, zygote.process.returncode)
             del self._zygotes[zygote.process.pid]
-            if time.monotonic() - zygote.started_at < RESTART_PAUSE_S:
-                time.sleep(RESTART_PAUSE_S)
-            self._start_zygote(zygote.profile)
+            young = time.monotonic() - zygote.started_at < YOUNG_S
+            pause = min(self._pauses.get(zygote.profile, RESTART_PAUSE_S / 2) * 2, RESTART_PAUSE_MOST_S) if young else 0.0
+            self._pauses[zygote.profile] = pause or RESTART_PAUSE_S / 2
+            self._due.append((time.monotonic() + pause, zygote.profile))
+
+    def _start_due(self) -> float | None:
+        """Start what has waited long enough; how long until the next one."""
+        now = time.monotonic()
+        due, self._due = [e for e in self._due if e[0] <= now], [e for e in self._due if e[0] > now]
+        for _, profile in due:
+            self._start_zygote(profile)
+        return min((at for at, _ in self._due), default=now) - now if self._due else None
 
     def _recycle(self, number: int) -> None:
         for zygote in self._zygotes.values():
@@ -164,11 +179,23 @@ class Runner:
         self._block.release()
 
 
+class NotBuilt(Exception):
+    pass
+
+
+def _native_steps() -> list[str]:
+    try:
+        from worker.sandbox.inside import _zygote
+    except ImportError as error:
+        raise NotBuilt("the sandbox's C part is not built: install gcc and Python's headers, then run `make install`") from error
+    return list(_zygote.steps())
+
+
 def serve(worker: socket.socket, packages: Path) -> None:
     """One worker's life. Words for whoever started us, and for the worker, when the sandbox cannot be built."""
     try:
         Runner(worker, packages).run()
-    except (OSError, uids.NoFreeUids, cgroups.CgroupUnavailable) as error:
+    except (OSError, NotBuilt, uids.NoFreeUids) as error:
         log.error("the sandbox cannot be built: %s", error)
         try:
             protocol.send_message(worker, {"failed": str(error)})

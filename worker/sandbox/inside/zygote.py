@@ -21,6 +21,7 @@ def main() -> None:
     import seccomp
     import warmup
 
+    os.mkdir(os.path.realpath("/tmp"))  # noqa: PTH102 - for packages that want a folder when imported; no program sees it
     warmup.warm_up(settings["imports"])
     sys.path.remove(settings["inside"])
     layers = layer_bits(_zygote, settings["layers"])

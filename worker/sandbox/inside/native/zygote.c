@@ -126,6 +126,10 @@ static void say_not_started(struct ask *ask, int step, int error) {
 /* ---- one program's life, seen from outside ---- */
 
 static int apply_limits(struct slot *s) {
+    if (read_number(s->cgroup[CG_PIDS_NOW], NULL) > 0) { /* what a lost zygote left here is still dying */
+        errno = EBUSY;
+        return -1;
+    }
     int64_t memory = s->ask.memory_bytes, pids = s->ask.processes;
     if (memory != s->memory_limit) {
         if (write_number(s->cgroup[CG_MEMORY_LIMIT], memory))
@@ -139,6 +143,7 @@ static int apply_limits(struct slot *s) {
     }
     if (s->cgroup[CG_MEMORY_PEAK] >= 0)
         write_number(s->cgroup[CG_MEMORY_PEAK], 0); /* resets it, where the kernel can */
+    s->oom_before = oom_kills(s); /* cumulative, and other zygotes use the slot too */
     return 0;
 }
 
@@ -222,7 +227,6 @@ static void end(struct slot *s, int by) {
 
 static void finish(struct slot *s) {
     struct progress *p = &house.progress[s - slots];
-    int64_t oom = oom_kills(s);
     int64_t ready = p->ready_ns ? p->ready_ns : s->ended_ns;
     struct say message = {
         .kind = SAY_ENDED, .slot = s - slots, .call = s->ask.call,
@@ -230,9 +234,8 @@ static void finish(struct slot *s) {
         .status = s->status, .ended_by = s->ended_by,
         .start_ns = ready - s->forked_ns, .run_ns = s->ended_ns - ready, .cpu_ns = s->cpu_ns,
         .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
-        .oom_kills = oom - s->oom_before, .processes_peak = s->processes_peak, .waited_ns = s->waited_ns,
+        .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak, .waited_ns = s->waited_ns,
     };
-    s->oom_before = oom;
     close_all(s->fd, RUN_FDS);
     s->state = SLOT_FREE;
     running--;
@@ -329,7 +332,6 @@ static void learn_slot(struct ask *ask, int *fd) {
     for (int i = 0, next = 0; i < SLOT_FDS; i++)
         s->cgroup[i] = (ask->cpu_s >> i & 1) ? fd[next++] : -1;
     s->memory_limit = s->pids_limit = -1;
-    s->oom_before = oom_kills(s);
     s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     s->state = SLOT_FREE;
     if (ask->slot >= slots_known)

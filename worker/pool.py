@@ -1,0 +1,161 @@
+"""The slots of a worker and the zygotes that fill them.
+
+A slot is a permit to use a core, with a uid and control groups of its own; a zygote forks programs into any slot. Taking and
+giving back a slot are plain state changes; what has to be awaited is the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import socket
+
+from exec_wire import Call, Result, Sandbox
+from worker.config import WorkerConfig
+from worker.profiles import ProfileChoice
+from worker.sandbox.execution import Execution
+from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
+from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
+
+log = logging.getLogger("worker")
+
+FAILURES_BEFORE_RECYCLING = 3
+
+
+class SlotBusy(Exception):
+    """Processes of a lost zygote are still dying in this slot; nothing was started."""
+
+
+class Pool:
+    """`async with Pool(...)`: a runner and its zygotes are there, and gone afterwards."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._choice = ProfileChoice(config.profiles)
+        self._zygotes: list[ZygoteLink] = []
+        self._change = asyncio.Condition()
+        self._free = list(range(config.slots))
+        self._numbers = itertools.count(1)
+        self._failures: dict[int, int] = {}  # set-up failures in a row, by zygote
+        self._stillborn: set[str] = set()  # profiles whose last zygote died before it was warm
+        self._warming: set[asyncio.Task[None]] = set()
+        self.sandbox = Sandbox()
+        self.zygote_restarts = 0
+
+    async def __aenter__(self) -> Pool:
+        config = self._config
+        self._runner = await (RunnerLink.join(config.runner_socket) if config.runner_socket else RunnerLink.start(config.packages))
+        wishes = {
+            "slots": config.slots,
+            "profiles": config.profiles,
+            "uid_base": config.uid_base,
+            "faults": config.fault_injection,
+        }
+        try:
+            await self._runner.configure(wishes, self._add_zygote)
+        except BaseException:
+            await self._runner.close()
+            raise
+        self.sandbox = Sandbox(self._runner.tier, self._runner.layers)  # type: ignore[arg-type]
+        self._heart = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._heart.cancel()
+        for zygote in self._zygotes:
+            zygote.close()
+        await self._runner.close()
+
+    @property
+    def slots(self) -> int:
+        return self._config.slots
+
+    @property
+    def profiles(self) -> list[str]:
+        return list(self._config.profiles)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def take_slot(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    async def run(self, call: Call, slot: int, remaining_s: float, fail_step: int = 0) -> Result:
+        """One program, from start to result. `ZygoteLost` if its zygote died under it, `SlotBusy` if it was not started."""
+        async with asyncio.timeout(remaining_s):
+            zygote = await self._zygote_for(call)
+        execution = Execution(call, remaining_s, next(self._numbers), fail_step)
+        try:
+            say = await zygote.run(execution, slot)
+            if say.step != 0 and say.error == errno.EBUSY:
+                raise SlotBusy
+            self._count_failures(zygote, say.step != 0)
+            return execution.result(say, self.sandbox, self._runner.steps)
+        finally:
+            execution.close()
+
+    async def wait_ready(self) -> None:
+        """Every profile has a zygote that is warm; `SandboxUnavailable` if one cannot be had."""
+        async with self._change:
+            await self._change.wait_for(lambda: self._all_warm() or self._stillborn)
+        if not self._all_warm():
+            raise SandboxUnavailable(f"the interpreters of {sorted(self._stillborn)} do not start; the messages above say why")
+
+    def _all_warm(self) -> bool:
+        return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self._config.profiles)
+
+    async def _zygote_for(self, call: Call) -> ZygoteLink:
+        profile = self._choice.choose(call.code)
+        while True:
+            ready = [zygote for zygote in self._zygotes if zygote.ready]
+            best = [zygote for zygote in ready if zygote.profile == profile] or ready
+            if best:
+                return min(best, key=lambda zygote: zygote.load)
+            async with self._change:
+                await self._change.wait()
+
+    def _add_zygote(self, number: int, profile: str, link: socket.socket) -> None:
+        zygote = ZygoteLink(number, profile, link)
+        self._zygotes = [other for other in self._zygotes if not other.lost] + [zygote]
+        task = asyncio.create_task(self._announce_when_ready(zygote))
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
+
+    async def _announce_when_ready(self, zygote: ZygoteLink) -> None:
+        try:
+            await zygote.wait_ready()
+        except asyncio.CancelledError:
+            self._stillborn.add(zygote.profile)  # it died before it was warm; the runner starts another
+        else:
+            self._stillborn.discard(zygote.profile)
+        async with self._change:
+            self._change.notify_all()
+
+    def _count_failures(self, zygote: ZygoteLink, failed: bool) -> None:
+        """A zygote in which set-up fails again and again is not trusted any more."""
+        self._failures[zygote.number] = self._failures.get(zygote.number, 0) + 1 if failed else 0
+        if self._failures[zygote.number] >= FAILURES_BEFORE_RECYCLING:
+            self._replace(zygote, "set-up failed three times in a row")
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for zygote in self._zygotes:
+                if zygote.ready and not zygote.beat():
+                    self._replace(zygote, "it does not answer")
+
+    def _replace(self, zygote: ZygoteLink, why: str) -> None:
+        log.warning("recycling zygote %s (%s): %s", zygote.number, zygote.profile, why)
+        self.zygote_restarts += 1
+        self._failures.pop(zygote.number, None)
+        zygote.close()
+        self._runner.recycle(zygote.number)
+
+
+__all__ = ["Pool", "SlotBusy", "ZygoteLost"]

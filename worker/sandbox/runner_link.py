@@ -1,0 +1,97 @@
+"""The worker's side of its runner: start one or join one, learn the tier, receive the sockets of zygotes as they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from worker.sandbox import protocol
+
+
+class SandboxUnavailable(Exception):
+    """The runner could not build the sandbox; the message says why."""
+
+
+class RunnerLink:
+    """`on_zygote(number, profile, socket)` is called for each zygote that is started, now and later."""
+
+    def __init__(self, link: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+        self._link, self._process = link, process
+        self.lost = asyncio.Event()
+        self.tier = "none"
+        self.layers: list[str] = []
+        self.steps: list[str] = []
+
+    @classmethod
+    async def start(cls, packages: Path) -> RunnerLink:
+        """A runner of our own, with nothing of this process's environment but what it needs to find its code."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = Path(__file__).parents[2]
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(theirs.fileno()), "--packages", str(packages)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(root)},
+                start_new_session=True,  # a Ctrl-C on the terminal is for the service, which drains first
+            )
+        return cls(ours, process)
+
+    @classmethod
+    async def join(cls, path: Path) -> RunnerLink:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.connect(str(path))
+        return cls(link, None)
+
+    async def configure(self, wishes: dict[str, Any], on_zygote: Callable[[int, str, socket.socket], None]) -> None:
+        self._on_zygote = on_zygote
+        self._configured: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        protocol.send_message(self._link, {"configure": wishes})
+        self._link.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._link, self._read)
+        ready = await self._configured
+        self.tier, self.layers, self.steps = ready["tier"], ready["layers"], ready["steps"]
+
+    def recycle(self, number: int) -> None:
+        protocol.send_message(self._link, {"recycle": number})
+
+    def _read(self) -> None:
+        try:
+            received = protocol.receive_message(self._link)
+        except BlockingIOError:
+            return
+        if received is None:
+            asyncio.get_running_loop().remove_reader(self._link)
+            self.lost.set()
+            self._fail("the runner ended; its messages say why")
+            return
+        message, fd = received
+        if "zygote" in message and fd is not None:
+            self._on_zygote(message["zygote"]["number"], message["zygote"]["profile"], socket.socket(fileno=fd))
+        elif "ready" in message:
+            self._configured.set_result(message["ready"])
+        elif "failed" in message:
+            self._fail(message["failed"])
+
+    def _fail(self, words: str) -> None:
+        if not self._configured.done():
+            self._configured.set_exception(SandboxUnavailable(words))
+
+    async def close(self, patience_s: float = 10.0) -> None:
+        """Let the runner go: it kills what runs and removes what it made."""
+        asyncio.get_running_loop().remove_reader(self._link)
+        self._link.close()
+        if self._process is None:
+            return
+        try:
+            await asyncio.to_thread(self._process.wait, patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(self._process.wait)
