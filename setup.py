@@ -29,8 +29,7 @@ def write_syscall_table(cc: str, path: Path) -> None:
     names = sorted(set(re.findall(r"^#define __NR_(\w+) ", macros, re.M)))
     rows = "".join(f'    {{"{name}", __NR_{name}}},\n' for name in names)
     path.write_text(
-        "#include <sys/syscall.h>\n"
-        f"static const struct {{ const char *name; long number; }} SYSCALL_TABLE[] = {{\n{rows}}};\n"
+        f"#include <sys/syscall.h>\nstatic const struct {{ const char *name; long number; }} SYSCALL_TABLE[] = {{\n{rows}}};\n"
     )
 
 

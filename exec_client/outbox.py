@@ -257,8 +257,11 @@ class Outbox:
         return max(1, min(self._request_calls, max(self._policy.calls_per_request, to_fit_all)))
 
     def _can_leave(self, ticket: Ticket) -> bool:
-        if not ticket.future.done() and ticket.deadline <= self._loop.time():
-            ticket.expire()
+        if ticket.deadline <= self._loop.time():
+            if ticket.last_error is not None:
+                ticket.fail(ticket.last_error)  # the reason why it is here again says more than the time
+            else:
+                ticket.expire()
         return not ticket.future.done()
 
     def _ship(self, tickets: list[Ticket]) -> None:

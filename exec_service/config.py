@@ -6,7 +6,7 @@ Each field's `Meta` carries its bounds and its one line of help, so that documen
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -55,19 +55,28 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         if self.max_bytes < self.max_body_bytes:
             raise ConfigError(f"max_bytes ({self.max_bytes}) is below max_body_bytes ({self.max_body_bytes})")
 
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> GatewayConfig:
-        """The configuration that `EXEC_*` variables describe; what is not set keeps its default."""
-        given = {}
-        for setting in settings():
-            text = environ.get(setting.env)
-            if text is None:
-                continue
-            try:
-                given[setting.name] = msgspec.convert(text, setting.type, strict=False)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{setting.env}={text!r}: {error}") from None
-        return cls(**given)
+
+C = TypeVar("C", bound=Struct)
+
+
+def read_environment(config: type[C], environ: Mapping[str, str], **given: object) -> C:
+    """The configuration that `EXEC_*` variables describe, and `given` overrides where it is not None; else the defaults."""
+    values = {name: value for name, value in given.items() if value is not None}
+    for setting in settings(config):
+        text = environ.get(setting.env)
+        if text is None or setting.name in values:
+            continue
+        try:
+            if text.startswith(("{", "[")):
+                values[setting.name] = msgspec.json.decode(text, type=setting.type)
+            else:
+                values[setting.name] = msgspec.convert(text, setting.type, strict=False)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{setting.env}={text!r}: {error}") from None
+    try:
+        return msgspec.convert(values, config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
 
 
 class Setting(Struct, frozen=True):
@@ -80,7 +89,11 @@ class Setting(Struct, frozen=True):
     help: str
 
 
-def settings() -> Iterator[Setting]:
-    for field in msgspec.structs.fields(GatewayConfig):
+def settings(config: type[Struct]) -> Iterator[Setting]:
+    for field in msgspec.structs.fields(config):
         meta = next(part for part in field.type.__metadata__ if isinstance(part, Meta))
-        yield Setting(field.name, ENV_PREFIX + field.name.upper(), field.type, field.default, meta.description or "")
+        yield Setting(field.name, ENV_PREFIX + field.name.upper(), field.type, default_of(field), meta.description or "")
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()

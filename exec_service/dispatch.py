@@ -280,7 +280,10 @@ class Dispatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self._deadlines.close()
-        await self._send_cancels()
+        try:
+            await self._send_cancels()
+        except Exception:
+            log.exception("cannot cancel at the queue; the workers will end by the deadlines")
 
     async def _until_empty(self) -> None:
         while self._orders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import get_args, get_type_hints
 
@@ -53,6 +54,7 @@ def info_of(config: GatewayConfig, fleet: Fleet, languages: list[str]) -> Info:
     )
 
 
+@cache
 def limit_values() -> LimitValues:
     """Read off the message types, where they are declared."""
     default: dict[str, float] = {}
@@ -67,6 +69,7 @@ def limit_values() -> LimitValues:
     return LimitValues(default, maximum)
 
 
+@cache
 def package_version() -> str:
     try:
         return version("exec-service")

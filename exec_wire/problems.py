@@ -41,6 +41,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     retry_after_s: float | None = None
 
 
-def problem(code: str, detail: str = "", *, field: str = "", request_id: str = "", retry_after_s: float | None = None) -> Problem:
+def problem(
+    code: str, detail: str = "", *, field: str = "", request_id: str = "", retry_after_s: float | None = None
+) -> Problem:
     status, title = PROBLEMS[code]
     return Problem(code, title, status, detail, field, request_id=request_id, retry_after_s=retry_after_s)

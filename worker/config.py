@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
 
 from worker.profiles import PROFILES
 from worker.sandbox.uids import DEFAULT_BASE
@@ -14,18 +16,21 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def default_packages() -> Path:
+def default_packages() -> str:
     """Beside the code, where `make` installs them."""
-    return Path(__file__).parents[1] / ".sandbox-packages"
+    return str(Path(__file__).parents[1] / ".sandbox-packages")
 
 
-@dataclass(frozen=True)
-class WorkerConfig:
-    slots: int = field(default_factory=usable_cores, metadata={"help": "programs that run at the same time"})
-    packages: Path = field(default_factory=default_packages, metadata={"help": "folder of the packages that programs may import"})
-    profiles: dict[str, list[str]] = field(
-        default_factory=lambda: dict(PROFILES), metadata={"help": "warm interpreters: name and what each has imported"}
+class WorkerConfig(Struct, frozen=True, kw_only=True):
+    slots: Annotated[
+        int, Meta(ge=1, le=1023, description="Programs that run at the same time; the number of cores if not set")
+    ] = field(default_factory=usable_cores)
+    packages: Annotated[str, Meta(description="Folder of the packages that programs may import")] = field(
+        default_factory=default_packages
     )
-    uid_base: int = field(default=DEFAULT_BASE, metadata={"help": "first of the user ids that sandboxes run under"})
-    runner_socket: Path | None = field(default=None, metadata={"help": "join the runner that listens here instead of starting one"})
-    fault_injection: bool = field(default=False, metadata={"help": "for tests: let a call name the set-up step that fails"})
+    profiles: Annotated[
+        dict[str, list[str]], Meta(description="Warm interpreters: a name, and what each has imported (JSON)")
+    ] = field(default_factory=lambda: dict(PROFILES))
+    uid_base: Annotated[int, Meta(ge=100_000, description="First of the user ids that sandboxes run under")] = DEFAULT_BASE
+    runner_socket: Annotated[str, Meta(description="Join the runner that listens here instead of starting one")] = ""
+    fault_injection: Annotated[bool, Meta(description="For tests: a call may name the set-up step that is to fail")] = False

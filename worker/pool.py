@@ -11,6 +11,7 @@ import errno
 import itertools
 import logging
 import socket
+from pathlib import Path
 
 from exec_wire import Call, Result, Sandbox
 from worker.config import WorkerConfig
@@ -46,7 +47,9 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         config = self._config
-        self._runner = await (RunnerLink.join(config.runner_socket) if config.runner_socket else RunnerLink.start(config.packages))
+        self._runner = (
+            RunnerLink.join(Path(config.runner_socket)) if config.runner_socket else RunnerLink.start(Path(config.packages))
+        )
         wishes = {
             "slots": config.slots,
             "profiles": config.profiles,
@@ -58,7 +61,7 @@ class Pool:
         except BaseException:
             await self._runner.close()
             raise
-        self.sandbox = Sandbox(self._runner.tier, self._runner.layers)  # type: ignore[arg-type]
+        self.sandbox = Sandbox(self._runner.tier, self._runner.layers)
         self._heart = asyncio.create_task(self._beat())
         return self
 

@@ -2,7 +2,9 @@
 
 import asyncio
 
+import httpx
 import msgspec
+import pytest
 from gateway_harness import Service, lines, running, until
 
 from exec_wire.messages import Result
@@ -80,3 +82,32 @@ async def test_concurrent_batches_do_not_mix(service: Service) -> None:
 
     names = [f"batch{number}" for number in range(10)]
     assert await asyncio.gather(*map(one, names)) == [{name} for name in names]
+
+
+async def test_delivered_results_make_room_while_their_batch_goes_on(service: Service) -> None:
+    body = {"calls": [{"code": "say quick"}, {"code": "say quick"}, {"code": "hold"}]}
+    async with service.client.stream("POST", "/v1/batch", json=body) as response:
+        received = response.aiter_lines()
+        await anext(received)
+        await anext(received)
+        await until(lambda: service.gateway.dispatch.admission.calls == 1)
+        service.worker.let_go.set()
+        assert len([line async for line in received]) == 1
+
+
+async def test_a_fault_in_the_middle_of_a_stream_breaks_it_rather_than_ending_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    body = {"calls": [{"code": "say quick"}, {"code": "hold"}]}
+    with pytest.raises(httpx.RemoteProtocolError):
+        async with service.client.stream("POST", "/v1/batch", json=body) as response:
+            received = response.aiter_lines()
+            await anext(received)
+            monkeypatch.setattr("exec_service.http_api.chunks", broken)
+            service.worker.let_go.set()
+            async for _ in received:
+                pass
+    assert service.gateway.dispatch.admission.calls == 0

@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from exec_service.config import ConfigError, GatewayConfig, settings
+from exec_service.config import ConfigError, GatewayConfig, read_environment, settings
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -18,7 +18,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 
 def test_every_setting_has_a_variable_and_a_line_of_help() -> None:
-    found = list(settings())
+    found = list(settings(GatewayConfig))
     assert [setting.name for setting in found] == list(GatewayConfig.__struct_fields__)
     for setting in found:
         assert setting.env == "EXEC_" + setting.name.upper()
@@ -27,8 +27,8 @@ def test_every_setting_has_a_variable_and_a_line_of_help() -> None:
 
 
 def test_settings_come_from_the_environment_that_is_passed() -> None:
-    config = GatewayConfig.from_env(
-        {"EXEC_PORT": "9", "EXEC_DRAIN_S": "1.5", "EXEC_HOST": "::1", "OTHER": "x", "EXEC_SLOTS": "3"}
+    config = read_environment(
+        GatewayConfig, {"EXEC_PORT": "9", "EXEC_DRAIN_S": "1.5", "EXEC_HOST": "::1", "OTHER": "x", "EXEC_SLOTS": "3"}
     )
     assert config == GatewayConfig(port=9, drain_s=1.5, host="::1")
 
@@ -38,7 +38,7 @@ def test_settings_come_from_the_environment_that_is_passed() -> None:
 )
 def test_a_setting_that_cannot_be_meant_is_an_error_naming_it(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        GatewayConfig.from_env({name: text})
+        read_environment(GatewayConfig, {name: text})
 
 
 def test_limits_that_contradict_each_other_are_refused() -> None:

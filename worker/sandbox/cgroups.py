@@ -49,8 +49,8 @@ class SlotCgroups:
         self._write_once(index)
         files: list[int | None] = []
         for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
-            root = self.roots.get(controller)
-            files.append(_open_or_none(root / f"slot{index}" / name, mode) if root is not None else None)
+            folder = self.roots.get(controller)
+            files.append(_open_or_none(folder / f"slot{index}" / name, mode) if folder is not None else None)
         self._fds += [fd for fd in files if fd is not None]
         return files
 
@@ -141,7 +141,7 @@ def remove_tree(root: Path, patience_s: float = 2.0) -> None:
     if not root.is_dir():
         return
     give_up = time.monotonic() + patience_s
-    for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True) + [root]:
+    for folder in [*sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True), root]:
         while folder.is_dir():
             try:
                 folder.rmdir()

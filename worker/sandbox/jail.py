@@ -16,7 +16,8 @@ from worker.sandbox import kernel
 from worker.sandbox.uids import BLOCK_SIZE, UidBlock
 
 INSIDE_UID_FIRST = 20000
-PACKAGES, INSIDE = "/opt/packages", "/opt/inside"
+PACKAGES, OWN_CODE = "/opt/packages", "/opt/service"
+INSIDE = f"{OWN_CODE}/worker/sandbox/inside"  # the only folder of the service that is there, under its usual import name
 
 # What a program may do with files; see native/landlock.c for the letters. The mount points of the workspace lie below /w.
 LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *((f"/dev/{name}", "d") for name in ("null", "zero", "urandom", "random", "full"))]
@@ -63,7 +64,7 @@ def interpreter() -> str:
 
 def config_text(stage: Stage, block: UidBlock) -> str:
     lines = [
-        'mode: ONCE  time_limit: 0  keep_env: false  nice_level: 0  log_level: WARNING',
+        "mode: ONCE  time_limit: 0  keep_env: false  nice_level: 0  log_level: WARNING",
         "rlimit_as_type: HARD  rlimit_cpu_type: HARD  rlimit_fsize_type: HARD  rlimit_nproc_type: HARD  rlimit_nofile: 4096",
         "rlimit_stack_type: HARD  rlimit_core: 1",
         *(f'cap: "CAP_{name}"' for name in _CAPABILITIES),
@@ -147,5 +148,7 @@ def _python_mounts(stage: Stage) -> list[str]:
     hidden = {Path(sysconfig.get_path(kind, "posix_prefix", vars=base)) for kind in ("purelib", "platlib")}
     hidden |= set(prefix.glob("lib/python3*/dist-packages")) | set(prefix.glob("local/lib/python3*/dist-packages"))
     return lines + [
-        f'mount {{ dst: "{folder}" fstype: "tmpfs" rw: false options: "size=4k,mode=755" }}' for folder in hidden if folder.is_dir()
+        f'mount {{ dst: "{folder}" fstype: "tmpfs" rw: false options: "size=4k,mode=755" }}'
+        for folder in hidden
+        if folder.is_dir()
     ]

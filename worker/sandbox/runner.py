@@ -33,7 +33,19 @@ log = logging.getLogger("runner")
 RESTART_PAUSE_S = 0.2  # after a zygote died young; doubled each time, up to
 RESTART_PAUSE_MOST_S = 10.0
 YOUNG_S = 30.0
-LAYERS_OF_A_JAIL = ["userns", "netns", "pidns", "mntns", "ipcns", "utsns", "uid", "rlimits", "no_new_privs", "landlock", "seccomp"]
+LAYERS_OF_A_JAIL = [
+    "userns",
+    "netns",
+    "pidns",
+    "mntns",
+    "ipcns",
+    "utsns",
+    "uid",
+    "rlimits",
+    "no_new_privs",
+    "landlock",
+    "seccomp",
+]
 
 
 @dataclass
@@ -120,7 +132,7 @@ class Runner:
                 "imports": self._profiles[profile],
                 "layers": self._layers,
                 "packages": jail.PACKAGES,
-                "inside": jail.INSIDE,
+                "own_code": jail.OWN_CODE,
                 "landlock": jail.LANDLOCK_RULES,
                 "faults": self._faults,
             }
@@ -132,11 +144,11 @@ class Runner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
         while True:
-            ready, _, _ = select.select([self._worker, wake_read], [], [], self._start_due())
+            ready = select.select([self._worker.fileno(), wake_read], [], [], self._start_due())[0]
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 self._notice_dead()
-            if self._worker in ready:
+            if self._worker.fileno() in ready:
                 message = protocol.receive_message(self._worker)
                 if message is None:
                     return
@@ -187,7 +199,9 @@ def _native_steps() -> list[str]:
     try:
         from worker.sandbox.inside import _zygote
     except ImportError as error:
-        raise NotBuilt("the sandbox's C part is not built: install gcc and Python's headers, then run `make install`") from error
+        raise NotBuilt(
+            "the sandbox's C part is not built: install gcc and Python's headers, then run `make install`"
+        ) from error
     return list(_zygote.steps())
 
 

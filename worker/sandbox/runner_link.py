@@ -1,4 +1,4 @@
-"""The worker's side of its runner: start one or join one, learn the tier, receive the sockets of zygotes as they come and go."""
+"""The worker's side of its runner: start or join one, learn the tier, receive the sockets of zygotes as they come and go."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunnerLink:
         self.steps: list[str] = []
 
     @classmethod
-    async def start(cls, packages: Path) -> RunnerLink:
+    def start(cls, packages: Path) -> RunnerLink:
         """A runner of our own, with nothing of this process's environment but what it needs to find its code."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class RunnerLink:
         return cls(ours, process)
 
     @classmethod
-    async def join(cls, path: Path) -> RunnerLink:
+    def join(cls, path: Path) -> RunnerLink:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.connect(str(path))
         return cls(link, None)

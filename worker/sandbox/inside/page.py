@@ -4,8 +4,8 @@
     8   length of `value` + 1, 0 if there is none
     16  `value`, the repr of the last expression, UTF-8, cut to what fits
 
-The program can write here whatever it likes. The page is read after everything in the sandbox is dead, with every length bounded,
-and no verdict is taken from it.
+The program can write here whatever it likes. The page is read after everything in the sandbox is dead, with every length
+bounded, and no verdict is taken from it.
 """
 
 import struct

@@ -16,8 +16,8 @@ import threading
 import types
 from collections.abc import Callable
 
-import page as page_
-import payload as payload_
+from worker.sandbox.inside import page as page_
+from worker.sandbox.inside import payload as payload_
 
 MAIN_FILE = "/main.py"
 FOLDER = "/tmp"
@@ -55,15 +55,21 @@ def _read_payload(fd: int) -> payload_.Payload:
 
 def _fresh_streams() -> None:
     """As `python -u`: what was printed is out, whatever ends the program."""
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")
-    sys.stdout = sys.__stdout__ = _writer(1, "<stdout>", "surrogateescape")
-    sys.stderr = sys.__stderr__ = _writer(2, "<stderr>", "backslashreplace")
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")
+    streams = {
+        "stdin": stdin,
+        "stdout": _writer(1, "<stdout>", "surrogateescape"),
+        "stderr": _writer(2, "<stderr>", "backslashreplace"),
+    }
+    for name, stream in streams.items():
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
     raw = io.FileIO(fd, "w", closefd=False)
     raw.name = name
-    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)  # type: ignore[type-var]
+    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
 
 
 def _fresh_randomness() -> None:
@@ -89,8 +95,8 @@ def _fresh_main(payload: payload_.Payload) -> types.ModuleType:
     os.environ.update(payload.env)
     with open(MAIN_FILE, "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(payload.code)
-    for own in ("zygote", "program", "payload", "page", "seccomp", "warmup", "_zygote"):
-        sys.modules.pop(own, None)
+    for own in [name for name in sys.modules if name.partition(".")[0] == "worker"]:
+        del sys.modules[own]
     sys.argv = [MAIN_FILE, *payload.argv]
     sys.path[0] = FOLDER
     main = types.ModuleType("__main__")
@@ -125,19 +131,20 @@ def _execute(payload: payload_.Payload, main: types.ModuleType, page: memoryview
 def _compile(code: str, echo_value: bool) -> tuple[types.CodeType, types.CodeType | None]:
     if not echo_value:
         return compile(code, MAIN_FILE, "exec", dont_inherit=True), None
-    tree = compile(code, MAIN_FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-    last = None
+    tree: ast.Module = compile(code, MAIN_FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
+    last: types.CodeType | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
-    flags = _future_flags(tree)
-    body = compile(tree, MAIN_FILE, "exec", flags, dont_inherit=True)
-    return body, last and compile(last, MAIN_FILE, "eval", flags, dont_inherit=True)
+        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        last = compile(expression, MAIN_FILE, "eval", _future_flags(tree), dont_inherit=True)
+    return compile(tree, MAIN_FILE, "exec", dont_inherit=True), last
 
 
 def _future_flags(tree: ast.Module) -> int:
     import __future__
 
-    names = [a.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__" for a in node.names]
+    names = [
+        a.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__" for a in node.names
+    ]
     flags = 0
     for name in names:
         feature = getattr(__future__, name, None)

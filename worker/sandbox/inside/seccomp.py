@@ -1,8 +1,8 @@
 """The system calls a program may make: an allow-list, compiled to a binary search tree in classic BPF.
 
-What is not named gets ENOSYS, as on an older kernel, so that libc and CPython fall back (clone3 to clone). What is named as refused
-gets EPERM, a clear Python exception. Another architecture's calls (int 0x80) kill. A linear filter of this size costs 1.1 ms per
-install, because the kernel emulates it once per call number to build its bitmap; the tree costs 0.1 ms.
+What is not named gets ENOSYS, as on an older kernel, so that libc and CPython fall back (clone3 to clone). What is named as
+refused gets EPERM, a clear Python exception. Another architecture's calls (int 0x80) kill. A linear filter of this size costs
+1.1 ms per install, because the kernel emulates it once per call number to build its bitmap; the tree costs 0.1 ms.
 
 Runs once per zygote, before it serves.
 """
@@ -25,8 +25,8 @@ ALLOWED = """
     futex futex_waitv futex_wake futex_wait futex_requeue set_robust_list get_robust_list set_tid_address rseq arch_prctl
     sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
     sched_rr_get_interval sched_getattr getcpu
-    getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid getgroups capget
-    setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit prlimit64 getrusage times sysinfo
+    getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid getgroups
+    capget setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit prlimit64 getrusage times sysinfo
     uname getpriority setpriority ioprio_get
     time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep timer_create timer_settime timer_gettime
     timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime

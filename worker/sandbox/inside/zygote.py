@@ -1,6 +1,7 @@
-"""The warm interpreter of one profile, inside the outer jail: imports, closes the doors behind itself, then forks programs.
+"""The warm interpreter of one profile, in the outer jail: imports, closes the doors behind itself, then forks programs.
 
-Started by the runner as `python -I zygote.py SETTINGS`, with the control socket among its descriptors. Never reads a caller's byte.
+Started by the runner as `python -I zygote.py SETTINGS`, with the control socket among its descriptors. Never reads a byte of a
+caller's.
 """
 
 import gc
@@ -15,15 +16,12 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.path[0:0] = [""]  # the program's own folder, filled in by the child
     sys.path.append(settings["packages"])
-    sys.path.insert(1, settings["inside"])
-    import _zygote
-    import program
-    import seccomp
-    import warmup
+    sys.path.insert(1, settings["own_code"])
+    from worker.sandbox.inside import _zygote, program, seccomp, warmup
 
     os.mkdir(os.path.realpath("/tmp"))  # noqa: PTH102 - for packages that want a folder when imported; no program sees it
     warmup.warm_up(settings["imports"])
-    sys.path.remove(settings["inside"])
+    sys.path.remove(settings["own_code"])
     layers = layer_bits(_zygote, settings["layers"])
     landlock_fd = _zygote.landlock_ruleset([tuple(rule) for rule in settings["landlock"]]) if settings["landlock"] else -1
     if layers & _zygote.LAYER_PIDNS:
@@ -34,7 +32,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    page = _zygote.serve(settings["control_fd"], layers, landlock_fd, seccomp.compile_filter(_zygote.SYSCALLS), settings["faults"])
+    page = _zygote.serve(
+        settings["control_fd"], layers, landlock_fd, seccomp.compile_filter(_zygote.SYSCALLS), settings["faults"]
+    )
     program.run(page, _zygote.PAYLOAD_FD, _zygote.begin)
 
 

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Makes .venv (the service) and .sandbox-packages (what programs may import), once; a second run takes no time.
+#   sh deploy/setup.sh [EXTRAS]      EXTRAS of pyproject.toml, `server` if not given
+set -eu
+cd "$(dirname "$0")/.."
+extras=${1:-server}
+python=${PYTHON:-python3}
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "exec-service: $1"; shift; for line in "$@"; do say "  $line"; done; exit 1; }
+
+[ "$(uname -s)" = Linux ] || fail "the sandbox needs Linux, this is $(uname -s)." \
+    "The client works everywhere: pip install . and use exec_client against a service on Linux."
+command -v "$python" >/dev/null || fail "there is no $python on this machine." "Install Python 3.11 or newer, or say PYTHON=/path/to/python make …"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+    fail "Python 3.11 or newer is needed; $python is $("$python" -V)." "Say PYTHON=/path/to/python3.11 make …"
+"$python" -c 'import venv, ensurepip' 2>/dev/null || \
+    fail "Python's venv module is missing." "On Debian and Ubuntu: apt-get install python3-venv"
+if ! command -v "${CC:-gcc}" >/dev/null && ! command -v cc >/dev/null; then
+    fail "a C compiler is missing; a small part of the sandbox is built here." "On Debian and Ubuntu: apt-get install gcc"
+fi
+header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
+[ -f "$header" ] || fail "Python's headers are missing ($header)." "On Debian and Ubuntu: apt-get install python3-dev"
+
+stamp() { { cat "$@"; "$python" -V; } | cksum; }
+
+[ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
+
+wanted="$extras $(stamp pyproject.toml setup.py worker/sandbox/inside/native/*)"
+if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
+    say "installing the service into .venv"
+    .venv/bin/pip install --quiet --disable-pip-version-check -e ".[$extras]"
+    .venv/bin/python -c 'import worker.sandbox.inside._zygote' || fail "the sandbox's C part was not built." \
+        "See what the compiler says: .venv/bin/python setup.py build_ext --inplace"
+    printf '%s\n' "$wanted" > .venv/installed
+fi
+
+packages=worker/sandbox/packages.txt
+wanted=$(stamp "$packages")
+if [ "$(cat .sandbox-packages/installed 2>/dev/null)" != "$wanted" ]; then
+    say "installing what programs may import into .sandbox-packages (numpy, scipy, sympy, … about a minute)"
+    rm -rf .sandbox-packages.new
+    .venv/bin/pip install --quiet --disable-pip-version-check --target .sandbox-packages.new -r "$packages"
+    printf '%s\n' "$wanted" > .sandbox-packages.new/installed
+    rm -rf .sandbox-packages
+    mv .sandbox-packages.new .sandbox-packages
+fi

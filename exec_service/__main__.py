@@ -1,0 +1,156 @@
+"""The command line: `exec-service up | gateway | worker | runner | run`. Reads the environment once, here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exec_wire import Call, Limits, Result, encode_json
+
+T = TypeVar("T")
+
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INFRA = 2, 69, 75  # sysexits: unavailable, try again
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = build_parser().parse_args(arguments)
+    sys.exit(options.run(options))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="exec-service", description="Runs programs in sandboxes, for agentic RL.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    up = commands.add_parser("up", help="gateway and worker on this machine, nothing else needed")
+    up.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    up.add_argument("--port", type=int, help="port to listen on (default 8080)")
+    up.add_argument("--slots", type=int, help="programs that run at the same time (default: the number of cores)")
+    up.set_defaults(run=run_up)
+
+    runner = commands.add_parser("runner", help="the privileged half of a worker, in a process or container of its own")
+    runner.add_argument("--socket", type=Path, required=True, help="where to listen for the worker")
+    runner.add_argument("--packages", type=Path, help="folder of the packages that programs may import")
+    runner.set_defaults(run=run_runner)
+
+    for name, words in (("gateway", "the doors alone"), ("worker", "the sandboxes alone")):
+        part = commands.add_parser(name, help=f"{words}, joined to others by a shared queue")
+        part.set_defaults(run=refuse_without_queue)
+
+    run = commands.add_parser("run", help="run one program and show what it printed")
+    run.add_argument("file", nargs="?", help="a file, or - for standard input")
+    run.add_argument("-c", dest="code", help="the program itself")
+    run.add_argument("--url", help="a running service; without it a sandbox is made for this one program")
+    run.add_argument("--wall", type=float, default=10.0, metavar="SECONDS", help="time limit (default 10)")
+    run.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    run.set_defaults(run=run_program)
+    return parser
+
+
+def run_up(options: argparse.Namespace) -> int:
+    import logging
+
+    from exec_service.app import PortTaken
+    from exec_service.config import ConfigError, GatewayConfig, read_environment
+    from exec_service.guard import BindRefused
+    from exec_service.logs import log_json_lines
+    from exec_service.up import up
+    from worker.config import WorkerConfig
+    from worker.sandbox.runner_link import SandboxUnavailable
+
+    log_json_lines(sys.stderr, logging.WARNING)
+    try:
+        gateway = read_environment(GatewayConfig, os.environ, host=options.host, port=options.port)
+        worker = read_environment(WorkerConfig, os.environ, slots=options.slots)
+        _run_loop(up(gateway, worker))
+    except PortTaken as error:
+        return fail(f"{error}. Another port: exec-service up --port 9000 (or make run PORT=9000)", EXIT_UNAVAILABLE)
+    except (ConfigError, BindRefused) as error:
+        return fail(str(error), EXIT_USAGE)
+    except SandboxUnavailable as error:
+        return fail(f"the sandbox cannot be built: {error}", EXIT_UNAVAILABLE)
+    return 0
+
+
+def run_runner(options: argparse.Namespace) -> int:
+    from worker.config import default_packages
+    from worker.sandbox import runner
+
+    runner.main(["--socket", str(options.socket), "--packages", str(options.packages or default_packages())])
+    return 0
+
+
+def refuse_without_queue(options: argparse.Namespace) -> int:
+    return fail(
+        "a gateway and a worker in processes of their own need a shared queue, which this version does not have yet; "
+        "`exec-service up` runs both in one process",
+        EXIT_USAGE,
+    )
+
+
+def run_program(options: argparse.Namespace) -> int:
+    if (options.file is None) == (options.code is None):
+        return fail("give either a file (or -) or -c CODE", EXIT_USAGE)
+    try:
+        code = options.code or (sys.stdin.read() if options.file == "-" else Path(options.file).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        return fail(f"{options.file}: {error}", EXIT_USAGE)
+    call = Call(code=code, limits=Limits(wall_s=options.wall, cpu_s=options.wall), deadline_s=options.wall + 60)
+    from exec_client import ExecError
+    from worker.sandbox.runner_link import SandboxUnavailable
+
+    try:
+        result = _run_loop(_run_remotely(call, options.url) if options.url else _run_here(call))
+    except (ExecError, SandboxUnavailable) as error:
+        return fail(str(error), EXIT_UNAVAILABLE)
+    return show(result, as_json=options.json)
+
+
+async def _run_remotely(call: Call, url: str) -> Result:
+    from exec_client import AsyncClient
+
+    async with AsyncClient(url) as client:
+        return await client.run(call)
+
+
+async def _run_here(call: Call) -> Result:
+    from worker.config import WorkerConfig
+    from worker.pool import Pool
+    from worker.profiles import PROFILES, ProfileChoice
+
+    profile = ProfileChoice(PROFILES).choose(call.code)
+    async with Pool(WorkerConfig(slots=1, profiles={profile: PROFILES[profile]})) as pool:
+        await pool.wait_ready()
+        return await pool.run(call, pool.take_slot(), call.deadline_s)
+
+
+def show(result: Result, *, as_json: bool) -> int:
+    """The program's own output and exit code, as if it had run here."""
+    if as_json:
+        print(encode_json(result).decode())
+    else:
+        sys.stdout.write(result.stdout)
+        sys.stderr.write(result.stderr)
+        if result.status not in ("ok", "error"):
+            print(f"exec-service: {result.status} (blame: {result.blame}) {result.error}".rstrip(), file=sys.stderr)
+    if result.blame == "infra":
+        return EXIT_INFRA
+    return result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
+
+
+def _run_loop(main: Coroutine[Any, Any, T]) -> T:
+    import uvloop
+
+    return uvloop.run(main)
+
+
+def fail(words: str, code: int) -> int:
+    print(f"exec-service: {words}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()
