@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from exec_wire import Tier
 from worker.sandbox import protocol
 
 
@@ -25,7 +26,7 @@ class RunnerLink:
     def __init__(self, link: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._link, self._process = link, process
         self.lost = asyncio.Event()
-        self.tier = "none"
+        self.tier: Tier = "none"
         self.layers: list[str] = []
         self.steps: list[str] = []
 

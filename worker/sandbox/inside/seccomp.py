@@ -26,8 +26,8 @@ ALLOWED = """
     sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
     sched_rr_get_interval sched_getattr getcpu
     getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid getgroups
-    capget setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit prlimit64 getrusage times sysinfo
-    uname getpriority setpriority ioprio_get
+    capget setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit prlimit64 getrusage times
+    sysinfo uname getpriority setpriority ioprio_get
     time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep timer_create timer_settime timer_gettime
     timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
     select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
