@@ -55,7 +55,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     max_attempts: int = 5  # sends of one call that may have been accepted, and connects to a service that never answered yet
     backoff_s: float = 0.1  # first pause; doubles each time, jittered
     max_backoff_s: float = 5.0
-    grace_s: float = 1.0  # beyond a call's deadline, for the service's own word on it to arrive
+    grace_s: float = 2.5  # beyond a call's deadline, for the service's own word on it, which may take it 2 s, to arrive
     connections: int = 8  # requests open at once without further thought
     max_connections: int = 64  # requests open at once when they are long-lived or full
     grow_after_s: float = 0.02
@@ -366,8 +366,18 @@ class Outbox:
                 ticket.last_error = error
                 left.append(ticket)
             else:
-                ticket.fail(_expired(ticket, error) or error)
+                ticket.fail(self._overdue(ticket, error) or error)
         return left
+
+    def _overdue(self, ticket: Ticket, error: ExecError) -> DeadlineExceeded | None:
+        """The service's word on a call whose time is over: `expired`, or what else it said when it cut the program short."""
+        if not isinstance(error, InfraFailure) or error.result is None:
+            return None
+        if error.result.status != "expired" and self._loop.time() < ticket.deadline:
+            return None
+        return DeadlineExceeded(
+            f"no answer within {ticket.call.deadline_s:g} s; the service says: {error}", result=error.result
+        )
 
     def _rejected(self, shipment: Shipment, error: CallerError) -> None:
         """Give the error to the call it is about, and the others another chance without it."""
@@ -405,12 +415,3 @@ def _named_call(error: CallerError) -> tuple[int | None, str]:
     """`$.calls[3].limits.wall_s` → 3 and `$.limits.wall_s`, the path as the call's user knows it."""
     match = re.match(r"\$\.calls\[(\d+)\]", error.field)
     return (int(match[1]), f"${error.field[match.end() :]}") if match else (None, error.field)
-
-
-def _expired(ticket: Ticket, error: ExecError) -> DeadlineExceeded | None:
-    """The service's own word that the deadline passed, as the error that says so."""
-    if not isinstance(error, InfraFailure) or error.result is None or error.result.status != "expired":
-        return None
-    return DeadlineExceeded(
-        f"expired after {ticket.call.deadline_s:g} s: {error.result.error}".rstrip(": "), result=error.result
-    )

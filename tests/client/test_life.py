@@ -262,11 +262,15 @@ def test_interrupt_gives_the_program_up(blocking: Client, server: ScriptedServer
         wait_until(lambda: len(server.requests) == 1)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        blocking.run("a")
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            blocking.run("a")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
     assert server.given_up.acquire(timeout=5)
 
 

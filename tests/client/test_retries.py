@@ -293,17 +293,18 @@ async def test_what_is_sent_is_the_time_that_is_left(client: AsyncClient, server
     assert second <= first - 0.3
 
 
-async def test_expired_without_time_for_another_try_raises_deadline_exceeded(
-    client: AsyncClient, server: ScriptedServer
+@pytest.mark.parametrize("status", ["expired", "timeout", "worker_lost"])
+async def test_infra_result_at_the_deadline_raises_deadline_exceeded(
+    client: AsyncClient, server: ScriptedServer, status: str
 ) -> None:
     async def expire(exchange: Exchange) -> None:
         await asyncio.sleep(exchange.calls[0].deadline_s)
-        await answer(status="expired", blame="infra", retryable=True)(exchange)
+        await answer(status=status, blame="infra", retryable=True)(exchange)
 
     server.play(ever_after=expire)
     with pytest.raises(DeadlineExceeded) as raised:
         await client.run("a", deadline_s=0.3)
-    assert raised.value.result is not None and raised.value.result.status == "expired"
+    assert raised.value.result is not None and raised.value.result.status == status
 
 
 async def test_deadline_after_a_failed_attempt_carries_what_happened(client: AsyncClient, server: ScriptedServer) -> None:
