@@ -110,7 +110,7 @@ class Consumer:
         while True:
             await asyncio.sleep(RENEW_S)
             await self._queue.renew(list(self._running))
-            if not self._draining:
+            if not self._draining and self._pool.alive:  # else the gateways see us go, and say so
                 await self._queue.announce(self._info())
 
     async def _cancel_forever(self) -> None:

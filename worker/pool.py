@@ -12,17 +12,19 @@ import itertools
 import logging
 import socket
 from pathlib import Path
+from typing import NoReturn
 
-from exec_wire import Call, Result, Sandbox
+from exec_wire import Call, Result, Sandbox, verdict
 from worker.config import WorkerConfig
 from worker.profiles import ProfileChoice
-from worker.sandbox.execution import Execution
+from worker.sandbox.execution import Execution, misfit, setup_failed
 from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
 
 log = logging.getLogger("worker")
 
 FAILURES_BEFORE_RECYCLING = 3
+RUNNER_PAUSE_S, RUNNER_PAUSE_MOST_S = 0.2, 10.0  # between attempts to start another runner; doubled each time
 
 
 class SlotBusy(Exception):
@@ -37,6 +39,7 @@ class Pool:
         self._choice = ProfileChoice(config.profiles)
         self._zygotes: list[ZygoteLink] = []
         self._change = asyncio.Condition()
+        self._tasks: list[asyncio.Task[NoReturn]] = []
         self._free = list(range(config.slots))
         self._numbers = itertools.count(1)
         self._failures: dict[int, int] = {}  # set-up failures in a row, by zygote
@@ -46,8 +49,20 @@ class Pool:
         self.zygote_restarts = 0
 
     async def __aenter__(self) -> Pool:
+        await self._start_runner()
+        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._keep_runner())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._drop_zygotes()
+        await self._runner.close()
+
+    async def _start_runner(self) -> None:
         config = self._config
-        self._runner = (
+        runner = (
             RunnerLink.join(Path(config.runner_socket)) if config.runner_socket else RunnerLink.start(Path(config.packages))
         )
         wishes = {
@@ -57,19 +72,42 @@ class Pool:
             "faults": config.fault_injection,
         }
         try:
-            await self._runner.configure(wishes, self._add_zygote)
+            await runner.configure(wishes, self._add_zygote)
         except BaseException:
-            await self._runner.close()
+            await runner.close()
             raise
-        self.sandbox = Sandbox(self._runner.tier, self._runner.layers)
-        self._heart = asyncio.create_task(self._beat())
-        return self
+        self._runner = runner
+        self.sandbox = Sandbox(runner.tier, runner.layers)
 
-    async def __aexit__(self, *_: object) -> None:
-        self._heart.cancel()
+    async def _keep_runner(self) -> NoReturn:
+        """A runner that ends takes its zygotes with it. What ran is started again in the zygotes of the next one."""
+        while True:
+            await self._runner.lost.wait()
+            log.error("the runner ended; starting another one")
+            self._drop_zygotes()
+            await self._runner.close()
+            await self._start_runner_again()
+
+    async def _start_runner_again(self) -> None:
+        pause_s = RUNNER_PAUSE_S
+        while True:
+            try:
+                return await self._start_runner()
+            except (SandboxUnavailable, OSError) as error:
+                log.error("no sandbox: %s; trying again", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RUNNER_PAUSE_MOST_S)
+
+    def _drop_zygotes(self) -> None:
         for zygote in self._zygotes:
             zygote.close()
-        await self._runner.close()
+        self._zygotes = []
+        self._failures.clear()
+
+    @property
+    def alive(self) -> bool:
+        """There is a runner, so there are zygotes or there will be."""
+        return not self._runner.lost.is_set()
 
     @property
     def slots(self) -> int:
@@ -91,6 +129,8 @@ class Pool:
 
     async def run(self, call: Call, slot: int, remaining_s: float, fail_step: int = 0) -> Result:
         """One program, from start to result. `ZygoteLost` if its zygote died under it, `SlotBusy` if it was not started."""
+        if (words := misfit(call)) is not None:
+            return verdict("rejected", error=words)
         async with asyncio.timeout(remaining_s):
             zygote = await self._zygote_for(call)
         execution = Execution(call, remaining_s, next(self._numbers), fail_step)
@@ -98,7 +138,7 @@ class Pool:
             say = await zygote.run(execution, slot)
             if say.step != 0 and say.error == errno.EBUSY:
                 raise SlotBusy
-            self._count_failures(zygote, say.step != 0)
+            self._count_failures(zygote, setup_failed(say))
             return execution.result(say, self.sandbox, self._runner.steps)
         finally:
             execution.close()
@@ -146,10 +186,10 @@ class Pool:
         if self._failures[zygote.number] >= FAILURES_BEFORE_RECYCLING:
             self._replace(zygote, "set-up failed three times in a row")
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> NoReturn:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            for zygote in self._zygotes:
+            for zygote in list(self._zygotes):
                 if zygote.ready and not zygote.beat():
                     self._replace(zygote, "it does not answer")
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import logging
 import math
 import os
 import signal
 import socket
 import stat
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from exec_wire import Call, Limits, Result, Sandbox, Timings, Usage, verdict
@@ -21,7 +23,11 @@ from worker.sandbox.inside import payload as payload_
 from worker.sandbox.jail import PACKAGES
 from worker.sandbox.protocol import Ask, Say
 
+log = logging.getLogger("worker")
+
 OPEN_FILES = 256
+PAGE_BYTES = 4096
+INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it before the first file
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
 WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
@@ -83,14 +89,16 @@ class Execution:
         cap = self.call.limits.output_kb * 1024
         outcome = Outcome(say, os.fstat(stdout_fd).st_size, os.fstat(stderr_fd).st_size)
         result = judge(outcome, self.call.limits, self.wall_s, step_names)
+        result.sandbox, result.usage = sandbox, _usage(say)
+        result.timings = Timings(start_ms=round(say.start_ns / 1e6, 3), run_ms=round(say.run_ns / 1e6, 3))
+        if setup_failed(say):  # no byte of the program's ran: what is on the streams is our own
+            log.error("%s\n%s", result.error, _text(stderr_fd, outcome.stderr_bytes, cap)[0])
+            return result
         result.stdout, cut_out = _text(stdout_fd, outcome.stdout_bytes, cap)
         result.stderr, cut_err = _text(stderr_fd, outcome.stderr_bytes, cap)
         result.truncated = cut_out or cut_err
         result.completed, result.value = page_.read(os.pread(page_fd, page_.SIZE, 0))
         result.files = self._collect_files()
-        result.sandbox = sandbox
-        result.usage = _usage(say)
-        result.timings = Timings(start_ms=round(say.start_ns / 1e6, 3), run_ms=round(say.run_ns / 1e6, 3))
         return result
 
     def _collect_files(self) -> dict[str, str]:
@@ -102,11 +110,19 @@ class Execution:
         except BlockingIOError:
             return {}  # the program was not started
         try:
-            most = self.call.limits.file_mb << 20
-            found = ((path, _read_below(fds[0], path, most)) for path in self.call.fetch_files)
-            return {path: base64.b64encode(content).decode() for path, content in found if content is not None}
+            return self._read_files(fds[0])
         finally:
             _close_all(fds)
+
+    def _read_files(self, folder_fd: int) -> dict[str, str]:
+        """All of them together fit in `file_mb`: a sparse file, or one with many names, is larger than what it took to make."""
+        files, left = {}, self.call.limits.file_mb << 20
+        for path in self.call.fetch_files:
+            content = _read_below(folder_fd, path, left)
+            if content is not None:
+                left -= len(content)
+                files[path] = base64.b64encode(content).decode()
+        return files
 
     def close(self) -> None:
         _close_all(self._given)
@@ -118,13 +134,14 @@ class Execution:
 def judge(outcome: Outcome, limits: Limits, wall_s: float, step_names: list[str]) -> Result:
     """Status and blame from what the kernel counted, never from what the program said."""
     say = outcome.say
-    if say.step != 0:
+    if setup_failed(say):
         name = step_names[say.step - 1] if 0 < say.step <= len(step_names) else "start"
-        return verdict("internal_error", error=f"sandbox set-up failed at {name}: {os.strerror(say.error)}")
+        why = f": {os.strerror(say.error)}" if say.error else ""
+        return verdict("internal_error", error=f"sandbox set-up failed at {name}{why}")
     if say.ended_by == protocol.BY_REQUEST:
         return verdict("cancelled")
     if say.ended_by == protocol.BY_WALL:
-        return verdict("timeout", infra=_machine_was_slow(say, limits, wall_s))
+        return verdict("timeout", infra=say.step != 0 or _machine_was_slow(say, limits, wall_s))
     if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
         return verdict("output_limit")
     if say.ended_by == protocol.BY_MEMORY or say.oom_kills > 0:
@@ -135,10 +152,17 @@ def judge(outcome: Outcome, limits: Limits, wall_s: float, step_names: list[str]
     return verdict("ok" if code == 0 else "error", exit_code=code)
 
 
+def setup_failed(say: Say) -> bool:
+    """A step of ours failed. Not so if a limit of the call's own ended it that early."""
+    return say.step != 0 and say.ended_by == protocol.BY_ITSELF and say.oom_kills == 0
+
+
 def _machine_was_slow(say: Say, limits: Limits, wall_s: float) -> bool:
-    """The deadline cut its time short, or it stood in line for a CPU that others of its own had not taken."""
+    """The deadline cut its time short, or it stood in line for a CPU that none of its own had taken."""
     if wall_s < limits.wall_s:
         return True
+    if say.processes_peak > 1:  # it may have stood behind its own children, whose CPU time nobody has counted
+        return False
     wall_ns = wall_s * 1e9
     return say.waited_ns > WAITED_TOO_LONG * wall_ns and say.cpu_ns < OWN_SHARE_OF_CPU * wall_ns
 
@@ -216,15 +240,16 @@ def _text(fd: int, size: int, cap: int) -> tuple[str, bool]:
 
 
 def _read_below(folder_fd: int, path: str, most: int) -> bytes | None:
-    """A regular file of the sandbox, at most `most` bytes of it; None for whatever else is there or is not."""
+    """A regular file of the sandbox with at most `most` bytes; None for whatever else is there or is not."""
     try:
         fd = kernel.open_beneath(folder_fd, _below_workspace(path))
     except OSError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > most:
             return None
-        return os.pread(fd, most, 0)
+        return os.pread(fd, info.st_size, 0)
     finally:
         os.close(fd)
 
@@ -232,6 +257,33 @@ def _read_below(folder_fd: int, path: str, most: int) -> bytes | None:
 def _below_workspace(path: str) -> str:
     """/tmp/x and x are tmp/x in the workspace, /mnt/x is mnt/x."""
     return path.lstrip("/") if path.startswith(("/tmp/", "/mnt/")) else f"tmp/{path}"
+
+
+def misfit(call: Call) -> str | None:
+    """Why the caller's files cannot be put into the workspace; None if they can. Found before a sandbox is made for them."""
+    room = call.limits.file_mb << 20
+    if not call.files and 4 * len(call.code) <= room:
+        return None
+    taken = _in_pages(len(call.code.encode("utf-8", "surrogatepass")))
+    files, folders = set[PurePosixPath](), set[PurePosixPath]()
+    for path, content in call.files.items():
+        place = PurePosixPath(_below_workspace(path))
+        if place in files:
+            return f"files: {path!r} is there under another name too"
+        files.add(place)
+        folders.update(place.parents)
+        taken += _in_pages(len(content) // 4 * 3 - content[-2:].count("="))
+    if both := files & folders:
+        return f"files: '/{both.pop()}' is a file and a folder"
+    if taken > room:
+        return f"files and code take {taken} bytes; limits.file_mb allows {room}"
+    if len(files) + len(folders) > INODES:
+        return f"{len(files) + len(folders)} files and folders; there is room for {INODES}"
+    return None
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def _close_all(fds: list[int]) -> None:

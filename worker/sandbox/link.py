@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import socket
 import time
 
@@ -22,8 +21,6 @@ class ZygoteLost(Exception):
 
 class ZygoteLink:
     """One event loop's side of the socket. A program is answered exactly once: by its end, or by `ZygoteLost`."""
-
-    _numbers = itertools.count(1)
 
     def __init__(self, number: int, profile: str, link: socket.socket) -> None:
         self.number, self.profile = number, profile
@@ -45,10 +42,6 @@ class ZygoteLink:
 
     async def wait_ready(self) -> None:
         await asyncio.shield(self._ready)
-
-    @classmethod
-    def next_number(cls) -> int:
-        return next(cls._numbers)
 
     async def run(self, execution: Execution, slot: int) -> Say:
         """Start a program and wait for its end, however it comes. Cancelling this kills the program and waits for its death."""

@@ -15,6 +15,8 @@ from typing import Any
 from exec_wire import Tier
 from worker.sandbox import protocol
 
+CONFIGURE_S = 60.0
+
 
 class SandboxUnavailable(Exception):
     """The runner could not build the sandbox; the message says why."""
@@ -57,11 +59,17 @@ class RunnerLink:
         protocol.send_message(self._link, {"configure": wishes})
         self._link.setblocking(False)
         asyncio.get_running_loop().add_reader(self._link, self._read)
-        ready = await self._configured
+        try:
+            ready = await asyncio.wait_for(self._configured, CONFIGURE_S)
+        except TimeoutError:
+            raise SandboxUnavailable(f"the runner did not answer within {CONFIGURE_S:.0f} s") from None
         self.tier, self.layers, self.steps = ready["tier"], ready["layers"], ready["steps"]
 
     def recycle(self, number: int) -> None:
-        protocol.send_message(self._link, {"recycle": number})
+        try:
+            protocol.send_message(self._link, {"recycle": number})
+        except OSError:
+            pass  # the runner is gone, and the zygote with it: `_read` sees it
 
     def _read(self) -> None:
         try:
