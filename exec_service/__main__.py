@@ -14,6 +14,7 @@ from exec_wire import Call, Limits, Result, encode_json
 T = TypeVar("T")
 
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INFRA = 2, 69, 75  # sysexits: unavailable, try again
+EXIT_LIMIT, EXIT_INTERRUPTED = 124, 130  # as timeout(1) and a shell
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("file", nargs="?", help="a file, or - for standard input")
     run.add_argument("-c", dest="code", help="the program itself")
     run.add_argument("--url", help="a running service; without it a sandbox is made for this one program")
-    run.add_argument("--wall", type=float, default=10.0, metavar="SECONDS", help="time limit (default 10)")
+    run.add_argument("--wall", type=seconds, default=10.0, metavar="SECONDS", help="time limit (default 10)")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     run.set_defaults(run=run_program)
     return parser
@@ -95,18 +96,34 @@ def run_program(options: argparse.Namespace) -> int:
     if (options.file is None) == (options.code is None):
         return fail("give either a file (or -) or -c CODE", EXIT_USAGE)
     try:
-        code = options.code or (sys.stdin.read() if options.file == "-" else Path(options.file).read_text())
+        code = options.code if options.code is not None else read_program(options.file)
     except (OSError, UnicodeDecodeError) as error:
         return fail(f"{options.file}: {error}", EXIT_USAGE)
     call = Call(code=code, limits=Limits(wall_s=options.wall, cpu_s=options.wall), deadline_s=options.wall + 60)
     from exec_client import ExecError
+    from exec_service.config import ConfigError
     from worker.sandbox.runner_link import SandboxUnavailable
 
     try:
         result = _run_loop(_run_remotely(call, options.url) if options.url else _run_here(call))
     except (ExecError, SandboxUnavailable) as error:
         return fail(str(error), EXIT_UNAVAILABLE)
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return show(result, as_json=options.json)
+
+
+def read_program(file: str) -> str:
+    return sys.stdin.read() if file == "-" else Path(file).read_text()
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 3600:
+        raise ValueError
+    return value
 
 
 async def _run_remotely(call: Call, url: str) -> Result:
@@ -117,12 +134,15 @@ async def _run_remotely(call: Call, url: str) -> Result:
 
 
 async def _run_here(call: Call) -> Result:
+    from exec_service.config import read_environment
     from worker.config import WorkerConfig
     from worker.pool import Pool
-    from worker.profiles import PROFILES, ProfileChoice
+    from worker.profiles import ProfileChoice
 
-    profile = ProfileChoice(PROFILES).choose(call.code)
-    async with Pool(WorkerConfig(slots=1, profiles={profile: PROFILES[profile]})) as pool:
+    profiles = read_environment(WorkerConfig, os.environ).profiles
+    profile = ProfileChoice(profiles).choose(call.code)
+    one = read_environment(WorkerConfig, os.environ, slots=1, profiles={profile: profiles[profile]})
+    async with Pool(one) as pool:
         await pool.wait_ready()
         return await pool.run(call, pool.take_slot(), call.deadline_s)
 
@@ -138,7 +158,11 @@ def show(result: Result, *, as_json: bool) -> int:
             print(f"exec-service: {result.status} (blame: {result.blame}) {result.error}".rstrip(), file=sys.stderr)
     if result.blame == "infra":
         return EXIT_INFRA
-    return result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
+    if result.blame == "client":
+        return EXIT_USAGE
+    if result.exit_code is not None:
+        return result.exit_code
+    return 128 + result.signal if result.signal is not None else EXIT_LIMIT
 
 
 def _run_loop(main: Coroutine[Any, Any, T]) -> T:
