@@ -57,6 +57,7 @@ async def _work(
         await warm
         async with Consumer(NAME, pool, queue.worker(NAME)):
             await gateway.fleet.refresh()
+            gateway.dispatch.look_again()
             say(GREETING.format(url=url, tier=pool.sandbox.tier, slots=pool.slots))
             await asyncio.wait({serving})
 

@@ -10,6 +10,7 @@ import re
 PROFILES: dict[str, list[str]] = {
     "bare": [],
     "numpy": ["numpy"],
+    "sympy": ["sympy", "mpmath"],
     "math": ["numpy", "scipy", "sympy", "mpmath"],
     "data": ["numpy", "pandas", "matplotlib.pyplot"],
 }

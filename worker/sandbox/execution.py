@@ -20,7 +20,6 @@ from exec_wire import Call, Limits, Result, Sandbox, Timings, Usage, verdict
 from worker.sandbox import kernel, protocol
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
-from worker.sandbox.jail import PACKAGES
 from worker.sandbox.protocol import Ask, Say
 
 log = logging.getLogger("worker")
@@ -31,21 +30,6 @@ INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it befor
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
 WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
-ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
-    "USER": "sandbox",
-    "LANG": "C.UTF-8",
-    "PYTHONPATH": PACKAGES,
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONUNBUFFERED": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MPLBACKEND": "Agg",
-    "MPLCONFIGDIR": "/tmp/.matplotlib",
-}
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -203,7 +187,7 @@ def _ask(limits: Limits, wall_s: float, slot: int, number: int, fail_step: int) 
 
 def _payload_of(call: Call) -> bytes:
     files = {path: base64.b64decode(content) for path, content in call.files.items()}
-    return payload_.pack(payload_.Payload(call.code, call.argv, {**ENVIRONMENT, **call.env}, files, call.echo_value))
+    return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value))
 
 
 def _sealed(name: str, data: bytes) -> int:

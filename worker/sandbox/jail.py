@@ -89,10 +89,15 @@ def config_text(stage: Stage, block: UidBlock) -> str:
     return "\n".join(lines) + "\n"
 
 
-ZYGOTE_ENVIRONMENT = {
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
+ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "USER": "sandbox",
+    "LANG": "C.UTF-8",
+    "PYTHONPATH": PACKAGES,
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
     # One thread per library: a zygote must be single-threaded, and a slot is one core.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -100,6 +105,17 @@ ZYGOTE_ENVIRONMENT = {
     "MPLBACKEND": "Agg",
     "MPLCONFIGDIR": "/tmp/.matplotlib",
 }
+"""What a program finds in its environment; a call's own `env` is added to it."""
+
+# The zygote's malloc on huge pages, and in one heap that is not given back: see native/heap.c.
+_MALLOC = {
+    "glibc.malloc.hugetlb": 1,
+    "glibc.malloc.mmap_threshold": 256 << 20,
+    "glibc.malloc.trim_threshold": 1 << 30,
+    "glibc.malloc.top_pad": 4 << 20,
+    "glibc.malloc.arena_max": 2,
+}
+ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in _MALLOC.items())}
 
 
 def command(nsjail: Path, config: Path, control_fd: int, settings: str) -> list[str]:

@@ -10,7 +10,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MS_NOSUID, MS_NODEV = 2, 4
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MNT_DETACH = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +37,11 @@ def unmount(target: str | Path) -> None:
 
 def die_with_parent(signal: int) -> None:
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become ours to reap; not every PID 1 does it."""
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
 _SYS_OPENAT2 = 437  # the same on every architecture

@@ -83,6 +83,7 @@ class Runner:
         self._profiles: dict[str, list[str]] = wishes["profiles"]
         self._per_profile = max(1, wishes["slots"] // 4)  # a zygote forks one program after the other
         self._faults: bool = wishes["faults"]
+        kernel.adopt_orphans()
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         self._block = uids.take_block(wishes["uid_base"])
@@ -148,6 +149,7 @@ class Runner:
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 self._notice_dead()
+                reap_orphans()
             if self._worker.fileno() in ready:
                 message = protocol.receive_message(self._worker)
                 if message is None:
@@ -183,12 +185,22 @@ class Runner:
             zygote.process.kill()
         for zygote in self._zygotes.values():
             zygote.process.wait()
+        reap_orphans()
         uids.kill_all_of(range(self._block.base, self._block.base + uids.BLOCK_SIZE))
         if self._cgroups is not None:
             self._cgroups.close()
         kernel.unmount(self._folder)
         shutil.rmtree(self._folder)
         self._block.release()
+
+
+def reap_orphans() -> None:
+    """What a killed jail leaves: its processes die with it, and we are the one they are given to."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+    except ChildProcessError:
+        pass
 
 
 class NotBuilt(Exception):

@@ -20,14 +20,29 @@ from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
 
 MAIN_FILE = "/main.py"
-FOLDER = "/tmp"
+
+
+def prepare() -> None:
+    """In the zygote, once: what need not be made anew for each program."""
+    # As `python -u`: what was printed is out, whatever ends the program. The objects hold only descriptor numbers, and nothing
+    # is written to them before the child has put its own files there.
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")
+    stdout, stderr = _writer(1, "<stdout>", "surrogateescape"), _writer(2, "<stderr>", "backslashreplace")
+    _streams.update(stdin=stdin, __stdin__=stdin, stdout=stdout, __stdout__=stdout, stderr=stderr, __stderr__=stderr)
+    for own in [name for name in sys.modules if name.partition(".")[0] == "worker"]:
+        del sys.modules[own]
+
+
+_streams: dict[str, object] = {}
 
 
 def run(page: memoryview, payload_fd: int, begin: Callable[[], None]) -> None:
     leave, shutdown_threads, run_exit_functions = os._exit, threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
     payload = _read_payload(payload_fd)
-    _fresh_streams()
+    sys.__dict__.update(_streams)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _fresh_randomness()
+    os.environ.update(payload.env)
     _place_files(payload.files)
     main = _fresh_main(payload)
     gc.enable()
@@ -49,21 +64,9 @@ def run(page: memoryview, payload_fd: int, begin: Callable[[], None]) -> None:
 
 
 def _read_payload(fd: int) -> payload_.Payload:
-    with open(fd, "rb") as file:
-        return payload_.unpack(file.read())
-
-
-def _fresh_streams() -> None:
-    """As `python -u`: what was printed is out, whatever ends the program."""
-    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")
-    streams = {
-        "stdin": stdin,
-        "stdout": _writer(1, "<stdout>", "surrogateescape"),
-        "stderr": _writer(2, "<stderr>", "backslashreplace"),
-    }
-    for name, stream in streams.items():
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+    data = os.read(fd, os.fstat(fd).st_size)
+    os.close(fd)
+    return payload_.unpack(data)
 
 
 def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
@@ -91,14 +94,10 @@ def _place_files(files: dict[str, bytes]) -> None:
 
 def _fresh_main(payload: payload_.Payload) -> types.ModuleType:
     """A `__main__` of the program's own, so that its classes pickle and its source is found."""
-    os.environ.clear()
-    os.environ.update(payload.env)
-    with open(MAIN_FILE, "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(payload.code)
-    for own in [name for name in sys.modules if name.partition(".")[0] == "worker"]:
-        del sys.modules[own]
+    fd = os.open(MAIN_FILE, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(fd, payload.code.encode("utf-8", "surrogatepass"))
+    os.close(fd)
     sys.argv = [MAIN_FILE, *payload.argv]
-    sys.path[0] = FOLDER
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=MAIN_FILE, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = main

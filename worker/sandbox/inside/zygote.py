@@ -10,36 +10,40 @@ import os
 import sys
 
 CAP_SYS_RESOURCE = 24
+HEAP_MOST = 1 << 30  # address space, not memory
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    sys.path[0:0] = [""]  # the program's own folder, filled in by the child
-    sys.path.append(settings["packages"])
-    sys.path.insert(1, settings["own_code"])
-    from worker.sandbox.inside import _zygote, program, seccomp, warmup
+    sys.path[0:0] = ["/tmp", settings["own_code"]]
+    from worker.sandbox.inside import _zygote
 
+    _zygote.use_huge_pages(HEAP_MOST)
+    from worker.sandbox.inside import program, seccomp, warmup
+
+    sys.path.remove(settings["own_code"])
+    sys.path.append(settings["packages"])
+    os.environ.pop("GLIBC_TUNABLES", None)  # it was for this process, not for what programs start
     os.mkdir(os.path.realpath("/tmp"))  # noqa: PTH102 - for packages that want a folder when imported; no program sees it
     warmup.warm_up(settings["imports"])
-    sys.path.remove(settings["own_code"])
-    layers = layer_bits(_zygote, settings["layers"])
+    layers = sum(layer_bits(_zygote).get(name, 0) for name in settings["layers"])
     landlock_fd = _zygote.landlock_ruleset([tuple(rule) for rule in settings["landlock"]]) if settings["landlock"] else -1
     if layers & _zygote.LAYER_PIDNS:
         close_user_namespaces(_zygote)
     _zygote.forbid_dumps()
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
+    filter_ = seccomp.compile_filter(_zygote.SYSCALLS)
+    program.prepare()
     gc.collect()
     gc.freeze()
     gc.disable()
-    page = _zygote.serve(
-        settings["control_fd"], layers, landlock_fd, seccomp.compile_filter(_zygote.SYSCALLS), settings["faults"]
-    )
+    page = _zygote.serve(settings["control_fd"], layers, landlock_fd, filter_, settings["faults"])
     program.run(page, _zygote.PAYLOAD_FD, _zygote.begin)
 
 
-def layer_bits(_zygote, names: list[str]) -> int:  # type: ignore[no-untyped-def]
-    bits = {
+def layer_bits(_zygote) -> dict[str, int]:  # type: ignore[no-untyped-def]
+    return {
         "pidns": _zygote.LAYER_PIDNS,
         "mntns": _zygote.LAYER_MOUNTS,
         "uid": _zygote.LAYER_UID,
@@ -47,7 +51,6 @@ def layer_bits(_zygote, names: list[str]) -> int:  # type: ignore[no-untyped-def
         "landlock": _zygote.LAYER_LANDLOCK,
         "seccomp": _zygote.LAYER_SECCOMP,
     }
-    return sum(bits.get(name, 0) for name in names)
 
 
 def close_user_namespaces(_zygote) -> None:  # type: ignore[no-untyped-def]
