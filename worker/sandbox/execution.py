@@ -92,7 +92,9 @@ class Execution:
         try:
             _, fds, _, _ = socket.recv_fds(self._folder, 1, 1)
         except BlockingIOError:
-            return {}  # the program was not started
+            return {}
+        if not fds:  # it ended before its folder was there
+            return {}
         try:
             return self._read_files(fds[0])
         finally:
