@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -33,4 +33,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = field(default_factory=lambda: dict(PROFILES))
     uid_base: Annotated[int, Meta(ge=100_000, description="First of the user ids that sandboxes run under")] = DEFAULT_BASE
     runner_socket: Annotated[str, Meta(description="Join the runner that listens here instead of starting one")] = ""
+    min_tier: Annotated[
+        Literal["A", "B", "C", "D", "E"],
+        Meta(description="Refuse to run programs in a weaker sandbox than this (A is strongest)"),
+    ] = "B"
+    mask_layers: Annotated[
+        list[str], Meta(description="For tests: act as if these layers of the sandbox did not work (JSON)")
+    ] = field(default_factory=list)
     fault_injection: Annotated[bool, Meta(description="For tests: a call may name the set-up step that is to fail")] = False

@@ -17,6 +17,7 @@ from typing import NoReturn
 from exec_wire import Call, Result, Sandbox, verdict
 from worker.config import WorkerConfig
 from worker.profiles import ProfileChoice
+from worker.sandbox import tiers
 from worker.sandbox.execution import Execution, misfit, setup_failed
 from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
@@ -69,15 +70,28 @@ class Pool:
             "slots": config.slots,
             "profiles": config.profiles,
             "uid_base": config.uid_base,
+            "mask_layers": config.mask_layers,
             "faults": config.fault_injection,
         }
         try:
             await runner.configure(wishes, self._add_zygote)
+            self._check_tier(runner)
         except BaseException:
             await runner.close()
             raise
         self._runner = runner
         self.sandbox = Sandbox(runner.tier, runner.layers)
+
+    def _check_tier(self, runner: RunnerLink) -> None:
+        """Fail closed: a sandbox weaker than what was asked for runs nothing."""
+        wanted = self._config.min_tier
+        if tiers.at_least(runner.tier, wanted):
+            return
+        lacking = tiers.missing_for(runner.layers, wanted)
+        words = [f"{layer} ({runner.missing.get(layer, 'not there')}): {tiers.REMEDY.get(layer, '')}" for layer in lacking]
+        raise SandboxUnavailable(
+            f"tier {wanted} is required and this is tier {runner.tier}; missing is\n  " + "\n  ".join(words), runner.missing
+        )
 
     async def _keep_runner(self) -> NoReturn:
         """A runner that ends takes its zygotes with it. What ran is started again in the zygotes of the next one."""

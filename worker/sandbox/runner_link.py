@@ -19,7 +19,11 @@ CONFIGURE_S = 60.0
 
 
 class SandboxUnavailable(Exception):
-    """The runner could not build the sandbox; the message says why."""
+    """There is no sandbox, or not the one that was asked for; the message says why. `missing`: layer -> why."""
+
+    def __init__(self, words: str, missing: dict[str, str] | None = None) -> None:
+        super().__init__(words)
+        self.missing = missing or {}
 
 
 class RunnerLink:
@@ -31,6 +35,7 @@ class RunnerLink:
         self.tier: Tier = "none"
         self.layers: list[str] = []
         self.steps: list[str] = []
+        self.missing: dict[str, str] = {}
 
     @classmethod
     def start(cls, packages: Path) -> RunnerLink:
@@ -63,7 +68,7 @@ class RunnerLink:
             ready = await asyncio.wait_for(self._configured, CONFIGURE_S)
         except TimeoutError:
             raise SandboxUnavailable(f"the runner did not answer within {CONFIGURE_S:.0f} s") from None
-        self.tier, self.layers, self.steps = ready["tier"], ready["layers"], ready["steps"]
+        self.tier, self.layers, self.steps, self.missing = ready["tier"], ready["layers"], ready["steps"], ready["missing"]
 
     def recycle(self, number: int) -> None:
         try:

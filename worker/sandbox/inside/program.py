@@ -12,6 +12,7 @@ import io
 import os
 import random
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable
@@ -22,8 +23,10 @@ from worker.sandbox.inside import payload as payload_
 MAIN_FILE = "/main.py"
 
 
-def prepare() -> None:
-    """In the zygote, once: what need not be made anew for each program."""
+def prepare(*, own_folder: bool) -> None:
+    """In the zygote, once: what need not be made anew for each program. `own_folder`: there is no private /tmp."""
+    global _own_folder
+    _own_folder = own_folder
     # As `python -u`: what was printed is out, whatever ends the program. The objects hold only descriptor numbers, and nothing
     # is written to them before the child has put its own files there.
     stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")
@@ -34,6 +37,7 @@ def prepare() -> None:
 
 
 _streams: dict[str, object] = {}
+_own_folder = False
 
 
 def run(page: memoryview, payload_fd: int, begin: Callable[[], None]) -> None:
@@ -42,6 +46,8 @@ def run(page: memoryview, payload_fd: int, begin: Callable[[], None]) -> None:
     sys.__dict__.update(_streams)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _fresh_randomness()
+    if _own_folder:
+        _settle_in_folder(payload)
     os.environ.update(payload.env)
     _place_files(payload.files)
     main = _fresh_main(payload)
@@ -81,6 +87,18 @@ def _fresh_randomness() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def _settle_in_folder(payload: payload_.Payload) -> None:
+    """Without a mount namespace: the program's folder stands for /tmp and /mnt, and its own file lies above it."""
+    global MAIN_FILE
+    folder = os.getcwd()  # noqa: PTH109
+    MAIN_FILE = os.path.join(os.path.dirname(folder), "main.py")  # noqa: PTH118, PTH120
+    os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=f"{folder}/.matplotlib")
+    tempfile.tempdir = None
+    sys.path[0] = folder
+    for path in [path for path in payload.files if path.startswith(("/tmp/", "/mnt/"))]:
+        payload.files[path[5:]] = payload.files.pop(path)
 
 
 def _place_files(files: dict[str, bytes]) -> None:

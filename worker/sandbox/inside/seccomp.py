@@ -105,9 +105,18 @@ CHECKED: dict[str, Code] = {
 }
 
 
-def compile_filter(numbers: dict[str, int]) -> bytes:
-    """The policy as a BPF program, for the machine whose table of call numbers this is."""
-    leaves = _leaves(numbers)
+def compile_filter(numbers: dict[str, int], *, network_namespace: bool = True, memory_counted: bool = True) -> bytes:
+    """The policy as a BPF program, for the machine whose table of call numbers this is.
+
+    Without a network namespace no socket can be made at all, but for pairs. Without a control group there is no memfd, whose
+    memory no other limit sees.
+    """
+    fate = _fate(numbers)
+    if not network_namespace:
+        fate[numbers["socket"]] = _errno(errno.EAFNOSUPPORT)
+    if not memory_counted:
+        fate[numbers["memfd_create"]] = _errno(errno.ENOSYS)
+    leaves = _leaves(fate)
     program = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_JEQ, 1, 0, ARCHITECTURES[platform.machine()]),
@@ -118,11 +127,14 @@ def compile_filter(numbers: dict[str, int]) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
 
-def _leaves(numbers: dict[str, int]) -> list[tuple[int, Code]]:
-    """Ranges of call numbers as (first number, what to do), neighbours with the same fate joined."""
+def _fate(numbers: dict[str, int]) -> dict[int, Code]:
     fate = {numbers[name]: _errno(errno.EPERM) for name in REFUSED if name in numbers}
     fate |= {numbers[name]: _ret(RET_ALLOW) for name in ALLOWED if name in numbers}
-    fate |= {numbers[name]: code for name, code in CHECKED.items()}
+    return fate | {numbers[name]: code for name, code in CHECKED.items()}
+
+
+def _leaves(fate: dict[int, Code]) -> list[tuple[int, Code]]:
+    """Ranges of call numbers as (first number, what to do), neighbours with the same fate joined."""
     unknown = _errno(errno.ENOSYS)
     leaves = [(0, fate.get(0, unknown))]
     for number in range(1, max(fate) + 2):  # the last range also holds the x32 numbers

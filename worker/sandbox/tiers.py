@@ -1,0 +1,55 @@
+"""Tiers: what a set of working layers amounts to, and what would bring each missing one.
+
+The tier is never inferred from a uid or a kernel version: `probe.py` tries each layer, and the tier is what is there.
+"""
+
+from __future__ import annotations
+
+from exec_wire import Tier
+
+NAMESPACES = ["pidns", "mntns", "ipcns", "utsns", "netns"]
+RESTRICTIONS = ["rlimits", "no_new_privs", "landlock", "seccomp"]
+ALL_LAYERS = ["userns", *NAMESPACES, "uid", *RESTRICTIONS, "cgroup"]
+
+_NEEDED: dict[Tier, set[str]] = {
+    "A": set(ALL_LAYERS),
+    "B": set(ALL_LAYERS) - {"cgroup"},
+    "C": {"userns", *NAMESPACES, *RESTRICTIONS},
+    "D": set(RESTRICTIONS),
+}
+
+MEANING = {
+    "S": "tier A inside a virtual machine or a user-space kernel of its own",
+    "A": "everything: namespaces, a uid of its own, Landlock, seccomp, and memory and processes counted by the kernel",
+    "B": "as A, but no control groups: memory is bounded by address space only",
+    "C": "namespaces, Landlock and seccomp, but all programs share one uid",
+    "D": "Landlock and seccomp only: programs see other processes and share the machine's folders",
+    "E": "resource limits only: programs can read and change what you can",
+}
+
+REMEDY = {
+    "userns": "run as root, or allow user namespaces: sysctl -w user.max_user_namespaces=10000",
+    "uid": "run as root (or in a pod with hostUsers: false and CAP_SETUID), so that each program gets a uid of its own",
+    "cgroup": "run as root with a writable /sys/fs/cgroup, or under systemd-run --user --scope -p Delegate=yes",
+    "landlock": "use a kernel of 5.13 or newer with landlock in CONFIG_LSM (6.12 or newer for tier D)",
+    "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER, and a container profile that allows the seccomp call",
+    **dict.fromkeys(
+        NAMESPACES,
+        "run as root, or allow user namespaces and the mount, unshare and pivot_root calls in the container's profile",
+    ),
+}
+
+
+def tier_of(layers: list[str]) -> Tier:
+    return next((tier for tier, needed in _NEEDED.items() if needed <= set(layers)), "E")
+
+
+def at_least(tier: Tier, wanted: Tier) -> bool:
+    order: list[Tier] = ["S", "A", "B", "C", "D", "E", "none"]
+    return order.index(tier) <= order.index(wanted)
+
+
+def missing_for(layers: list[str], wanted: Tier) -> list[str]:
+    """Which layers stand between what is there and a tier, in the order of ALL_LAYERS."""
+    needed = _NEEDED.get(wanted, set())
+    return [layer for layer in ALL_LAYERS if layer in needed and layer not in layers]
