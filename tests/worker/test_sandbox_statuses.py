@@ -1,0 +1,113 @@
+"""Every status of the table from a real program."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sandbox_harness import Lab, until
+
+
+async def test_program_that_ends_is_ok(lab: Lab) -> None:
+    result = await lab.run("print(6 * 7)")
+    assert (result.status, result.blame, result.retryable, result.exit_code) == ("ok", "none", False, 0)
+    assert (result.stdout, result.stderr, result.completed) == ("42\n", "", True)
+    assert result.usage.wall_s > 0 and result.usage.cpu_s > 0 and result.usage.memory_peak_bytes > 0
+
+
+async def test_every_layer_is_on_and_reported(lab: Lab) -> None:
+    result = await lab.run("pass")
+    assert result.sandbox.tier == "A"
+    layers = "userns netns pidns mntns ipcns utsns uid rlimits no_new_privs landlock seccomp cgroup"
+    assert set(result.sandbox.layers) == set(layers.split())
+
+
+async def test_exception_is_error(lab: Lab) -> None:
+    result = await lab.run("1 / 0")
+    assert (result.status, result.blame, result.exit_code, result.completed) == ("error", "model", 1, False)
+    assert "ZeroDivisionError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "blame"),
+    [
+        ("import os; os.abort()", 6, "model"),
+        ("import ctypes; ctypes.string_at(0)", 11, "model"),
+        ("import os; os.kill(os.getpid(), 9)", 9, "infra"),
+        ("import os; os.kill(0, 15)", 15, "model"),
+        ("import signal, time; signal.alarm(1); time.sleep(9)", 14, "model"),
+    ],
+    ids=["abort", "segfault", "own_kill", "own_group", "alarm"],
+)
+async def test_signal_is_reported_with_its_number(lab: Lab, code: str, number: int, blame: str) -> None:
+    result = await lab.run(code)
+    assert (result.status, result.signal, result.blame, result.exit_code) == ("signal", number, blame, None)
+
+
+async def test_sleeper_times_out_by_its_own_fault_near_its_limit(lab: Lab) -> None:
+    result = await lab.run("import time; time.sleep(60)", wall_s=0.5)
+    assert (result.status, result.blame, result.retryable) == ("timeout", "model", False)
+    assert 0.5 <= result.usage.wall_s < 2.5
+
+
+async def test_timeout_kills_process_tree(lab: Lab) -> None:
+    code = """
+        import os, subprocess, time
+        for _ in range(3):
+            if os.fork() == 0:
+                os.setsid()
+                subprocess.run(["sleep", "60"])
+        print("started", flush=True)
+        time.sleep(60)
+    """
+    result = await lab.run(code, wall_s=0.7)
+    assert (result.status, result.stdout) == ("timeout", "started\n")
+    assert result.usage.processes_peak >= 4
+    assert lab.sandboxed_pids == []
+
+
+async def test_timeout_cut_short_by_the_deadline_is_infra(lab: Lab) -> None:
+    result = await lab.run("import time; time.sleep(60)", wall_s=30, deadline_s=0.5)
+    assert (result.status, result.blame, result.retryable) == ("timeout", "infra", True)
+
+
+@pytest.mark.parametrize(
+    "ignore", ["", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)"], ids=["plain", "ignored"]
+)
+async def test_cpu_time_beyond_its_limit_is_cpu_limit(lab: Lab, ignore: str) -> None:
+    result = await lab.run(f"{ignore}\nwhile True: pass", cpu_s=1, wall_s=20)
+    assert (result.status, result.blame) == ("cpu_limit", "model")
+    assert 0.9 <= result.usage.cpu_s < 3
+
+
+async def test_heap_beyond_memory_limit_is_memory_limit(lab: Lab) -> None:
+    result = await lab.run("x = []\nwhile True: x.append(bytearray(1 << 20))", memory_mb=64)
+    assert (result.status, result.blame, result.retryable) == ("memory_limit", "model", False)
+
+
+async def test_memory_within_the_limit_is_ok_and_measured(lab: Lab) -> None:
+    result = await lab.run("x = bytearray(100 << 20)", memory_mb=128)
+    assert result.status == "ok"
+    assert 100 << 20 <= result.usage.memory_peak_bytes <= 128 << 20
+
+
+async def test_endless_output_is_output_limit(lab: Lab) -> None:
+    result = await lab.run("while True: print('y' * 1000)", output_kb=16)
+    assert (result.status, result.blame, result.truncated) == ("output_limit", "model", True)
+    assert result.stdout.startswith("yyy") and len(result.stdout) < 17 * 1024
+
+
+async def test_cancelled_program_is_killed_and_its_slot_is_clean(lab: Lab) -> None:
+    task = asyncio.create_task(lab.run("import os, time\nos.fork()\ntime.sleep(60)", wall_s=60))
+    await until(lambda: lab.sandboxed_pids, "the program runs")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert lab.sandboxed_pids == []
+
+
+async def test_wall_limit_too_short_for_set_up_is_infra_and_does_not_recycle_the_zygote(lab: Lab) -> None:
+    before = lab.pool.zygote_restarts
+    results = [await lab.run("print(1)", wall_s=0.0005) for _ in range(4)]
+    assert {(result.status, result.blame, result.stdout) for result in results} == {("timeout", "infra", "")}
+    assert lab.pool.zygote_restarts == before
