@@ -49,6 +49,7 @@ class _Failed(Exception):
 
 def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str, str]) -> Found:
     """`missing`: layers that are known to be absent before anything is tried, and why."""
+    why = "nothing could be tried"
     for outer in outers:
         if outer != "none" and any(layer in missing for layer in ("userns", *NAMESPACES)):
             continue
@@ -60,6 +61,7 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
             try:
                 _try(start, outer, layers, steps)
             except _Failed as failed:
+                why = failed.reason
                 if failed.layer is None or failed.layer in absent:
                     missing = missing | {layer: failed.reason for layer in LAYERS_OF[outer] if layer not in LAYERS_OF["none"]}
                     break
@@ -72,11 +74,11 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
                             layer, "needs the layers before it" if layer in (*NAMESPACES, "userns") else "needs root"
                         )
                 return Found(outer, layers, {layer: why for layer, why in missing.items() if layer not in layers})
-    raise _NothingWorks(next(iter(missing.values()), "nothing could be tried"))
+    raise NothingWorks(f"not even a process without a jail can be started: {why}")
 
 
-class _NothingWorks(OSError):
-    """Not even a process without a jail can be started."""
+class NothingWorks(OSError):
+    pass
 
 
 def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> None:

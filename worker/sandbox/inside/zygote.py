@@ -30,13 +30,13 @@ def main() -> None:
     warmup.warm_up(settings["imports"])
     if layers & _zygote.LAYER_PIDNS:
         close_user_namespaces(_zygote)
+        _zygote.forbid_dumps()
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
     filter_ = seccomp.compile_filter(
         _zygote.SYSCALLS, network_namespace="netns" in settings["layers"], memory_counted="cgroup" in settings["layers"]
     )
     program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS)
-    _zygote.forbid_dumps()
     gc.collect()
     gc.freeze()
     gc.disable()
