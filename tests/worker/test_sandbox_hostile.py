@@ -348,7 +348,7 @@ async def test_privileged_calls_are_refused(cage: Lab) -> None:
         """
         os.setuid(0)
         os.setgid(0)
-        os.setresuid(20001, 20001, 20001)
+        os.setresuid(20999, 20999, 20999)
         os.setgroups([0])
         os.chroot('/tmp')
         os.nice(-5)

@@ -100,6 +100,8 @@ class RunnerLink:
 
     async def close(self, patience_s: float = 10.0) -> None:
         """Let the runner go: it kills what runs and removes what it made."""
+        if self._link.fileno() < 0:
+            return  # closed already: it was lost, and no other could be had
         asyncio.get_running_loop().remove_reader(self._link)
         self._link.close()
         if self._process is None:
