@@ -128,6 +128,11 @@ class Pool:
         return self._config.slots
 
     @property
+    def missing(self) -> dict[str, str]:
+        """Layers of the sandbox that do not work here, and why."""
+        return self._runner.missing
+
+    @property
     def profiles(self) -> list[str]:
         return list(self._config.profiles)
 

@@ -35,12 +35,14 @@ class Ground:
         self.outers: list[Outer] = []
 
     def __enter__(self) -> Ground:
+        if not self._packages.is_dir():
+            raise OSError(f"the folder of packages for programs is missing: {self._packages} (run `make install`)")
         if os.geteuid() == 0:
             self._enter_as_root()
         else:
             self._enter_as_user()
         self._scratch = self._folder / "scratch"
-        self._scratch.mkdir(mode=0o711)
+        self._scratch.mkdir(mode=0o711, exist_ok=True)
         self._make_cgroups()
         try:
             jail.nsjail_binary()
@@ -53,11 +55,18 @@ class Ground:
             uids.kill_all_of(range(self._block.base, self._block.base + uids.BLOCK_SIZE))
         if self._cgroups is not None:
             self._cgroups.close()
-        if self._mounted:
-            kernel.unmount(self._folder)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         if self._block is not None:
             self._block.release()
+
+    def _remove_folder(self) -> None:
+        """Never a recursive removal where something is mounted below: it would empty what was only shown there."""
+        if self._mounted:
+            kernel.unmount(self._folder)  # with all that is in it
+        else:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            (self._folder / "jail.cfg").unlink(missing_ok=True)
+        self._folder.rmdir()
 
     def start_zygote(
         self, outer: Outer, layers: list[str], imports: list[str], stderr: int | None = None
@@ -85,15 +94,17 @@ class Ground:
     def _enter_as_root(self) -> None:
         self._block = uids.take_block(self._uid_base)
         self._folder = uids.STATE_FOLDER / self._block.name
+        self._folder.mkdir(mode=0o755, exist_ok=True)
         try:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-            self._stage = jail.make_stage(self._folder, self._packages)
-            self._mounted = True
+            kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=755")
         except OSError as error:  # root of a container that may not do this
-            self._folder.mkdir(mode=0o711, exist_ok=True)
             self._stage = jail.plain_stage(self._packages)
             self.missing["userns"] = str(error)
+        else:
+            self._mounted = True
+            self._stage = jail.make_stage(self._folder, self._packages)
         self.outers = ["range", "none"]
 
     def _enter_as_user(self) -> None:

@@ -53,13 +53,12 @@ class Stage:
 
 
 def make_stage(folder: Path, packages: Path) -> Stage:
-    """Needs a private mount namespace, which the caller has made: nothing of this is seen outside the runner."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=755")
+    """Needs a private mount namespace and a file system of its own at `folder`, which the caller has made."""
     sources = {"python": Path(sys.base_prefix), "packages": packages, "inside": Path(__file__).parent / "inside"}
     for name, source in sources.items():
         (folder / name).mkdir()
-        kernel.mount(source.resolve(), folder / name, flags=kernel.MS_BIND | kernel.MS_REC)
+        kernel.mount(source.resolve(), folder / name, flags=kernel.MS_BIND)
+        kernel.mount("none", folder / name, flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY)
     return Stage(**{name: folder / name for name in sources})
 
 

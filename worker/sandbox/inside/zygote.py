@@ -25,9 +25,12 @@ def main() -> None:
     sys.path.append(settings["packages"])
     os.environ.pop("GLIBC_TUNABLES", None)  # it was for this process, not for what programs start
     layers = sum(layer_bits(_zygote).get(name, 0) for name in settings["layers"])
-    if layers & _zygote.LAYER_MOUNTS:
-        os.mkdir(os.path.realpath("/tmp"))  # noqa: PTH102 - for packages that want a folder when imported; no program sees it
-    warmup.warm_up(settings["imports"])
+    # For packages that want a folder when imported; no program sees it.
+    folder = os.path.realpath("/tmp") if layers & _zygote.LAYER_MOUNTS else f"{settings['scratch']}/zygote{os.getpid()}"
+    os.mkdir(folder)  # noqa: PTH102
+    os.environ["MPLCONFIGDIR"] = f"{folder}/.matplotlib"
+    warmup.warm_up(settings["imports"], settings["packages"])
+    os.environ["MPLCONFIGDIR"] = "/tmp/.matplotlib"
     if layers & _zygote.LAYER_PIDNS:
         close_user_namespaces(_zygote)
         _zygote.forbid_dumps()
