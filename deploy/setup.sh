@@ -36,11 +36,14 @@ if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
 fi
 
 packages=worker/sandbox/packages.txt
-wanted=$(stamp "$packages")
+wanted=$(stamp "$packages" deploy/setup.sh)
 if [ "$(cat .sandbox-packages/installed 2>/dev/null)" != "$wanted" ]; then
     say "installing what programs may import into .sandbox-packages (numpy, scipy, sympy, … about a minute)"
     rm -rf .sandbox-packages.new
     .venv/bin/pip install --quiet --disable-pip-version-check --target .sandbox-packages.new -r "$packages"
+    # matplotlib's cache of the system's fonts, so that no interpreter has to make its own
+    MPLCONFIGDIR=.sandbox-packages.new/.matplotlib PYTHONPATH=.sandbox-packages.new MPLBACKEND=Agg \
+        .venv/bin/python -c 'import matplotlib.pyplot' 2>/dev/null || true
     printf '%s\n' "$wanted" > .sandbox-packages.new/installed
     rm -rf .sandbox-packages
     mv .sandbox-packages.new .sandbox-packages

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
@@ -16,6 +18,9 @@ from exec_wire.memory_queue import MemoryQueue
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool
+from worker.sandbox import tiers
+from worker.sandbox.runner_link import SandboxUnavailable
+from worker.selftest import self_test
 
 NAME = "embedded"
 GREETING = """
@@ -25,10 +30,21 @@ exec-service is ready on {url} (sandbox tier {tier}, {slots} slots). Try:
 
 Documentation of the API: {url}/docs     Stop with Ctrl-C.
 """
+WEAK = """
+WARNING: the sandbox is of tier {tier}: {meaning}.
+  missing: {missing}
+  `exec-service doctor` says what would bring each; as root (sudo make run) everything is there on most machines."""
+NO_SANDBOX = """
+exec-service cannot run programs here: {why}
+
+The documentation is served at {url}/docs; /readyz answers 503. Two commands that help:
+  exec-service doctor            what is missing, why, and what would bring it
+  exec-service up --insecure     run programs all the same, without isolation, for your own code only
+"""
 
 
 async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None:
-    """Serve until a signal comes. Raises `BindRefused`, `PortTaken` or `SandboxUnavailable`, each with words for the user."""
+    """Serve until a signal comes. Raises `BindRefused` or `PortTaken`, with words for the user."""
     queue = MemoryQueue()
     stop, url = stop_on_signals(), asyncio.get_running_loop().create_future()
     async with Gateway(gateway_config, queue.gateway(NAME)) as gateway:
@@ -37,6 +53,10 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
                 await _work(worker_config, queue, gateway, url.result(), stop, serving)
+        except SandboxUnavailable as error:
+            gateway.not_ready_because = str(error)
+            say(NO_SANDBOX.format(why=error, url=url.result()))
+            await asyncio.wait({serving})
         finally:
             stop.set()
             await serving
@@ -48,18 +68,41 @@ async def _work(
     """The worker's life: until the gateway has drained, so that what was accepted is finished."""
     say("warming up the interpreters …")
     async with Pool(config) as pool:
-        warm, stopping = asyncio.create_task(pool.wait_ready()), asyncio.create_task(stop.wait())
-        await asyncio.wait({warm, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not warm.done():
-            warm.cancel()
+        if not await _unless(stop, _prove(pool)):
             return
-        await warm
         async with Consumer(NAME, pool, queue.worker(NAME)):
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
-            say(GREETING.format(url=url, tier=pool.sandbox.tier, slots=pool.slots))
+            _greet(pool, url)
             await asyncio.wait({serving})
+
+
+async def _prove(pool: Pool) -> None:
+    """Every profile is warm, and hostile programs were contained."""
+    await pool.wait_ready()
+    if pool.sandbox.tier != "E" and (problems := await self_test(pool)):
+        raise SandboxUnavailable("the self-test failed:\n  " + "\n  ".join(problems))
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`, or leave it when `stop` comes first."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait({working})
+        return False
+    await working
+    return True
+
+
+def _greet(pool: Pool, url: str) -> None:
+    tier = pool.sandbox.tier
+    if not tiers.at_least(tier, "B"):
+        missing = ", ".join(f"{layer} ({why})" for layer, why in pool.missing.items())
+        say(WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing))
+    say(GREETING.format(url=url, tier=tier, slots=pool.slots))
 
 
 def stop_on_signals() -> asyncio.Event:
