@@ -1,4 +1,4 @@
-"""The command line: `exec-service up | gateway | worker | runner | run`. Reads the environment once, here."""
+"""The command line. Reads the environment once, here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from exec_service.info import package_version
 from exec_wire import Call, Limits, Result, encode_json
 
 T = TypeVar("T")
@@ -23,7 +24,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="exec-service", description="Runs programs in sandboxes, for agentic RL.")
+    parser = argparse.ArgumentParser(
+        prog="exec-service",
+        description="Runs programs in sandboxes, for agentic RL.",
+        epilog="Settings come from EXEC_* variables too, see docs/configuration.md. Exit codes: 0 all well, 2 wrong usage, "
+        "69 not available here, 75 our fault (try again); `run` ends as its program did.",
+    )
+    parser.add_argument("--version", action="version", version=f"exec-service {package_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     up = commands.add_parser("up", help="gateway and worker on this machine, nothing else needed")
@@ -34,6 +41,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--insecure", action="store_true", help="run programs even where there is no isolation (your own code only)"
     )
     up.set_defaults(run=run_up)
+
+    doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what would bring it")
+    doctor.add_argument("--port", type=int, default=8080, help="the port to look at (default 8080)")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.set_defaults(run=run_doctor)
+
+    bench = commands.add_parser("bench", help="measure this machine; what comes after -- goes to the benchmark")
+    bench.add_argument("arguments", nargs="*", help="such as -- --quick")
+    bench.set_defaults(run=run_bench)
 
     runner = commands.add_parser("runner", help="the privileged half of a worker, in a process or container of its own")
     runner.add_argument("--socket", type=Path, required=True, help="where to listen for the worker")
@@ -76,6 +92,28 @@ def run_up(options: argparse.Namespace) -> int:
     except (ConfigError, BindRefused) as error:
         return fail(str(error), EXIT_USAGE)
     return 0
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    from exec_service.config import ConfigError, read_environment
+    from exec_service.doctor import examine, show
+    from worker.config import WorkerConfig
+
+    try:
+        config = read_environment(WorkerConfig, os.environ, min_tier="E", profiles={})
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+    report = _run_loop(examine(config, options.port))
+    show(report, as_json=options.json)
+    return 0 if report.healthy else 1
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    try:
+        from loadtest import bench
+    except ImportError:
+        return fail("the benchmarks are in the project's checkout, not in its package: run `make bench` there", EXIT_USAGE)
+    return bench.main(options.arguments)
 
 
 def run_runner(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it befor
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
 WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
+OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -131,7 +132,7 @@ def judge(outcome: Outcome, limits: Limits, wall_s: float, step_names: list[str]
     if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
         return verdict("output_limit")
     if say.ended_by == protocol.BY_MEMORY or say.oom_kills > 0:
-        return verdict("memory_limit")
+        return _judge_out_of_memory(say, limits)
     if os.WIFSIGNALED(say.status):
         return _judge_signal(say, limits, os.WTERMSIG(say.status))
     code = os.WEXITSTATUS(say.status)
@@ -151,6 +152,13 @@ def _machine_was_slow(say: Say, limits: Limits, wall_s: float) -> bool:
         return False
     wall_ns = wall_s * 1e9
     return say.waited_ns > WAITED_TOO_LONG * wall_ns and say.cpu_ns < OWN_SHARE_OF_CPU * wall_ns
+
+
+def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
+    """The kernel counts a kill here whoever ran out: the program, by reaching its limit, or the whole machine."""
+    if 0 < say.memory_peak < OWN_LIMIT_REACHED * (limits.memory_mb << 20):
+        return verdict("signal", infra=True, signal=signal.SIGKILL)
+    return verdict("memory_limit")
 
 
 def _judge_signal(say: Say, limits: Limits, number: int) -> Result:

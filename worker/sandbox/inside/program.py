@@ -112,12 +112,13 @@ def _place_files(files: dict[str, bytes]) -> None:
 
 def _fresh_main(payload: payload_.Payload) -> types.ModuleType:
     """A `__main__` of the program's own, so that its classes pickle and its source is found."""
-    fd = os.open(MAIN_FILE, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.write(fd, payload.code.encode("utf-8", "surrogatepass"))
-    os.close(fd)
+    with io.FileIO(os.open(MAIN_FILE, os.O_WRONLY | os.O_CREAT, 0o644), "w") as file:
+        data = memoryview(payload.code.encode("utf-8", "surrogatepass"))
+        while data:
+            data = data[file.write(data) :]
     sys.argv = [MAIN_FILE, *payload.argv]
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=MAIN_FILE, __builtins__=builtins, __cached__=None)
+    main.__dict__.update(__file__=MAIN_FILE, __builtins__=builtins, __cached__=None, __annotations__={})
     sys.modules["__main__"] = main
     return main
 
@@ -173,7 +174,7 @@ def _exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):
-        return error.code & 0xFF
+        return error.code & 0xFF if -(2**31) <= error.code < 2**31 else 255
     print(error.code, file=sys.stderr)
     return 1
 

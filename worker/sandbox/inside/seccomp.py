@@ -27,7 +27,7 @@ ALLOWED = """
     sched_rr_get_interval sched_getattr getcpu
     getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid getgroups
     capget setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit prlimit64 getrusage times
-    sysinfo uname getpriority setpriority ioprio_get
+    sysinfo uname getpriority ioprio_get
     time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep timer_create timer_settime timer_gettime
     timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
     select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
@@ -46,7 +46,7 @@ REFUSED = """
     shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
     vmsplice splice tee memfd_secret mlockall munlockall mlock2 personality
-    sched_setaffinity sched_setscheduler sched_setattr sched_setparam ioprio_set
+    sched_setaffinity sched_setscheduler sched_setattr sched_setparam ioprio_set setpriority
     clock_settime clock_adjtime settimeofday adjtimex kexec_load kexec_file_load init_module finit_module delete_module
     reboot swapon swapoff acct syslog quotactl quotactl_fd iopl ioperm modify_ldt migrate_pages move_pages
     landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp vhangup nfsservctl lookup_dcookie

@@ -31,6 +31,7 @@ def main() -> None:
     os.environ["MPLCONFIGDIR"] = f"{folder}/.matplotlib"
     warmup.warm_up(settings["imports"], settings["packages"])
     os.environ["MPLCONFIGDIR"] = "/tmp/.matplotlib"
+    sys.path_importer_cache.pop("/tmp", None)  # what is in there is each program's own
     if layers & _zygote.LAYER_PIDNS:
         close_user_namespaces(_zygote)
         _zygote.forbid_dumps()

