@@ -113,14 +113,15 @@ class MemoryQueue:
 
     def _answer(self, reply_to: dict[str, str], answers: Sequence[Answer]) -> None:
         for answer in answers:
-            self._leases.pop(answer.id, None)
+            lease = self._leases.pop(answer.id, None)
             self._deadlines.pop(answer.id, None)
-            inbox = self._replies.get(reply_to.pop(answer.id, ""))
+            inbox = self._replies.get(reply_to.pop(answer.id, lease.job.reply_to if lease else ""))
             if inbox is not None:
                 inbox.put([answer])
 
-    def _cancel(self, ids: Sequence[str]) -> None:
+    def _cancel(self, ids: Sequence[str]) -> list[str]:
         gone = set(ids)
+        untaken = [job.id for job, _ in self._waiting if job.id in gone]
         self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
         for id in gone:
             # Without its lease the job cannot lapse and be started again for nobody; the worker may still answer it.
@@ -128,6 +129,7 @@ class MemoryQueue:
             if lease is not None:
                 del self._deadlines[id]
                 self._cancels[lease.worker].put([id])
+        return untaken
 
     async def _leave(self, worker: str) -> None:
         async with self._arrival:
@@ -151,8 +153,8 @@ class MemoryGatewayEnd:
     async def receive(self) -> list[Answer]:
         return await self._queue._replies[self.name].take_all()
 
-    async def cancel(self, ids: Sequence[str]) -> None:
-        self._queue._cancel(ids)
+    async def cancel(self, ids: Sequence[str]) -> list[str]:
+        return self._queue._cancel(ids)
 
     async def workers(self) -> list[WorkerInfo]:
         return self._queue._alive()
@@ -161,7 +163,7 @@ class MemoryGatewayEnd:
 class MemoryWorkerEnd:
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self._name = queue, name
-        self._reply_to: dict[str, str] = {}
+        self._reply_to: dict[str, str] = {}  # of what this worker runs, also when the lease went to another one
 
     async def announce(self, info: WorkerInfo) -> None:
         self._queue._workers[self._name] = (info, self._queue._clock() + LEASE_S)
@@ -173,6 +175,7 @@ class MemoryWorkerEnd:
 
     async def renew(self, ids: Sequence[str]) -> None:
         self._queue._renew(self._name, ids)
+        self._reply_to = {id: self._reply_to[id] for id in ids if id in self._reply_to}
 
     async def answer(self, answers: Sequence[Answer]) -> None:
         self._queue._answer(self._reply_to, answers)

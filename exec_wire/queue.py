@@ -52,6 +52,7 @@ class WorkerInfo(Struct, frozen=True):
     tier: str = "none"
     layers: list[str] = []
     profiles: list[str] = []
+    missing_layers: list[str] = []  # that this worker could have and has not
 
 
 class GatewayQueue(Protocol):
@@ -65,8 +66,8 @@ class GatewayQueue(Protocol):
     async def receive(self) -> list[Answer]:
         """Wait for at least one answer addressed to this gateway, then give all that are there."""
 
-    async def cancel(self, ids: Sequence[str]) -> None:
-        """Tell the workers to forget or kill these jobs. A job may be answered all the same."""
+    async def cancel(self, ids: Sequence[str]) -> list[str]:
+        """Have these jobs forgotten or killed. Gives those that are known to be with no worker: they will not be answered."""
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that are alive."""
@@ -82,7 +83,7 @@ class WorkerQueue(Protocol):
         """Wait for at least one job, then take up to `most`; each is leased to this worker."""
 
     async def renew(self, ids: Sequence[str]) -> None:
-        """Keep the leases of what is still running."""
+        """Keep the leases of `ids`, which are all that this worker is still running."""
 
     async def answer(self, answers: Sequence[Answer]) -> None:
         """Publish answers and end their leases."""

@@ -224,7 +224,7 @@ async def test_a_cancelled_job_that_nobody_took_is_forgotten(bench: Bench) -> No
     gateway, worker = bench.gateway("g1"), bench.worker("w1")
     jobs = [bench.job() for _ in range(3)]
     await gateway.publish(jobs)
-    await gateway.cancel([jobs[1].id, "never-existed"])
+    assert await gateway.cancel([jobs[1].id, "never-existed"]) == [jobs[1].id]  # with no worker: never answered
     assert [job.id for job in await worker.take(3)] == [jobs[0].id, jobs[2].id]
 
 
@@ -232,7 +232,7 @@ async def test_the_worker_that_runs_a_cancelled_job_is_told(bench: Bench) -> Non
     gateway, first, second = bench.gateway("g1"), bench.worker("w1"), bench.worker("w2")
     await gateway.publish([bench.job() for _ in range(2)])
     [mine], [other] = await first.take(1), await second.take(1)
-    await gateway.cancel([mine.id])
+    assert await gateway.cancel([mine.id]) == []  # the worker will answer
     assert await soon(first.cancelled()) == [mine.id]
     assert await nothing_comes(second.cancelled())
     await first.answer([Answer(mine.id, b"cancelled")])
@@ -298,6 +298,27 @@ async def test_a_cancelled_take_loses_no_job(bench: Bench) -> None:
     job = bench.job()
     await gateway.publish([job])
     assert [taken.id for taken in await asyncio.wait_for(worker.take(1), 5)] == [job.id]
+
+
+async def test_what_is_taken_and_never_answered_leaves_nothing_behind() -> None:
+    queue = MemoryQueue()
+    gateway, worker = queue.gateway("g1"), queue.worker("w1")
+    await gateway.publish([Job(f"j{number}", b"", 60_000, "g1") for number in range(100)])
+    jobs = await worker.take(100)
+    await gateway.cancel([job.id for job in jobs[1:]])
+    await worker.renew([jobs[0].id])
+    assert list(worker._reply_to) == [jobs[0].id]
+    await worker.answer([Answer(jobs[0].id, b"")])
+    assert not (worker._reply_to or queue._leases or queue._deadlines or queue._waiting)
+
+
+async def test_a_job_that_is_leased_is_answered_even_if_its_worker_forgot_to_renew_it(bench: Bench) -> None:
+    gateway, worker = bench.gateway("g1"), bench.worker("w1")
+    await gateway.publish([bench.job()])
+    [job] = await worker.take(1)
+    await worker.renew([])
+    await worker.answer([Answer(job.id, b"late")])
+    assert [answer.payload for answer in await soon(gateway.receive())] == [b"late"]  # type: ignore[attr-defined]
 
 
 async def test_a_waiting_worker_gets_a_job_whose_lease_lapses_meanwhile() -> None:
