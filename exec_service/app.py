@@ -68,6 +68,15 @@ class Gateway:
             self._refresh.cancel()
             await asyncio.gather(self._refresh, return_exceptions=True)
 
+    @property
+    def not_ready_because(self) -> str:
+        """Why nothing can be run here, such as for want of a sandbox. While set, /readyz and calls are 503 with these words."""
+        return self.dispatch.not_ready_because
+
+    @not_ready_because.setter
+    def not_ready_because(self, why: str) -> None:
+        self.dispatch.not_ready_because = why
+
     async def drain(self, timeout_s: float | None = None) -> None:
         """Stop admitting and finish what is there; what is unfinished after `timeout_s` is answered `internal_error`."""
         await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)

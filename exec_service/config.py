@@ -43,7 +43,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = 120.0
     idempotency_max_bytes: Annotated[int, Meta(ge=0, description="Bytes of results kept for idempotency keys")] = 128 << 20
 
-    retry_after_max_s: Annotated[float, Meta(ge=1, description="Longest Retry-After that a 429 gives")] = 60.0
+    retry_after_max_s: Annotated[float, Meta(ge=1, description="Longest Retry-After that a refusal gives")] = 60.0
     write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for so long is disconnected")] = 60.0
     keep_alive_s: Annotated[int, Meta(ge=1, description="How long an idle connection is kept open")] = 75
     drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what was accepted")] = 30.0

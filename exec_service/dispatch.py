@@ -23,15 +23,16 @@ from exec_service.fleet import Fleet
 from exec_service.flight import Flight, Key, Waiter
 from exec_service.idempotency import Idempotency, PayloadDiffers, Record
 from exec_service.metrics import Metrics
-from exec_service.refusals import Draining, IdempotencyConflict
+from exec_service.refusals import Draining, IdempotencyConflict, NotReady
 from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
 from exec_service.waiting import Waiting
-from exec_wire.messages import Call, Result, Tags, unpack_result, verdict
+from exec_wire.messages import Call, Result, Selection, Tags, unpack_result, verdict
 from exec_wire.queue import Answer, GatewayQueue, Job
 
 log = logging.getLogger("exec_service.dispatch")
 
 RETRY_S = 0.5
+CANCELS_PER_TURN = 500  # of the event loop: answering one takes about 10 µs
 _pack_sorted = msgspec.msgpack.Encoder(order="deterministic").encode  # the order of `files` and `env` says nothing
 _NO_TAGS = Tags()
 _UNTIMED_S = 60.0  # the default of `Call.deadline_s`, which packing leaves out
@@ -56,6 +57,7 @@ class Dispatch:
         self.waiting = Waiting()
         self.released: set[Flight] = set()
         self.draining = False
+        self.not_ready_because = ""  # if not empty, nothing can be run here, in these words
         self._waiters = Waiters(queue, self._answered, metrics.late)
         self._idempotency = Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock)
         self._deadlines: Deadlines[Waiter] = Deadlines(self._overdue, clock)
@@ -76,10 +78,16 @@ class Dispatch:
                 for result in landed:
                     yield result
 
-    def accept(self, calls: Sequence[Call], origin: Origin) -> Order:
-        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them."""
+    def check_open(self) -> None:
+        """Raise a `Refusal` if no call would be accepted, whatever it is."""
         if self.draining:
             raise Draining
+        if self.not_ready_because:
+            raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
+
+    def accept(self, calls: Sequence[Call], origin: Origin) -> Order:
+        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them."""
+        self.check_open()
         self.admission.check(len(calls))  # before the work of packing
         programs = [program_of(call) for call in calls]
         self._check_keys(calls, programs)
@@ -90,7 +98,7 @@ class Dispatch:
         now = self._clock()
         for index, (call, program) in enumerate(zip(calls, programs, strict=True)):
             self.admission.charge(1, len(program))
-            waiter = Waiter(order, index, call.id, now, now + call.deadline_s, len(program))
+            waiter = Waiter(order, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
             order.pending.add(waiter)
             self._seat(waiter, call, program)
         self._work.set()
@@ -135,7 +143,10 @@ class Dispatch:
         self.waiting.remove(flight)  # a publication that failed half way may be answered while it waits again
         self.released.discard(flight)
         first = read_result(answer)
-        self._idempotency.finish(flight, answer.payload, first.blame)
+        if not flight.cancelled:
+            self._idempotency.finish(flight, answer.payload, first.blame)
+        elif first.status != "cancelled":
+            first = verdict("cancelled")  # it ended before the kill arrived; its caller was told that it is cancelled
         waiters, flight.waiters = flight.waiters, []
         for waiter in waiters:
             result = first if waiter is waiters[0] else read_result(answer)
@@ -174,7 +185,7 @@ class Dispatch:
 
     def _give_up(self, waiter: Waiter, result: Result) -> None:
         flight = waiter.flight
-        self._land(waiter, result, 0)
+        self._land(waiter, verdict("cancelled") if flight is not None and flight.cancelled else result, 0)
         if flight is not None:
             self._unseat(waiter, flight)
 
@@ -190,14 +201,45 @@ class Dispatch:
             self._to_cancel.append(flight.id)
         self._work.set()
 
+    async def cancel(self, selection: Selection) -> int:
+        """Cancel what it picks, and say how many that were. What waits is answered at once, what runs when it was killed."""
+        flights = [flight for flight in self._waiters.flights() if not flight.cancelled]
+        picked = [waiter for flight in flights for waiter in flight.waiters if selection.picks(waiter.tags, waiter.tenant)]
+        count = 0
+        for position, waiter in enumerate(picked, 1):
+            count += self._cancel(waiter)
+            if position % CANCELS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return count
+
+    def _cancel(self, waiter: Waiter) -> bool:
+        flight = waiter.flight
+        if flight is None or flight.cancelled:
+            return False  # answered, left or cancelled by somebody else in the meantime
+        if flight.released and len(flight.waiters) == 1:
+            self._kill(waiter, flight)
+        else:
+            self._give_up(waiter, verdict("cancelled"))
+        return True
+
+    def _kill(self, waiter: Waiter, flight: Flight) -> None:
+        """Have the worker end it. It keeps its place in the window until the worker says that it is dead."""
+        flight.cancelled = True
+        self._idempotency.stop(flight)  # who sends the key again does not join the dying but has it run
+        self._to_cancel.append(flight.id)
+        waiter.in_grace = True
+        self._deadlines.set(waiter, self._clock() + self._config.answer_grace_s)
+        self._work.set()
+
     def _closed(self, order: Order) -> None:
         """Its caller has everything or is gone: nobody waits for what is pending."""
         for waiter in order.pending:
             self._deadlines.remove(waiter)
             self.admission.give_back(1, waiter.bytes)
             self._metrics.cancelled()
-            if waiter.flight is not None:
-                self._unseat(waiter, waiter.flight)
+            flight, waiter.flight = waiter.flight, None
+            if flight is not None:
+                self._unseat(waiter, flight)
         order.pending.clear()
         self._orders.discard(order)
         if not self._orders:
@@ -242,6 +284,9 @@ class Dispatch:
 
     def _take_back(self, flights: list[Flight]) -> None:
         """The queue may or may not have these; they are published again, and the first answer wins."""
+        for flight in flights:
+            if flight.cancelled:
+                self._never_ran(flight)
         still_wanted = [flight for flight in flights if flight in self.released]
         self.released.difference_update(still_wanted)
         for flight in still_wanted:
@@ -253,10 +298,19 @@ class Dispatch:
         if not ids:
             return
         try:
-            await self._queue.cancel(ids)
+            untaken = await self._queue.cancel(ids)
         except Exception:
             self._to_cancel = ids + self._to_cancel
             raise
+        for id in untaken:
+            flight = self._waiters.find(id)
+            if flight is not None and flight.cancelled:
+                self._never_ran(flight)
+
+    def _never_ran(self, flight: Flight) -> None:
+        """A cancelled flight for which no worker will answer."""
+        for waiter in list(flight.waiters):
+            self._give_up(waiter, verdict("cancelled"))
 
     # -- life -------------------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class Fleet:
     def profiles(self) -> list[str]:
         return sorted({profile for worker in self.workers for profile in worker.profiles})
 
+    def layer_everywhere(self) -> dict[str, bool]:
+        """Every layer that a worker has or misses: do all have it?"""
+        known = {layer for worker in self.workers for layer in (*worker.layers, *worker.missing_layers)}
+        return {layer: all(layer in worker.layers for worker in self.workers) for layer in sorted(known)}
+
     def workers_of(self, tier: str) -> int:
         return sum(worker.tier == tier for worker in self.workers)
 

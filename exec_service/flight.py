@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from exec_wire.messages import Tags
+
 if TYPE_CHECKING:
     from exec_service.waiters import Order
 
@@ -28,6 +30,7 @@ class Flight:
     needs: str
     key: Key | None = None
     released: bool = False
+    cancelled: bool = False  # on request; its last waiter stays until the worker has killed it
     waiters: list[Waiter] = field(default_factory=list)
 
     @property
@@ -43,5 +46,7 @@ class Waiter:
     accepted_at: float
     deadline_at: float
     bytes: int  # what admission has charged for it
+    tags: Tags  # cancellation selects by these; workers never see them
+    tenant: str
     flight: Flight | None = None  # None once it has its result
     in_grace: bool = False

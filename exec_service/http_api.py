@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import parse_qs
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -22,13 +22,14 @@ from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.fleet import Fleet
 from exec_service.guard import RequestFacts
-from exec_service.info import Info, info_of
+from exec_service.info import info_of
 from exec_service.metrics import Metrics
-from exec_service.refusals import Draining, IdempotencyConflict, Refusal
-from exec_service.responses import answers
-from exec_service.validate import Validator
+from exec_service.refusals import IdempotencyConflict, Refusal
+from exec_service.responses import answers, query_parameters
+from exec_service.validate import Validator, read_selection
 from exec_service.waiters import Order
-from exec_wire.messages import Call, Result, encode_json
+from exec_wire.info import Info
+from exec_wire.messages import Call, Cancelled, Result, Selection, encode_json
 
 NDJSON = "application/x-ndjson"
 WRITE_BYTES = 256 << 10  # a chunk of a stream is written when it has reached this size
@@ -45,6 +46,11 @@ class Results(msgspec.Struct, frozen=True):
 
 class Health(msgspec.Struct, frozen=True):
     status: str
+
+
+class Ready(msgspec.Struct, frozen=True):
+    status: str
+    tier: str  # what every call gets at least
 
 
 class ClientGone(Exception):
@@ -71,6 +77,7 @@ class Door:
     async def _read(self, scope: Scope, facts: RequestFacts, receive: Receive) -> bytes:
         body = await read_body(scope, receive, self._config.max_body_bytes)
         facts.body_bytes = len(body)
+        self._dispatch.check_open()  # before what a call asks for is compared with what is there
         return body
 
     def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
@@ -213,13 +220,21 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
     async def healthz() -> Response:
         return _json(Health("ok"))
 
-    @router.get("/readyz", summary="Can it run programs now?", responses=answers(Health, "not_ready", "draining"))
+    @router.get("/readyz", summary="Can it run programs now?", responses=answers(Ready, "not_ready", "draining"))
     async def readyz() -> Response:
-        if dispatch.draining:
-            raise Draining
+        dispatch.check_open()
         if not fleet.alive:
             raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)
-        return _json(Health("ready"))
+        return _json(Ready("ready", fleet.tier))
+
+    @router.delete(
+        "/v1/calls",
+        summary="Cancel calls by their tags; all that are given must match, and at least one must be given",
+        responses=answers(Cancelled, "bad_query", "foreign_origin"),
+        openapi_extra={"parameters": query_parameters(Selection)},
+    )
+    async def cancel(request: Request) -> Response:
+        return _json(Cancelled(await dispatch.cancel(read_selection(request.scope["query_string"]))))
 
     @router.get("/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info))
     async def info() -> Response:

@@ -64,8 +64,8 @@ class Idempotency:
 
     def stop(self, flight: Flight) -> None:
         """Without a result: the next call with this key runs."""
-        if flight.key is not None:
-            self._running.pop(flight.key, None)
+        if flight.key is not None and self._running.get(flight.key) is flight:
+            del self._running[flight.key]
 
     def finish(self, flight: Flight, result_payload: bytes, blame: Blame) -> None:
         self.stop(flight)

@@ -1,4 +1,4 @@
-"""The body of `GET /v1/info`: what a caller can rely on here."""
+"""Makes the body of `GET /v1/info` (`exec_wire.info`)."""
 
 from __future__ import annotations
 
@@ -7,37 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from exec_service.config import GatewayConfig
 from exec_service.fleet import Fleet
+from exec_wire.info import Info, LimitValues, RequestLimits, WorkerSummary
 from exec_wire.messages import Call, Limits
-
-
-class LimitValues(Struct, frozen=True):
-    """Of every limit that a call can set: what it is if not given, and the most it can be."""
-
-    default: dict[str, float]
-    maximum: dict[str, float]
-
-
-class RequestLimits(Struct, frozen=True):
-    max_calls_per_request: int
-    max_body_bytes: int
-    max_calls: int
-    max_bytes: int
-
-
-class Info(Struct, frozen=True):
-    version: str
-    tier: str  # what every call gets at least
-    layers: list[str]
-    slots: int
-    workers: int
-    profiles: list[str]
-    languages: list[str]
-    limits: LimitValues
-    requests: RequestLimits
 
 
 def info_of(config: GatewayConfig, fleet: Fleet, languages: list[str]) -> Info:
@@ -51,6 +26,7 @@ def info_of(config: GatewayConfig, fleet: Fleet, languages: list[str]) -> Info:
         languages=languages,
         limits=limit_values(),
         requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
+        worker_list=[WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in fleet.workers],
     )
 
 

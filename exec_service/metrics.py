@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from exec_service.fleet import TIERS, Fleet
 from exec_wire.messages import BLAME, Blame, Result, Status
@@ -14,7 +16,7 @@ from exec_wire.messages import BLAME, Blame, Result, Status
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STAGES = ("queue", "start", "run", "total")
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-ROUTES = ("/v1/run", "/v1/batch", "/v1/info", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
+ROUTES = ("/v1/run", "/v1/batch", "/v1/calls", "/v1/info", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
 
 
 class Metrics:
@@ -54,6 +56,7 @@ class Metrics:
         tiers = Gauge("exec_sandbox_tier", "Live workers by the isolation tier they offer", ["tier"], registry=self.registry)
         for tier in TIERS:
             tiers.labels(tier).set_function(partial(fleet.workers_of, tier))
+        self.registry.register(Layers(fleet))
 
     def finished(self, result: Result) -> None:
         self._count(result.status, result.blame)
@@ -91,3 +94,16 @@ class Metrics:
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.registry)
+
+
+class Layers(Collector):
+    """A gauge per layer of isolation. Which ones there are is known only when the workers have said so."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        gauges = GaugeMetricFamily("exec_sandbox_layer", "1 if every live worker has this layer of isolation", labels=["layer"])
+        for layer, everywhere in self._fleet.layer_everywhere().items():
+            gauges.add_metric([layer], everywhere)
+        yield gauges

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
 
-from exec_service.http_api import NDJSON, Health, Results
-from exec_service.info import Info
+from exec_service.http_api import NDJSON, Health, Ready, Results
 from exec_service.responses import REF, answers, schema_of
-from exec_wire.messages import Batch, Call, Result
+from exec_wire.info import Info
+from exec_wire.messages import Batch, Call, Cancelled, Result
 from exec_wire.problems import Problem
 
 _HOT_PROBLEMS = (
@@ -25,8 +25,9 @@ _HOT_PROBLEMS = (
     "overloaded",
     "internal",
     "draining",
+    "not_ready",
 )
-_MESSAGES = (Call, Batch, Result, Results, Info, Health, Problem)
+_MESSAGES = (Call, Batch, Result, Results, Cancelled, Info, Health, Ready, Problem)
 
 
 def openapi_of(app: FastAPI) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Refusal                  any code; raised by decoding and validation
 ├── Overloaded           the admission limit is reached; says when to come again
 ├── Draining             shutting down
+├── NotReady             nothing can be run here; says why
 └── IdempotencyConflict  the key is in use with another payload; says which call
 """
 
@@ -26,6 +27,11 @@ class Overloaded(Refusal):
 class Draining(Refusal):
     def __init__(self) -> None:
         super().__init__("draining", "the service finishes what it has and takes nothing new")
+
+
+class NotReady(Refusal):
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__("not_ready", why, retry_after_s=retry_after_s)
 
 
 class IdempotencyConflict(Refusal):

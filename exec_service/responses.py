@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from exec_wire.problems import CONTENT_TYPE, PROBLEMS, Problem
@@ -25,3 +26,10 @@ def answers(message: type[Struct], *problem_codes: str) -> dict[int | str, dict[
         known = responses.setdefault(status, {"description": "", "content": {CONTENT_TYPE: {"schema": schema_of(Problem)}}})
         known["description"] = "; ".join(part for part in (known["description"], f"{code}: {title}") if part)
     return responses
+
+
+def query_parameters(message: type[Struct]) -> list[dict[str, Any]]:
+    """The fields of a message that is sent as a query."""
+    _, schemas = msgspec.json.schema_components([message], ref_template=REF)
+    properties = schemas[message.__name__]["properties"]
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]

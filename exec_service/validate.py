@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import PurePosixPath
 from typing import TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 
 from exec_service.fleet import Fleet, strength
 from exec_service.refusals import Refusal
-from exec_wire.messages import Call, decode_batch, decode_call
+from exec_wire.messages import Call, Selection, decode_batch, decode_call
 
 OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
 MAX_PATH_BYTES = 1024
@@ -73,6 +74,24 @@ class Validator:
         best = self._fleet.best_tier
         if strength(best) < strength(wanted):
             raise Refusal("tier_unavailable", f"tier {wanted} is required; the best live worker has {best}", field=field)
+
+
+def read_selection(query: bytes) -> Selection:
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    for name, values in given.items():
+        if name not in Selection.__struct_fields__:
+            known = ", ".join(Selection.__struct_fields__)
+            raise Refusal("bad_query", f"{_quote(name)} is not one of {known}", field=_short(name))
+        if len(values) > 1:
+            raise Refusal("bad_query", f"{name} is given {len(values)} times", field=name)
+    try:
+        selection = msgspec.convert({name: values[0] for name, values in given.items()}, Selection, strict=False)
+    except msgspec.ValidationError as error:
+        wrong = _bad_field(str(error))
+        raise Refusal("bad_query", wrong.detail, field=wrong.field.removeprefix("$.")) from None
+    if not selection.names_a_tag:
+        raise Refusal("bad_query", "at least one of run, step, group and rollout must be given")
+    return selection
 
 
 def _decode(decode: Callable[[bytes], T], body: bytes) -> T:

@@ -116,6 +116,9 @@ class Waiters:
     def forget(self, flight: Flight) -> None:
         self._flights.pop(flight.id, None)
 
+    def find(self, id: str) -> Flight | None:
+        return self._flights.get(id)
+
     def flights(self) -> list[Flight]:
         return list(self._flights.values())
 

@@ -1,15 +1,18 @@
 """What crosses a process boundary, and nothing else. Needs msgspec only."""
 
+from exec_wire.info import Info
 from exec_wire.messages import (
     BLAME,
     MAX_STARTS,
     Batch,
     Blame,
     Call,
+    Cancelled,
     Limits,
     Priority,
     Result,
     Sandbox,
+    Selection,
     Status,
     Tags,
     Tier,
@@ -32,10 +35,13 @@ __all__ = [
     "Batch",
     "Blame",
     "Call",
+    "Cancelled",
+    "Info",
     "Limits",
     "Priority",
     "Result",
     "Sandbox",
+    "Selection",
     "Status",
     "Tags",
     "Tier",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 Status = Literal[
     "ok",
@@ -51,6 +51,7 @@ MAX_STARTS = 3
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Label = Annotated[str, Meta(max_length=256)]
+GivenLabel = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
@@ -98,6 +99,35 @@ class Batch(Struct, frozen=True):
     """The body of `POST /v1/batch`."""
 
     calls: list[Call]
+
+
+class Selection(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The query of `DELETE /v1/calls`: one tenant's calls whose tags have every value that is given here."""
+
+    run: GivenLabel | UnsetType = UNSET
+    step: int | UnsetType = UNSET
+    group: GivenLabel | UnsetType = UNSET
+    rollout: GivenLabel | UnsetType = UNSET
+    tenant: Label = ""
+
+    @property
+    def names_a_tag(self) -> bool:
+        return not (self.run is self.step is self.group is self.rollout is UNSET)
+
+    def picks(self, tags: Tags, tenant: str) -> bool:
+        return (
+            tenant == self.tenant
+            and (self.run is UNSET or self.run == tags.run)
+            and (self.step is UNSET or self.step == tags.step)
+            and (self.group is UNSET or self.group == tags.group)
+            and (self.rollout is UNSET or self.rollout == tags.rollout)
+        )
+
+
+class Cancelled(Struct, frozen=True):
+    """The answer of `DELETE /v1/calls`."""
+
+    cancelled: int
 
 
 class Usage(Struct, frozen=True):

@@ -28,11 +28,15 @@ JSON = {"content-type": "application/json"}
 class ScriptedWorker:
     def __init__(self, queue: MemoryQueue, name: str = "w1", slots: int = 4, tier: str = "A") -> None:
         self.end = queue.worker(name)
-        self.info = WorkerInfo(name, slots, tier=tier, layers=["seccomp", "landlock"], profiles=["bare"])
+        layers = ["seccomp", "landlock"]
+        self.info = WorkerInfo(name, slots, tier=tier, layers=layers, profiles=["bare"], missing_layers=["cgroup"])
         self.let_go = asyncio.Event()
         self.jobs: list[Job] = []  # every job taken, in order
         self.calls: list[Call] = []
         self.cancelled: list[str] = []
+        self.kill_gate = asyncio.Event()  # closed: what was cancelled takes long to die
+        self.kill_gate.set()
+        self.deaf = False  # hears no cancellation
         self._running: dict[str, asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(slots)
 
@@ -70,12 +74,17 @@ class ScriptedWorker:
         while True:
             for id in await self.end.cancelled():
                 self.cancelled.append(id)
-                if id in self._running:
+                if id in self._running and not self.deaf:
                     self._running[id].cancel()
 
     async def _run(self, job: Job, call: Call) -> None:
         try:
             await self._perform(job, call)
+        except asyncio.CancelledError:
+            if job.id in self.cancelled:  # else the worker itself stops
+                await self.kill_gate.wait()
+                await self.end.answer([Answer(job.id, pack(verdict("cancelled", worker=self.info.id)), stay_ms=3.0)])
+            raise
         finally:
             self._running.pop(job.id, None)
             self._free.release()

@@ -27,9 +27,39 @@ async def test_readyz_is_200_only_with_a_live_worker() -> None:
         problem(await service.client.get("/readyz"), 503, "not_ready")
         async with service.worker:
             await until(lambda: service.gateway.fleet.alive)
-            assert (await service.client.get("/readyz")).json() == {"status": "ready"}
+            assert (await service.client.get("/readyz")).json() == {"status": "ready", "tier": "A"}
         await until(lambda: not service.gateway.fleet.alive)
         problem(await service.client.get("/readyz"), 503, "not_ready")
+
+
+async def test_without_a_sandbox_calls_and_readyz_are_503_in_words_and_the_rest_works(service: Service) -> None:
+    service.gateway.not_ready_because = "no sandbox: user namespaces are switched off"
+    refusals = [
+        await service.client.get("/readyz"),
+        await service.run(),
+        await service.run(require_tier="S"),
+        await service.batch({"code": "say x"}),
+        await service.batch({"code": "say x"}, stream="false"),
+    ]
+    for response in refusals:
+        body = problem(response, 503, "not_ready")
+        assert body["detail"] == "no sandbox: user namespaces are switched off"
+        assert int(response.headers["retry-after"]) == body["retry_after_s"] == service.gateway.config.retry_after_max_s
+    for route in ("/healthz", "/metrics", "/v1/info", "/docs", "/openapi.json"):
+        assert (await service.client.get(route)).status_code == 200
+    assert (await service.client.delete("/v1/calls?run=r")).json() == {"cancelled": 0}
+    assert service.worker.jobs == []
+
+    service.gateway.not_ready_because = ""
+    assert (await service.client.get("/readyz")).status_code == 200
+    assert (await service.run()).status_code == 200
+
+
+async def test_draining_is_said_before_the_want_of_a_sandbox(service: Service) -> None:
+    service.gateway.not_ready_because = "no sandbox"
+    await service.gateway.drain(0)
+    problem(await service.client.get("/readyz"), 503, "draining")
+    problem(await service.run(), 503, "draining")
 
 
 async def test_info_says_what_is_here(service: Service) -> None:
@@ -37,6 +67,7 @@ async def test_info_says_what_is_here(service: Service) -> None:
     assert info["version"]
     assert (info["tier"], info["layers"], info["slots"], info["workers"]) == ("A", ["seccomp", "landlock"], 4, 1)
     assert (info["profiles"], info["languages"]) == (["bare"], ["python"])
+    assert info["worker_list"] == [{"id": "w1", "slots": 4, "busy": 0, "tier": "A", "profiles": ["bare"]}]
     assert info["limits"]["default"] == {
         "wall_s": 10,
         "cpu_s": 10,
@@ -61,6 +92,14 @@ async def test_info_of_several_workers_promises_only_what_all_of_them_have(servi
     await until(lambda: len(service.gateway.fleet.workers) == 2)
     info = (await service.client.get("/v1/info")).json()
     assert (info["tier"], info["layers"], info["slots"], info["profiles"]) == ("C", ["landlock"], 10, ["bare", "math"])
+    assert (info["workers"], [(worker["id"], worker["tier"]) for worker in info["worker_list"]]) == (
+        2,
+        [("w1", "A"), ("w2", "C")],
+    )
+    assert (await service.client.get("/readyz")).json() == {"status": "ready", "tier": "C"}
+    text = (await service.client.get("/metrics")).text.splitlines()
+    assert {'exec_sandbox_layer{layer="seccomp"} 0.0', 'exec_sandbox_layer{layer="landlock"} 1.0'} <= set(text)
+    assert {'exec_sandbox_tier{tier="A"} 1.0', 'exec_sandbox_tier{tier="C"} 1.0'} <= set(text)
     assert service.gateway.fleet.best_tier == "A"
     assert service.gateway.fleet.window == 13  # ceil(1.25 x 10)
 
@@ -111,6 +150,9 @@ async def test_metrics_count_what_happened(service: Service) -> None:
         "exec_slots 4.0",
         'exec_sandbox_tier{tier="A"} 1.0',
         'exec_sandbox_tier{tier="B"} 0.0',
+        'exec_sandbox_layer{layer="seccomp"} 1.0',
+        'exec_sandbox_layer{layer="landlock"} 1.0',
+        'exec_sandbox_layer{layer="cgroup"} 0.0',
         'exec_http_requests_total{code="200",route="/v1/batch"} 1.0',
     ):
         assert line in text.splitlines(), line
