@@ -30,7 +30,7 @@ from exec_client.errors import (
 from exec_client.outbox import Policy
 from exec_client.sync import Client
 from exec_client.transport import HttpTransport, Transport
-from exec_wire import Call, Limits, Result, Tags
+from exec_wire import Call, Info, Limits, Result, Tags
 
 __all__ = [
     "AsyncClient",
@@ -46,6 +46,7 @@ __all__ = [
     "ExecError",
     "Forbidden",
     "HttpTransport",
+    "Info",
     "InfraFailure",
     "Limits",
     "NotReady",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from exec_client.calls import CallFields, make_call
+from exec_client.calls import CallFields, make_call, make_selection
 from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
 from exec_client.outbox import Outbox, Policy
 from exec_client.transport import DEFAULT_URL, HttpTransport, Transport
-from exec_wire import Call, Result
+from exec_wire import Call, Info, Result
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -128,14 +130,42 @@ class AsyncClient:
         finally:
             _give_up(futures)
 
-    async def info(self, timeout_s: float = 10.0) -> dict[str, Any]:
+    async def cancel(
+        self,
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        group: str | None = None,
+        rollout: str | None = None,
+        tenant: str = "",
+        timeout_s: float = 10.0,
+    ) -> int:
+        """Cancel the calls whose tags have all of these values, whoever sent them; how many there were.
+
+        >>> async with AsyncClient() as client:
+        ...     await client.cancel(run="no-such-run", step=7)
+        0
+
+        Whoever waits for one of them gets a `Result` with the status `cancelled`: what has not started at once, what runs when
+        it is dead. Calls of this client that wait to be sent count too. A call whose request is on its way at this moment may
+        be missed by the service and run; it is not sent again.
+        """
+        selection = make_selection(run, step, group, rollout, tenant)
+        withdrawn = self._bound().withdraw(selection)
+        return withdrawn + await self._ask(lambda left_s: self._transport.cancel(selection, left_s), timeout_s)
+
+    async def info(self, timeout_s: float = 10.0) -> Info:
         """What the service says of itself: version, isolation tier, slots, limits."""
         self._bound()
+        return await self._ask(lambda left_s: self._transport.info(left_s), timeout_s)
+
+    async def _ask(self, question: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
+        """Ask until there is an answer, as often as a call would be tried. Only for what may be asked twice."""
         give_up_at = asyncio.get_running_loop().time() + timeout_s
         for attempt in range(1, self._policy.max_attempts + 1):
             left_s = give_up_at - asyncio.get_running_loop().time()
             try:
-                return await self._transport.info(max(left_s, 0.001))
+                return await question(max(left_s, 0.001))
             except Unavailable:
                 pause_s = self._policy.pause_s(attempt)
                 if attempt == self._policy.max_attempts or pause_s >= left_s:

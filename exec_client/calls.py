@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from exec_client.errors import BadRequest
-from exec_wire import Call, Limits, Priority, Tags, decode_call, encode_json
+from exec_wire import Call, Limits, Priority, Selection, Tags, decode_call, encode_json
 from exec_wire.problems import PROBLEMS
 
 
@@ -52,6 +52,19 @@ def make_call(call: Call | str, fields: CallFields) -> tuple[Call, int]:
     return _checked(call)
 
 
+def make_selection(run: str | None, step: int | None, group: str | None, rollout: str | None, tenant: str) -> Selection:
+    """Checked here because an empty value would pick every call without that tag, which nobody means."""
+    values = {"run": run, "step": step, "group": group, "rollout": rollout, "tenant": tenant}
+    status = PROBLEMS["bad_query"][0]
+    try:
+        selection = msgspec.convert({name: value for name, value in values.items() if value is not None}, Selection)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error), code="bad_query", field=_named_field(error), status=status) from error
+    if not selection.names_a_tag:
+        raise BadRequest("give at least one of run, step, group and rollout", code="bad_query", status=status)
+    return selection
+
+
 def _base64(content: str | bytes) -> str:
     return content if isinstance(content, str) else base64.b64encode(content).decode()
 
@@ -68,10 +81,14 @@ def _checked(call: Call) -> tuple[Call, int]:
 def _field(call: Call, error: Exception) -> str:
     """Where it is wrong: msgspec says so when it decodes; what it cannot encode has to be looked for."""
     if isinstance(error, msgspec.ValidationError):
-        return str(error).rpartition(" - at `")[2].rstrip("`") if " - at `" in str(error) else "$"
+        return _named_field(error)
     for name in Call.__struct_fields__:
         try:
             encode_json(getattr(call, name))
         except (ValueError, TypeError):
             return f"$.{name}"
     return "$"
+
+
+def _named_field(error: msgspec.ValidationError) -> str:
+    return str(error).rpartition(" - at `")[2].rstrip("`") if " - at `" in str(error) else "$"

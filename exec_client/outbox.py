@@ -16,6 +16,8 @@ What is sent again, always with the same idempotency key
     400, 409, 413, 422: the call that the error names gets it; the others leave again in two halves, and halves of halves, until
     a request holds one call and the error is its own. Calls of strangers share a request and must not share its faults.
 
+What is not sent again: a call that was withdrawn (`cancel`) while the service had it, or had not yet; it ends as `cancelled`.
+
 Every call ends: answered, failed, cancelled by its user, or `DeadlineExceeded` by a timer of its own.
 """
 
@@ -46,7 +48,7 @@ from exec_client.errors import (
     Unavailable,
 )
 from exec_client.transport import Transport
-from exec_wire import Call, Result
+from exec_wire import Call, Result, Selection, verdict
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ class Ticket:
         "shipment",
         "size",
         "timer",
+        "withdrawn",
     )
 
     def __init__(self, call: Call, size: int, index: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -98,6 +101,15 @@ class Ticket:
         self.shipment: Shipment | None = None
         self.place = 0  # the position in the shipment
         self.timer: asyncio.TimerHandle | None = None
+        self.withdrawn = False
+
+    def withdraw(self) -> bool:
+        """Not to be sent any more. True if that ends it; else the service has it, and the service's word on it is awaited."""
+        self.withdrawn = True
+        if self.shipment is not None:
+            return False
+        self.finish(verdict("cancelled", id=self.call.id))
+        return True
 
     def finish(self, result: Result) -> None:
         result.index = self.index
@@ -107,6 +119,8 @@ class Ticket:
     def fail(self, error: ExecError) -> None:
         if self.future.done():
             return
+        if self.withdrawn and isinstance(error, Unavailable):
+            return self.finish(verdict("cancelled", id=self.call.id))
         own = copy.copy(error)  # one broken connection fails many calls; each user gets an exception object of his own
         own.__cause__ = error.__cause__ or error.__context__
         own.index = self.index
@@ -200,6 +214,11 @@ class Outbox:
             self._waiting.append(ticket)
         self._flush_in(0)
 
+    def withdraw(self, selection: Selection) -> int:
+        """Send none of these any more; how many of them the service does not have."""
+        picked = [ticket for ticket in self._tickets if selection.picks(ticket.call.tags, ticket.call.tenant)]
+        return sum(ticket.withdraw() for ticket in picked)
+
     # -- out -----------------------------------------------------------------------------------------------------------------
 
     def _flush_in(self, delay_s: float) -> None:
@@ -257,7 +276,7 @@ class Outbox:
         return max(1, min(self._request_calls, max(self._policy.calls_per_request, to_fit_all)))
 
     def _can_leave(self, ticket: Ticket) -> bool:
-        if ticket.deadline <= self._loop.time():
+        if ticket.withdrawn or ticket.deadline <= self._loop.time():
             if ticket.last_error is not None:
                 ticket.fail(ticket.last_error)  # the reason why it is here again says more than the time
             else:
@@ -362,7 +381,7 @@ class Outbox:
         """Those that can wait until `time`. The others fail now, with the reason, as waiting longer cannot help them."""
         left = []
         for ticket in tickets:
-            if time < ticket.deadline:
+            if time < ticket.deadline and not ticket.withdrawn:
                 ticket.last_error = error
                 left.append(ticket)
             else:

@@ -18,7 +18,7 @@ from exec_client.calls import CallFields
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.outbox import Policy
 from exec_client.transport import DEFAULT_URL, Transport, check_url
-from exec_wire import Call, Result
+from exec_wire import Call, Info, Result
 
 T = TypeVar("T")
 
@@ -131,7 +131,27 @@ class Client:
         finally:
             pumping.cancel()
 
-    def info(self, timeout_s: float = 10.0) -> dict[str, Any]:
+    def cancel(
+        self,
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        group: str | None = None,
+        rollout: str | None = None,
+        tenant: str = "",
+        timeout_s: float = 10.0,
+    ) -> int:
+        """Cancel the calls whose tags have all of these values, whoever sent them. See `AsyncClient.cancel`.
+
+        >>> with Client() as client:
+        ...     client.cancel(run="no-such-run", step=7)
+        0
+        """
+        return self._wait(
+            lambda client: client.cancel(run=run, step=step, group=group, rollout=rollout, tenant=tenant, timeout_s=timeout_s)
+        )
+
+    def info(self, timeout_s: float = 10.0) -> Info:
         """What the service says of itself: version, isolation tier, slots, limits."""
         return self._wait(lambda client: client.info(timeout_s))
 

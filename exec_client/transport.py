@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -27,10 +27,12 @@ from exec_client.errors import (
     ServiceFailed,
     TooLarge,
 )
-from exec_wire import Batch, Call, Result, decode_result, encode_json
+from exec_wire import Batch, Call, Cancelled, Info, Result, Selection, decode_result, encode_json
 from exec_wire.problems import Problem
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+
+T = TypeVar("T")
 
 
 def check_url(base_url: str) -> None:
@@ -49,7 +51,11 @@ class Transport(Protocol):
         """
         ...
 
-    async def info(self, timeout_s: float) -> dict[str, Any]: ...
+    async def info(self, timeout_s: float) -> Info: ...
+
+    async def cancel(self, selection: Selection, timeout_s: float) -> int:
+        """Have the service cancel the calls that `selection` picks; how many they were."""
+        ...
 
     async def aclose(self) -> None: ...
 
@@ -99,17 +105,23 @@ class HttpTransport:
         except self._library.RequestError as error:
             raise self._translated(error) from error
 
-    async def info(self, timeout_s: float) -> dict[str, Any]:
+    async def info(self, timeout_s: float) -> Info:
+        return await self._ask("GET", "/v1/info", Info, timeout_s)
+
+    async def cancel(self, selection: Selection, timeout_s: float) -> int:
+        return (await self._ask("DELETE", "/v1/calls", Cancelled, timeout_s, msgspec.to_builtins(selection))).cancelled
+
+    async def _ask(self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None) -> T:
         try:
-            response = await self._http.get(f"{self._url}/v1/info", timeout=self._timeout(timeout_s))
+            response = await self._http.request(verb, f"{self._url}{path}", params=query, timeout=self._timeout(timeout_s))
         except self._library.RequestError as error:
             raise self._translated(error) from error
         if response.status_code != 200:
             raise refusal(response.status_code, response.headers, response.content)
         try:
-            return msgspec.json.decode(response.content, type=dict[str, Any])
+            return msgspec.json.decode(response.content, type=answer)
         except ValueError as error:
-            raise ProtocolError(f"{self._url}/v1/info did not answer with a JSON object: {error}") from error
+            raise ProtocolError(f"{self._url}{path} did not answer as the service does: {error}") from error
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -12,10 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+from urllib.parse import parse_qsl
 
 import uvicorn
 
-from exec_wire import Call, Result, decode_batch, encode_json
+from exec_wire import Call, Cancelled, Result, decode_batch, encode_json
 from exec_wire.problems import CONTENT_TYPE, problem
 
 NDJSON = "application/x-ndjson"
@@ -31,6 +32,7 @@ class Exchange:
     def __init__(self, scope: Any, receive: Any, send: Any, body: bytes) -> None:
         self.connection: tuple[str, int] = scope["client"]
         self.headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.query = dict(parse_qsl(scope["query_string"].decode()))
         self.calls: list[Call] = decode_batch(body).calls if body else []
         self.body = body
         self._receive = receive
@@ -158,6 +160,8 @@ class ScriptedServer:
         self._acts = deque(acts)
         self._ever_after = ever_after
         self.requests: list[Exchange] = []
+        self.cancels: list[dict[str, str]] = []  # the query of each cancellation
+        self.on_cancel: Callable[[], int] = lambda: 0  # gives how many were cancelled; raises `Cut`
         self._open = OpenRequests()
         self.given_up = threading.Semaphore(0)  # released for each request whose client went away
 
@@ -190,6 +194,8 @@ class ScriptedServer:
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         body = await _body(receive)
         exchange = Exchange(scope, receive, send, body)
+        if scope["path"] == "/v1/calls" and scope["method"] == "DELETE":
+            return await self._cancel(exchange)
         if scope["path"] != "/v1/batch":
             return await self._info(exchange)
         self.requests.append(exchange)
@@ -200,6 +206,13 @@ class ScriptedServer:
     async def _info(self, exchange: Exchange) -> None:
         await exchange.start(content_type="application/json")
         await exchange.write(b'{"version": "0", "tier": "none"}')
+        await exchange.end()
+
+    async def _cancel(self, exchange: Exchange) -> None:
+        self.cancels.append(exchange.query)
+        count = self.on_cancel()
+        await exchange.start(content_type="application/json")
+        await exchange.write(encode_json(Cancelled(count)))
         await exchange.end()
 
     async def hold(self, exchange: Exchange) -> None:

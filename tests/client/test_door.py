@@ -37,6 +37,7 @@ PUBLIC = [
     "ExecError",
     "Forbidden",
     "HttpTransport",
+    "Info",
     "InfraFailure",
     "Limits",
     "NotReady",

@@ -25,6 +25,7 @@ from exec_client import (
     ClientClosed,
     DeadlineExceeded,
     HttpTransport,
+    Info,
     InfraFailure,
     Policy,
     ProtocolError,
@@ -32,6 +33,7 @@ from exec_client import (
     UsageError,
     WrongEventLoop,
 )
+from exec_wire import Selection
 
 from .conftest import QUICK, until
 from .scripted_server import Exchange, ScriptedServer, answer
@@ -117,8 +119,11 @@ class Echo:
         for index, call in enumerate(calls):
             yield Result("ok", index=index, stdout=call.code)
 
-    async def info(self, timeout_s: float) -> dict[str, Any]:
-        return {"echo": True}
+    async def info(self, timeout_s: float) -> Info:
+        return Info(version="echo")
+
+    async def cancel(self, selection: Selection, timeout_s: float) -> int:
+        return 7 if selection.run == "mine" else 0
 
     async def aclose(self) -> None:
         self.closed = True
@@ -134,7 +139,8 @@ async def test_another_transport_can_be_plugged_in_and_is_closed_with_the_client
     transport = Echo()
     async with AsyncClient(transport=transport) as client:
         assert [result.stdout for result in await client.run_many(["a", "b"])] == ["a", "b"]
-        assert await client.info() == {"echo": True}
+        assert (await client.info()).version == "echo"
+        assert await client.cancel(run="mine") == 7
     assert transport.closed
 
 
@@ -164,7 +170,9 @@ def test_sync_client_has_every_method(blocking: Client, server: ScriptedServer) 
     assert blocking.run("a", id="x").id == "x"
     assert [result.stdout for result in blocking.run_many(code for code in "abc")] == ["a", "b", "c"]
     assert sorted(result.index for result in blocking.as_completed(["a", "b"])) == [0, 1]
-    assert blocking.info()["tier"] == "none"
+    assert blocking.info().tier == "none"
+    assert blocking.cancel(run="r", step=3) == 0
+    assert server.cancels == [{"run": "r", "step": "3"}]
 
 
 def test_sync_client_raises_what_the_async_one_raises(blocking: Client, server: ScriptedServer) -> None:
