@@ -95,7 +95,8 @@ class Runner:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
-        self._notice_dead()
+        self._notice_dead()  # what died before there was a signal for it
+        reap_orphans()
         while True:
             ready = select.select([self._worker.fileno(), wake_read], [], [], self._start_due())[0]
             if wake_read in ready:
