@@ -34,7 +34,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         float, Meta(ge=1, description="Calls released to workers and unanswered, as a multiple of all their slots")
     ] = 1.25
     answer_grace_s: Annotated[
-        float, Meta(ge=0, description="How long after its deadline a released call may still be answered by its worker")
+        float, Meta(ge=0, description="How long a worker may take to answer a call whose deadline passed or that was cancelled")
     ] = 2.0
     fleet_refresh_s: Annotated[float, Meta(gt=0, description="How often the list of live workers is read")] = 1.0
 
