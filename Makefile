@@ -1,10 +1,11 @@
 # make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change)
 # make test     set everything up and run all tests
 # make lint     ruff and mypy
+# make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 PORT ?= 8080
 BIN := .venv/bin
 
-.PHONY: help install run test lint clean
+.PHONY: help install run test lint bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -22,6 +23,9 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: install
+	@$(BIN)/python -m loadtest.bench $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

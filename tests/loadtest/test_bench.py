@@ -56,12 +56,8 @@ async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
 @pytest.mark.parametrize("name", ["V1Meter", "V2Meter", "ProcMeter"])
 async def test_every_way_to_count_sees_children_that_have_died(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     need_sandbox()
-    parents = {
-        "V1Meter": meter._own_group("cgroup", "cpuacct"),
-        "V2Meter": meter._own_group("cgroup2", ""),
-        "ProcMeter": Path(),
-    }
-    parent = parents[name]
+    v1, v2 = meter._own_group("cgroup", "cpuacct"), meter._own_group("cgroup2", "")
+    parent = {"V1Meter": v1, "V2Meter": v2, "ProcMeter": Path()}[name]
     if parent is None:
         pytest.skip("this kernel has no such hierarchy")
     makers: dict[str, Callable[[str], meter.CpuMeter]] = {
@@ -121,27 +117,13 @@ def test_percentile_is_a_measured_value() -> None:
 
 
 def test_a_wrong_outcome_makes_the_exit_code_nonzero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The zygote's programs are told apart from plain ones by the name of their machine, which no program of the workload prints."""
+    """A sandbox has a host name of its own, so a program that prints it has another outcome there."""
     need_sandbox()
-    module = tmp_path / "telling.py"
-    module.write_text(
-        "def calls(n, seed=0, mix=''):\n    return [{'kind': 'std', 'code': 'import socket; print(socket.gethostname())'}] * n\n"
-    )
-    file = tmp_path / "out.json"
-    arguments = [
-        "--quick",
-        "--repeats",
-        "1",
-        "--mix",
-        "std",
-        "--arms",
-        "spawn,zygote",
-        "--workload",
-        str(module),
-        "--json",
-        str(file),
-    ]
-    assert bench.main(arguments) == bench.EXIT_MISMATCH
+    module, file = tmp_path / "telling.py", tmp_path / "out.json"
+    call = {"kind": "std", "code": "import socket; print(socket.gethostname())"}
+    module.write_text(f"def calls(n, seed=0, mix=''):\n    return [{call}] * n\n")
+    few = ["--quick", "--repeats", "1", "--mix", "std", "--arms", "spawn,zygote"]
+    assert bench.main([*few, "--workload", str(module), "--json", str(file)]) == bench.EXIT_MISMATCH
     assert "WRONG" in capsys.readouterr().out
     results = msgspec.json.decode(file.read_bytes(), type=Results)
     assert len(results.mismatches) == results.checked > 0
