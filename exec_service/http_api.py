@@ -89,6 +89,20 @@ class Door:
         facts.calls = len(calls)
         return order
 
+    async def _send_json(self, body: bytes, send: Send) -> None:
+        """In pieces, so that a large answer that nobody reads stays charged and is given up, as a stream is."""
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for at in range(0, len(body), WRITE_BYTES):
+            await self._write(body[at : at + WRITE_BYTES], send, more=at + WRITE_BYTES < len(body))
+
+    async def _write(self, chunk: bytes, send: Send, *, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self._config.write_stall_s):
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+        except TimeoutError:
+            raise ClientGone from None  # the server closes a connection whose answer was left unfinished
+
 
 class RunDoor(Door):
     """`POST /v1/run`: a Call in, its Result out."""
@@ -100,7 +114,7 @@ class RunDoor(Door):
                 results = await order.take_all()
             if not results:
                 raise ClientGone
-            await send_json(encode_json(results[0]), scope, receive, send)
+            await self._send_json(encode_json(results[0]), send)
 
 
 class BatchDoor(Door):
@@ -117,7 +131,7 @@ class BatchDoor(Door):
                 results = await order.take_all()
             if order.closed:
                 raise ClientGone
-            await send_json(encode_json(Results(results)), scope, receive, send)
+            await self._send_json(encode_json(Results(results)), send)
 
     async def _send_stream(self, order: Order, send: Send) -> None:
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -128,13 +142,6 @@ class BatchDoor(Door):
         if order.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, chunk: bytes, send: Send) -> None:
-        try:
-            async with asyncio.timeout(self._config.write_stall_s):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except TimeoutError:
-            raise ClientGone from None  # the server closes a connection whose answer was left unfinished
 
 
 def chunks(results: list[Result]) -> list[bytes]:
@@ -200,10 +207,6 @@ def flag(scope: Scope, name: str, *, default: bool) -> bool:
     if text[-1].lower() not in _FLAGS:
         raise Refusal("bad_query", f"{name} must be true or false", field=name)
     return _FLAGS[text[-1].lower()]
-
-
-async def send_json(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-    await Response(body, media_type="application/json")(scope, receive, send)
 
 
 def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:

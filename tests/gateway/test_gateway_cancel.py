@@ -48,15 +48,17 @@ async def test_disconnect_while_the_body_is_sent_accepts_nothing(service: Servic
     assert service.worker.codes == ["say fine"]
 
 
-async def test_a_reader_who_stalls_is_disconnected() -> None:
+@pytest.mark.parametrize(("route", "calls"), [("/v1/batch", 30), ("/v1/batch?stream=false", 30), ("/v1/run", 1)])
+async def test_a_reader_who_stalls_is_disconnected(route: str, calls: int) -> None:
     async with running(write_stall_s=0.3, slots=16) as service:
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=1024)
-        text = "x" * 1_000_000
-        body = b'{"calls": [' + b",".join([b'{"code": "say %s"}' % text.encode()] * 30) + b"]}"
-        head = b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        writer.write(head % len(body) + body)
+        call = b'{"code": "say %s"}' % (b"x" * (30_000_000 // calls))
+        body = call if calls == 1 else b'{"calls": [' + b",".join([call] * calls) + b"]}"
+        head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+        writer.write(head.format(route, len(body)).encode() + body)
         await writer.drain()
-        await until(lambda: len(service.worker.jobs) == 30)
+        await until(lambda: len(service.worker.jobs) == calls and not service.gateway.dispatch.released)
+        await asyncio.sleep(0.1)
         assert service.gateway.dispatch.admission.calls > 0
         await until(lambda: service.gateway.dispatch.admission.calls == 0)
         assert service.gateway.dispatch.admission.bytes == 0
