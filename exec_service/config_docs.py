@@ -21,7 +21,8 @@ Made by `python -m exec_service.config_docs` from the classes named below; a tes
 
 A setting is read once, when the process starts: from its variable, unless the command line gives it (`exec-service up --help`).
 A value that cannot be meant ends the start with words that name the variable. Lists and maps are written as JSON.
-`exec-service up` is a gateway and a worker in one process and takes the settings of both.
+`exec-service up` is a gateway and a worker in one process and takes the settings of both; there
+`EXEC_MIN_TIER` is `D` if it is not set.
 """
 KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
