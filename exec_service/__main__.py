@@ -110,10 +110,10 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_bench(options: argparse.Namespace) -> int:
     try:
-        from loadtest import bench
+        from loadtest.bench import main as measure
     except ImportError:
         return fail("the benchmarks are in the project's checkout, not in its package: run `make bench` there", EXIT_USAGE)
-    return bench.main(options.arguments)
+    return measure(options.arguments)
 
 
 def run_runner(options: argparse.Namespace) -> int:

@@ -128,4 +128,5 @@ class Consumer:
             tier=pool.sandbox.tier,
             layers=pool.sandbox.layers,
             profiles=pool.profiles,
+            missing_layers=list(pool.missing),
         )

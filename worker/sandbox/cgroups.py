@@ -81,13 +81,7 @@ def _open_or_none(path: Path, mode: int) -> int | None:
 
 def make_root(name: str) -> SlotCgroups:
     """The runner's own groups under this name; what a dead owner of the name left is removed first."""
-    v1 = _v1_folders()
-    if set(REQUIRED) <= set(v1):
-        roots = {controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED, "cpu")}
-        version = 1
-    else:
-        roots = {"": _v2_parent() / name}
-        version = 2
+    roots, version = _roots(name)
     for root in roots.values():
         remove_tree(root)
         try:
@@ -97,6 +91,22 @@ def make_root(name: str) -> SlotCgroups:
     if version == 2:
         (roots[""] / "cgroup.subtree_control").write_text("+memory +pids")
     return SlotCgroups(roots, version)
+
+
+def remove_everywhere(name: str) -> None:
+    """Remove groups of this name wherever they are: a dead owner need not have lived in the group that we live in."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind = line.split()[:3]
+        if kind in ("cgroup", "cgroup2") and os.access(where, os.W_OK):
+            for root in list(Path(where).rglob(name)):
+                remove_tree(root)
+
+
+def _roots(name: str) -> tuple[dict[str, Path], int]:
+    v1 = _v1_folders()
+    if set(REQUIRED) <= set(v1):
+        return {controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED, "cpu")}, 1
+    return {"": _v2_parent() / name}, 2
 
 
 def _v1_folders() -> dict[str, Path]:

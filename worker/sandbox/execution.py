@@ -82,7 +82,7 @@ class Execution:
         result.stdout, cut_out = _text(stdout_fd, outcome.stdout_bytes, cap)
         result.stderr, cut_err = _text(stderr_fd, outcome.stderr_bytes, cap)
         result.truncated = cut_out or cut_err
-        result.completed, result.value = page_.read(os.pread(page_fd, page_.SIZE, 0))
+        result.completed, result.value = page_.read(lambda size, at: os.pread(page_fd, size, at))
         result.files = self._collect_files()
         return result
 

@@ -92,6 +92,8 @@ class Ground:
         return process, ours
 
     def _enter_as_root(self) -> None:
+        for abandoned in uids.abandoned_blocks():
+            sweep(abandoned)
         self._block = uids.take_block(self._uid_base)
         self._folder = uids.STATE_FOLDER / self._block.name
         self._folder.mkdir(mode=0o755, exist_ok=True)
@@ -143,6 +145,17 @@ class Ground:
                 "faults": self._faults,
             }
         )
+
+
+def sweep(block: uids.UidBlock) -> None:
+    """Remove what a dead owner of this block left: its processes, its control groups, its folder."""
+    uids.kill_all_of(range(block.base, block.base + uids.BLOCK_SIZE))
+    cgroups.remove_everywhere(block.name)
+    folder = uids.STATE_FOLDER / block.name
+    if folder.is_dir():
+        shutil.rmtree(folder / "scratch", ignore_errors=True)  # what was mounted there was seen by its owner only
+        (folder / "jail.cfg").unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def count_own_processes() -> int:

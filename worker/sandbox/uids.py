@@ -54,6 +54,23 @@ def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBloc
     raise NoFreeUids(f"all {BLOCKS} uid blocks from {base} on are in use; see {folder}")
 
 
+def abandoned_blocks(folder: Path = STATE_FOLDER) -> Iterator[UidBlock]:
+    """Blocks whose owner is dead; each is held while the caller cleans it, and free afterwards."""
+    for lock in folder.glob("uids-*.lock"):
+        first = int(lock.stem.removeprefix("uids-"))
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            continue
+        block = UidBlock(first, fd)
+        try:
+            yield block
+        finally:
+            block.release()
+
+
 def kill_all_of(uids: range, patience_s: float = 5.0) -> None:
     """Kill every process that runs under one of these uids, and see them gone."""
     give_up = time.monotonic() + patience_s

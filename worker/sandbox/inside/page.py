@@ -9,6 +9,7 @@ bounded, and no verdict is taken from it.
 """
 
 import struct
+from collections.abc import Callable
 
 SIZE = 65536
 _VALUE_AT = 16
@@ -25,9 +26,10 @@ def write_completed(page: memoryview) -> None:
     page[0] = 1
 
 
-def read(data: bytes) -> tuple[bool, str | None]:
-    """(completed, value)"""
-    completed, length = data[0] == 1, struct.unpack_from("Q", data, 8)[0]
+def read(pread: Callable[[int, int], bytes]) -> tuple[bool, str | None]:
+    """(completed, value), from a function that reads so many bytes at an offset."""
+    head = pread(_VALUE_AT, 0)
+    completed, length = head[0] == 1, struct.unpack_from("Q", head, 8)[0]
     if not 0 < length <= VALUE_MOST + 1:
         return completed, None
-    return completed, data[_VALUE_AT : _VALUE_AT + length - 1].decode("utf-8", "replace")
+    return completed, pread(length - 1, _VALUE_AT).decode("utf-8", "replace")
