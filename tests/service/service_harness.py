@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sandbox_harness import PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, processes_in, tree_of
+from sandbox_harness import PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of
 
 from exec_wire import Result
 from exec_wire.messages import decode_result
@@ -24,6 +24,8 @@ from worker.sandbox.uids import BLOCK_SIZE, STATE_FOLDER, processes_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "exec_service"]
+UP = [*COMMAND, "up", "--port", "0"]
+QUICK = {"slots": 2, "profiles": '{"bare": []}'}
 JSON = {"content-type": "application/json"}
 # Greeted, or told why nothing can be run; in both cases the address is in the words.
 _STARTED = re.compile(r"(?:ready on|served at) (http://[0-9.:]+)")
@@ -35,9 +37,7 @@ def environment(**settings: object) -> dict[str, str]:
     return own | {f"EXEC_{name.upper()}": str(value) for name, value in settings.items()}
 
 
-def command(
-    *arguments: str, stdin: str = "", timeout_s: float = 60, **settings: object
-) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, stdin: str = "", timeout_s: float = 60, **settings: object) -> subprocess.CompletedProcess[str]:
     """`exec-service ARGUMENTS`, to its end."""
     return subprocess.run(
         [*COMMAND, *arguments],
@@ -55,14 +55,13 @@ class Service:
 
     def __init__(self, arguments: Sequence[str], prefix: Sequence[str] = (), **settings: object) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        settings = {"slots": 2, "profiles": '{"bare": []}'} | settings
         self.process = subprocess.Popen(
-            [*prefix, *COMMAND, "up", "--port", "0", *arguments],
+            [*prefix, *UP, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             cwd=ROOT,
-            env=environment(**settings),
+            env=environment(**(QUICK | settings)),
             start_new_session=True,
         )
         try:
@@ -234,9 +233,7 @@ def mixed_case(number: int) -> Case:
     n = number
     makers = [
         lambda: Case({"code": f"print({n} * 7)"}, status="ok", stdout=f"{n * 7}\n", exit_code=0),
-        lambda: Case(
-            {"code": "print(sum(map(int, input().split())))", "stdin": f"{n} 1 2"}, status="ok", stdout=f"{n + 3}\n"
-        ),
+        lambda: Case({"code": "print(sum(map(int, input().split())))", "stdin": f"{n} 1 2"}, status="ok", stdout=f"{n + 3}\n"),
         lambda: Case(
             {"code": f"import numpy as np\nprint(np.arange({n % 50}).sum())"},
             status="ok",
@@ -272,6 +269,3 @@ def _base64(text: str) -> str:
     import base64
 
     return base64.b64encode(text.encode()).decode()
-
-
-__all__ = ["cgroups_of", "children_of", "is_alive", "processes_in"]

@@ -127,7 +127,9 @@ def test_stdin_argv_and_env_reach_the_program(service: Service) -> None:
 
 
 def test_program_sees_nothing_of_the_service(service: Service) -> None:
-    code = "import os, sys\nprint([n for n in os.environ if n.startswith('EXEC_')], 'exec_service' in sys.modules)\nimport httpx"
+    code = (
+        "import os, sys\nprint([n for n in os.environ if n.startswith('EXEC_')], 'exec_service' in sys.modules)\nimport httpx"
+    )
     result = service.run(code)
     assert result.stdout == "[] False\n"
     assert "ModuleNotFoundError: No module named 'httpx'" in result.stderr
