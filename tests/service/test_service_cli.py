@@ -118,22 +118,26 @@ def start_run(code: str) -> subprocess.Popen[str]:
 
 
 def wait_for_program(process: subprocess.Popen[str]) -> int:
-    """The pid of the zygote in which it runs."""
+    """The pid of the zygote in which it runs: one that keeps a child, as the probe's do not."""
+    give_up = time.monotonic() + 20
+    while time.monotonic() < give_up:
+        parents = busy_zygotes(process.pid)
+        time.sleep(0.3)
+        if parents and busy_zygotes(process.pid) == parents:
+            return parents[0]
+    raise AssertionError("the program does not run")
 
-    def zygotes() -> list[int]:
-        pids = [process.pid]
-        for _ in range(3):  # runner, jail, zygote
-            pids = [child for pid in pids for child in children_of(pid)]
-        return [pid for pid in pids if children_of(pid)]
 
-    wait_until(zygotes, "the program runs")
-    return zygotes()[0]
+def busy_zygotes(pid: int) -> list[int]:
+    pids = [pid]
+    for _ in range(3):  # runner, jail, zygote
+        pids = [child for pid in pids for child in children_of(pid)]
+    return [pid for pid in pids if children_of(pid)]
 
 
 def test_ctrl_c_during_run_is_130_and_leaves_nothing() -> None:
     with start_run("import time\ntime.sleep(30)") as process:
         zygote = wait_for_program(process)
-        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         _, words = process.communicate(timeout=15)
     assert (process.returncode, words) == (130, "")
@@ -144,7 +148,6 @@ def test_ctrl_c_during_run_is_130_and_leaves_nothing() -> None:
 def test_lost_interpreter_during_run_is_75_with_words() -> None:
     with start_run("import time\ntime.sleep(30)") as process:
         zygote = wait_for_program(process)
-        time.sleep(0.3)
         os.kill(zygote, signal.SIGKILL)
         _, words = process.communicate(timeout=40)
     assert process.returncode == 75
