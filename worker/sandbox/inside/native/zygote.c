@@ -12,6 +12,7 @@
 #include "raw.h"
 #include "sandbox.h"
 #include "syscall_table.h"
+#include "watchdog.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -314,6 +315,8 @@ static void watch(struct slot *s, int64_t now) {
     else if (file_size(s->fd[FD_STDOUT]) > s->ask.output_bytes || file_size(s->fd[FD_STDERR]) > s->ask.output_bytes)
         end(s, BY_OUTPUT);
     else if (oom_kills(s) > s->oom_before)
+        end(s, BY_MEMORY);
+    else if (!(house.layers & LAYER_CGROUP) && uses_more_memory(s->child, s->stub, s->ask.memory_bytes))
         end(s, BY_MEMORY);
     else
         sample_processes(s);
