@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 
 import pytest
-
 from sandbox_harness import Lab, laboratory, need_sandbox
 
 MASKS = {"cgroup": [], "watchdog": ["cgroup"], "watchdog_one_uid": ["uid", "cgroup"], "watchdog_no_jail": ["userns", "cgroup"]}
