@@ -2,6 +2,7 @@
  * many times; if that is too much, the kernel's own proportional count. */
 #define _GNU_SOURCE
 #include "watchdog.h"
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #define MOST_PROCESSES 4096
 
 static ssize_t read_file(pid_t pid, const char *name, char *text, size_t size) {
-    char path[64];
+    char path[400];
     snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
@@ -21,10 +22,9 @@ static ssize_t read_file(pid_t pid, const char *name, char *text, size_t size) {
     return n;
 }
 
-/* Appends the children of every thread of a process; a fork in progress is seen at the next look. */
-static int add_children(pid_t pid, pid_t *pids, int count) {
-    char name[64], text[16384];
-    snprintf(name, sizeof name, "task/%d/children", (int)pid);
+static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, int count) {
+    char name[300], text[16384];
+    snprintf(name, sizeof name, "task/%s/children", thread);
     if (read_file(pid, name, text, sizeof text) <= 0)
         return count;
     for (char *at = text, *next; count < MOST_PROCESSES; at = next) {
@@ -33,6 +33,20 @@ static int add_children(pid_t pid, pid_t *pids, int count) {
             break;
         pids[count++] = (pid_t)child;
     }
+    return count;
+}
+
+/* Appends the children of every thread of a process; a fork in progress is seen at the next look. */
+static int add_children(pid_t pid, pid_t *pids, int count) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *threads = opendir(path);
+    if (!threads)
+        return count;
+    for (struct dirent *thread; (thread = readdir(threads));)
+        if (thread->d_name[0] != '.')
+            count = add_children_of_thread(pid, thread->d_name, pids, count);
+    closedir(threads);
     return count;
 }
 
@@ -59,7 +73,11 @@ static int64_t proportional_bytes(pid_t pid) {
     return total;
 }
 
-int uses_more_memory(pid_t root, pid_t other, int64_t most) {
+static int64_t own_memory;
+
+void remember_own_memory(void) { own_memory = proportional_bytes(getpid()); }
+
+int uses_more_memory(pid_t root, pid_t other, int64_t most, int64_t *processes) {
     static pid_t pids[MOST_PROCESSES];
     int count = 0;
     pids[count++] = root;
@@ -67,10 +85,8 @@ int uses_more_memory(pid_t root, pid_t other, int64_t most) {
         count = add_children(other, pids, count);
     for (int i = 0; i < count; i++)
         count = add_children(pids[i], pids, count);
-    static int64_t base; /* the zygote's own, before it was shared with anybody */
-    if (!base)
-        base = proportional_bytes(getpid());
-    int64_t resident = 0, own = -base;
+    *processes = count;
+    int64_t resident = 0, own = -own_memory;
     for (int i = 0; i < count; i++)
         resident += resident_bytes(pids[i]);
     if (resident <= most)
