@@ -20,7 +20,7 @@ from pathlib import Path
 from corpus import Program, judge
 from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
 
-from exec_wire import Call, Limits, Result
+from exec_wire import Call, Limits, Result, verdict
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
@@ -55,6 +55,7 @@ if "JAIL" in os.environ:
     open("/dev/null", "w").write("x")
 print(*found or ["contained"])
 """
+LOOK_LIMITS = Limits(wall_s=10, memory_mb=128)
 
 
 def canary_song() -> str:
@@ -113,6 +114,7 @@ class Cage:
         self.sandbox = pool.sandbox
         self.features = _features(pool)
         self.canary = Canary()
+        self._told: set[str] = set()
         self._slots = asyncio.Queue[int]()
         for slot in sorted(pool.take_slot() for _ in range(pool.free_slots)):
             self._slots.put_nowait(slot)
@@ -190,13 +192,16 @@ class Cage:
             return result
 
     async def _run(self, call: Call, slot: int) -> Result:
+        give_up = time.monotonic() + CLEAN_WITHIN_S
         while True:
             try:
                 return await self.pool.run(call, slot, DEADLINE_S)
             except SlotBusy:
+                if time.monotonic() > give_up:
+                    return verdict("internal_error", error="the slot stays busy", sandbox=self.sandbox)
                 await asyncio.sleep(0.02)
             except ZygoteLost:
-                return Result(status="worker_lost", blame="infra", error="the zygote died", sandbox=self.sandbox)
+                return verdict("worker_lost", error="the zygote died", sandbox=self.sandbox)
 
     async def _sing(self, slot: int, stop: asyncio.Event) -> None:
         right = canary_song()
@@ -241,14 +246,16 @@ class Cage:
         return []
 
     async def leftovers(self) -> list[str]:
-        """What the next program finds in each slot."""
+        """What the next program finds in each slot, and what has not been told before."""
         env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
         found = []
         for slot in range(self.pool.slots):
-            result = await self._run(Call(code=LOOK, env=env, limits=Limits(wall_s=10, memory_mb=32)), slot)
+            result = await self._run(Call(code=LOOK, env=env, limits=LOOK_LIMITS), slot)
             if (result.status, result.stdout) != ("ok", "contained\n"):
                 found.append(f"slot {slot}: {result.status} {result.error} {result.stdout[-200:]} {result.stderr[-200:]}")
-        return found
+        new = [words for words in found if words not in self._told]
+        self._told.update(found)
+        return new
 
 
 @asynccontextmanager
@@ -262,6 +269,9 @@ async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> As
     async with Pool(config) as pool:
         async with asyncio.timeout(60):
             await pool.wait_ready()
+            wanted = len(pool.profiles) * max(1, slots // 4)
+            while sum(zygote.ready for zygote in pool._zygotes) < wanted:  # noqa: ASYNC110 - it happens in other processes
+                await asyncio.sleep(0.05)
         cage = Cage(pool, programs)
         for slot in [*range(slots)] * 2:  # whatever a first run opens is open afterwards
             await cage._run(Call(code="pass"), slot)

@@ -1,4 +1,4 @@
-# K 124: uses up what the kernel counts by uid (watches, pending signals, pipes' pages) and not by program
+# K 113: uses up what the kernel counts by uid (watches, pending signals, pipes' pages) and not by program
 # expect: status=ok
 import os
 import select

@@ -1,4 +1,4 @@
-# K 113: leaves folders so deep that whoever removes them runs out of descriptors or of stack
+# K 124: leaves folders so deep that whoever removes them runs out of descriptors or of stack
 # expect: status=ok
 # limits: wall_s=10
 import os
