@@ -73,8 +73,8 @@ def check_refusal(service: Service, words: str) -> None:
         assert words in answer.json()["detail"]
         assert "retry-after" in answer.headers
     assert words in service.words
-    assert "exec-service doctor" in service.words
-    assert "exec-service up --insecure" in service.words
+    assert "exec_service doctor " in service.words  # in the words by which it was started
+    assert "exec_service up --insecure " in service.words
     assert service.process.poll() is None
     assert service.process.send_signal(15) is None
     assert service.wait() == 0
