@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exec_service.info import package_version
-from exec_wire import Call, Limits, Result, encode_json
+from exec_wire import Call, Limits, Result, encode_json, verdict
 
 T = TypeVar("T")
 
@@ -144,12 +144,16 @@ def run_program(options: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         return fail(f"{options.file}: {error}", EXIT_USAGE)
     call = Call(code=code, limits=Limits(wall_s=options.wall, cpu_s=options.wall), deadline_s=options.wall + 60)
-    from exec_client import ExecError
+    from exec_client import ExecError, Unavailable
     from exec_service.config import ConfigError
     from worker.sandbox.runner_link import SandboxUnavailable
 
     try:
         result = _run_loop(_run_remotely(call, options.url) if options.url else _run_here(call, weakest_tier(options)))
+    except Unavailable as error:
+        if error.result is None:
+            return fail(str(error), EXIT_UNAVAILABLE)
+        result = error.result
     except (ExecError, SandboxUnavailable) as error:
         return fail(str(error), EXIT_UNAVAILABLE)
     except ConfigError as error:
@@ -180,7 +184,7 @@ async def _run_remotely(call: Call, url: str) -> Result:
 async def _run_here(call: Call, min_tier: str) -> Result:
     from exec_service.config import read_environment
     from worker.config import WorkerConfig
-    from worker.pool import Pool
+    from worker.pool import Pool, ZygoteLost
     from worker.profiles import ProfileChoice
 
     profiles = read_environment(WorkerConfig, os.environ).profiles
@@ -188,7 +192,10 @@ async def _run_here(call: Call, min_tier: str) -> Result:
     one = read_environment(WorkerConfig, os.environ, slots=1, profiles={profile: profiles[profile]}, min_tier=min_tier)
     async with Pool(one) as pool:
         await pool.wait_ready()
-        return await pool.run(call, pool.take_slot(), call.deadline_s)
+        try:
+            return await pool.run(call, pool.take_slot(), call.deadline_s)
+        except ZygoteLost:
+            return verdict("worker_lost", error="the interpreter died with the program in it")
 
 
 def show(result: Result, *, as_json: bool) -> int:

@@ -7,6 +7,7 @@ what is left in the jails and removes what it made.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -107,13 +108,15 @@ def _greet(pool: Pool, url: str) -> None:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """Set by the first Ctrl-C or SIGTERM; the second one ends the process as usual."""
+    """Set by the first Ctrl-C or SIGTERM; the second one ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
+        if stop.is_set():  # nothing to clean up here: the runner does it when it sees us gone
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         stop.set()
         say("stopping: finishing what was accepted (again to stop at once) …")
-        loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)

@@ -76,7 +76,6 @@ def test_end_that_is_our_fault_is_75() -> None:
     assert "blame: infra" in ended.stderr
 
 
-@pytest.mark.xfail(reason="the client's InfraFailure is taken for a service that is not there: 69, and its result is not shown")
 def test_end_that_is_our_fault_is_75_from_a_service_too(service: Service) -> None:
     ended = command("run", "--url", service.url, "-c", KILLED_BY_NOBODY_KNOWS_WHOM)
     assert (ended.returncode, ended.stdout) == (75, "1\n")
@@ -144,7 +143,6 @@ def test_ctrl_c_during_run_is_130_and_leaves_nothing() -> None:
     wait_until(lambda: not Path(f"/proc/{zygote}").exists(), "the interpreter is gone")
 
 
-@pytest.mark.xfail(reason="ZygoteLost is not caught by `run`, which ends with a traceback and 1")
 def test_lost_interpreter_during_run_is_75_with_words() -> None:
     with start_run("import time\ntime.sleep(30)") as process:
         zygote = wait_for_program(process)

@@ -482,8 +482,6 @@ static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     if (read_rules(rules))
         return NULL;
     snprintf(house.scratch, sizeof house.scratch, "%s", scratch);
-    house.base_address_space = own_address_space();
-    remember_own_memory();
     house.filter.filter = malloc((size_t)filter_bytes); /* outlives this call, in every child */
     if (!house.filter.filter)
         return PyErr_NoMemory();
@@ -493,6 +491,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     if (house.progress == MAP_FAILED)
         return fail("mmap");
     heap_settle();
+    house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
+    remember_own_memory();
     for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
         if (fd < 0)
             return fail("/dev/null");
