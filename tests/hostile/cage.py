@@ -116,6 +116,7 @@ class Cage:
         self.canary = Canary()
         self._told: set[str] = set()
         self._slots = asyncio.Queue[int]()
+        self._taking = asyncio.Lock()
         for slot in sorted(pool.take_slot() for _ in range(pool.free_slots)):
             self._slots.put_nowait(slot)
         self._runner_pid = pool._runner._process.pid if pool._runner._process else 0
@@ -143,12 +144,11 @@ class Cage:
         """As 8 copies, or 4 with their siblings, beside the canary."""
         copies = COPIES // 2 if program.pair else COPIES
         stop = asyncio.Event()
-        canary_slot = await self._slots.get()
-        singing = asyncio.create_task(self._sing(canary_slot, stop))
-        ends = await asyncio.gather(*(self._run_set(program, crowd=True) for _ in range(copies)))
-        stop.set()
-        await singing
-        self._slots.put_nowait(canary_slot)
+        async with self._take_slots(1) as (canary_slot,):
+            singing = asyncio.create_task(self._sing(canary_slot, stop))
+            ends = await asyncio.gather(*(self._run_set(program, crowd=True) for _ in range(copies)))
+            stop.set()
+            await singing
         wrong = [words for problems, _ in ends for words in problems]
         results = [result for _, result in ends]
         if program.expect.differs and len({result.stdout for result in results}) < len(results):
@@ -157,18 +157,24 @@ class Cage:
 
     async def _run_set(self, program: Program, crowd: bool) -> tuple[list[str], Result]:
         wrong: list[str] = []
-        async with self._slot() as slot:
-            if program.after:
-                wrong += await self._judged(self.programs[program.after], slot, crowd)
+        async with self._take_slots(2 if program.pair else 1) as (slot, *other):
+            for earlier in self._earlier(program):
+                wrong += await self._judged(earlier, slot, crowd)
             if not program.pair:
                 result = await self.run_in(program, slot, crowd)
             else:
-                async with self._slot() as other:
-                    sibling, result = await asyncio.gather(
-                        self._judged(self.programs[program.pair], other, crowd), self.run_in(program, slot, crowd)
-                    )
+                sibling, result = await asyncio.gather(
+                    self._judged(self.programs[program.pair], other[0], crowd), self.run_in(program, slot, crowd)
+                )
                 wrong += sibling
         return wrong + judge(program, result, crowd=crowd), result
+
+    def _earlier(self, program: Program) -> list[Program]:
+        """What ran before it in the same slot, in order."""
+        if not program.after:
+            return []
+        last = self.programs[program.after]
+        return [*self._earlier(last), last]
 
     async def _judged(self, program: Program, slot: int, crowd: bool) -> list[str]:
         result = await self.run_in(program, slot, crowd)
@@ -216,12 +222,14 @@ class Cage:
             await asyncio.sleep(0.01)
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[int]:
-        slot = await self._slots.get()
+    async def _take_slots(self, count: int) -> AsyncIterator[list[int]]:
+        async with self._taking:  # all or none: two that hold one each would wait for ever
+            slots = [await self._slots.get() for _ in range(count)]
         try:
-            yield slot
+            yield slots
         finally:
-            self._slots.put_nowait(slot)
+            for slot in slots:
+                self._slots.put_nowait(slot)
 
     # -- the machine ------------------------------------------------------------------------------------------------------
 

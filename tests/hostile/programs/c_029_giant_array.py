@@ -1,6 +1,5 @@
 # C 29: an array of 8 GB
 # expect: status=memory_limit|error blame=model
-# without cgroup: status=error stderr_has=MemoryError
 # limits: wall_s=10
 import numpy
 

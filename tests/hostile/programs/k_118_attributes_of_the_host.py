@@ -1,7 +1,7 @@
-# K 118: changes mode and times of a file of the host; where programs have the user's own uid they can (docs/security.md, tier D)
+# K 118: changes mode and times of a file of the host
 # expect: status=ok
 # bait
-# needs: landlock uid
+# needs: landlock seccomp
 import os
 
 from attack import attempt, tell
