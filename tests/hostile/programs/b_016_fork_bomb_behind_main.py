@@ -1,5 +1,6 @@
 # B 16: a fork bomb whose main process ends well
 # expect: status=ok max_wall_s=2
+# without uid: status=ok|error
 import os
 import time
 

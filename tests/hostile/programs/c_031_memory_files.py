@@ -1,5 +1,5 @@
 # C 31: memory in files without a name, which no limit of a process counts
-# expect: status=memory_limit blame=model
+# expect: status=memory_limit
 # without cgroup: status=ok
 import os
 

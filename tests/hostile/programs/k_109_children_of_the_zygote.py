@@ -1,5 +1,6 @@
 # K 109: makes siblings instead of children, whose parent is the zygote
 # expect: status=ok max_wall_s=3
+# without uid: status=ok|error
 # needs: x86_64
 import time
 
