@@ -86,6 +86,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     limits: Limits = Limits()
     env: dict[str, str] = {}
     argv: list[str] = []
+    compile_args: list[str] = []  # flags for the compiler after its usual ones, such as -std=c++20
     deadline_s: Annotated[float, Meta(gt=0, le=7200)] = 60.0
     tags: Tags = Tags()
     tenant: Label = ""
