@@ -30,7 +30,7 @@ from typing import BinaryIO, Self
 import msgspec
 from msgspec import Struct
 
-from exec_client import AsyncClient, ExecError
+from exec_client import AsyncClient, ExecError, InfraFailure
 from exec_wire import Call, Limits, Result
 from loadtest.workload import Program
 from worker.config import WorkerConfig, default_packages
@@ -267,7 +267,9 @@ class Http(Agent):
         outcomes: dict[int, Outcome] = {}
         async for result in self._client.as_completed(map(_call, programs), return_exceptions=True):
             latency_s = time.perf_counter() - started
-            if isinstance(result, ExecError):
+            if isinstance(result, InfraFailure) and result.result is not None:
+                outcomes[result.index or 0] = _outcome(result.result, latency_s)
+            elif isinstance(result, ExecError):
                 outcomes[result.index or 0] = Outcome(f"{type(result).__name__}: {result}", "", "", latency_s)
             else:
                 outcomes[result.index] = _outcome(result, latency_s)

@@ -67,8 +67,9 @@ def _mark(met: bool, stream: TextIO) -> str:
 def _honesty(results: Results) -> str:
     busiest = max((run.others_share for run in results.runs), default=0.0)
     wrong = f"{len(results.mismatches)} were WRONG" if results.mismatches else "all were right"
+    starved = f", {results.starved} time-outs were blamed on the busy machine" if results.starved else ""
     return (
-        f"{results.checked} outcomes compared with fresh plain interpreters: {wrong}. "
+        f"{results.checked} outcomes compared with fresh plain interpreters: {wrong}{starved}. "
         f"Other processes used up to {100 * busiest:.0f} % of the machine during a run."
     )
 

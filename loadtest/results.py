@@ -89,6 +89,7 @@ class Results(Struct):
     settings: dict[str, str]  # EXEC_* of the environment
     duration_s: float = 0.0
     checked: int = 0
+    starved: int = 0  # endless programs whose time-out was blamed on the machine, because others used it
     mismatches: list[str] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)

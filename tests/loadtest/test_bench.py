@@ -92,6 +92,17 @@ def test_outcomes_differ_when_status_output_or_traceback_do(reference: Outcome, 
     assert (bench.difference(reference, found) == "") is equal
 
 
+def test_only_a_timeout_of_an_endless_program_may_be_blamed_on_the_machine() -> None:
+    options = bench.parse(["--quick", "--mix", "std", "--arms", "spawn,zygote"])
+    results = Results("", "", "", {}, "", 1, 2, "", "A", 2, {})
+    one = bench.Bench(options, results, bench.Progress(0))
+    endless, short = Program("endless", "while True: pass"), Program("std", "print(1)")
+    one._keep("spawn", [endless, short], [outcome("timeout", ""), outcome()])
+    one._keep("zygote", [endless, short], [outcome(bench.STARVED, "")] * 2)
+    one.compare_all()
+    assert (results.checked, results.starved, len(results.mismatches)) == (2, 1, 1)
+
+
 def record(arm: str, repeat: int, calls_per_s: float, cpu_ms: float) -> RunRecord:
     return RunRecord("rollout", arm, repeat, 100, 100 / calls_per_s, cpu_ms / 10, 0.0, 0.0, 0.1, 0.2, {"ok": 100})
 

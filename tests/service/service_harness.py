@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sandbox_harness import PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of
+from sandbox_harness import PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of, uid_of
 
 from exec_wire import Result
 from exec_wire.messages import decode_result
@@ -24,7 +24,7 @@ from worker.sandbox.uids import BLOCK_SIZE, STATE_FOLDER, processes_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "exec_service"]
-UP = [*COMMAND, "up", "--port", "0"]
+UP = ["up", "--port", "0"]
 QUICK = {"slots": 2, "profiles": '{"bare": []}'}
 JSON = {"content-type": "application/json"}
 # Greeted, or told why nothing can be run; in both cases the address is in the words.
@@ -53,10 +53,10 @@ def command(*arguments: str, stdin: str = "", timeout_s: float = 60, **settings:
 class Service:
     """A started service; `block` names the uids, control groups and folder that it holds."""
 
-    def __init__(self, arguments: Sequence[str], prefix: Sequence[str] = (), **settings: object) -> None:
+    def __init__(self, arguments: Sequence[str], command: Sequence[str] = COMMAND, **settings: object) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self.process = subprocess.Popen(
-            [*prefix, *UP, *arguments],
+            [*command, *UP, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
@@ -118,7 +118,7 @@ class Service:
     def block(self) -> int:
         """Its first uid, from the lock that its runner holds."""
         for fd in Path(f"/proc/{self.runner_pid}/fd").iterdir():
-            if held := re.fullmatch(rf"{STATE_FOLDER}/uids-(\d+)\.lock", os.readlink(fd)):
+            if held := re.fullmatch(rf"{STATE_FOLDER}/uids-(\d+)\.lock", str(fd.readlink())):
                 return int(held[1])
         raise AssertionError("the runner holds no block of uids")
 
@@ -150,9 +150,9 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, prefix: Sequence[str] = (), **settings: object) -> Iterator[Service]:
+def serving(*arguments: str, command: Sequence[str] = COMMAND, **settings: object) -> Iterator[Service]:
     """Until the end of the block; settings by their names in small letters. Started means greeted, or refused with words."""
-    service = Service(arguments, prefix, **settings)
+    service = Service(arguments, command, **settings)
     try:
         yield service
     finally:
@@ -173,7 +173,11 @@ def programs_of(block: int) -> list[int]:
 
 def slots_in_use(block: int) -> set[int]:
     """The uids under which programs run."""
-    return {os.stat(f"/proc/{pid}").st_uid for pid in programs_of(block)}
+    uids = set()
+    for pid in programs_of(block):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            uids.add(uid_of(pid))
+    return uids
 
 
 def left_of(block: int, pids: list[int]) -> list[str]:

@@ -16,8 +16,8 @@ from worker.sandbox.tiers import ALL_LAYERS
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FIELDS = set(
-    "id index status blame retryable exit_code signal stdout stderr truncated value files usage timings completed sandbox worker "
-    "request_id traceparent".split()
+    "id index status blame retryable exit_code signal stdout stderr truncated value files usage timings completed sandbox "
+    "worker request_id traceparent".split()
 )
 
 
@@ -127,9 +127,7 @@ def test_stdin_argv_and_env_reach_the_program(service: Service) -> None:
 
 
 def test_program_sees_nothing_of_the_service(service: Service) -> None:
-    code = (
-        "import os, sys\nprint([n for n in os.environ if n.startswith('EXEC_')], 'exec_service' in sys.modules)\nimport httpx"
-    )
+    code = "import os, sys\nprint([n for n in os.environ if 'EXEC_' in n], 'exec_service' in sys.modules)\nimport httpx"
     result = service.run(code)
     assert result.stdout == "[] False\n"
     assert "ModuleNotFoundError: No module named 'httpx'" in result.stderr

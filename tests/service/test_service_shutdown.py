@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from service_harness import (
+    COMMAND,
     ROOT,
     UP,
     Service,
@@ -125,6 +126,7 @@ async def test_stop_while_starting_leaves_nothing() -> None:
     """The signal comes while the interpreters warm up."""
     for delay_s in (0.3, 0.8, 1.2):
         process = await asyncio.create_subprocess_exec(
+            *COMMAND,
             *UP,
             cwd=ROOT,
             env=environment(uid_base=OWN_BASE, slots=2, profiles='{"numpy": ["numpy"]}'),
@@ -159,6 +161,15 @@ def forget_block(base: int) -> None:
     (STATE_FOLDER / f"uids-{base}.lock").unlink(missing_ok=True)
 
 
+def survivor_in(groups: list[Path]) -> subprocess.Popen[bytes]:
+    """As if a program had outlived its jail."""
+    process = subprocess.Popen(["sleep", "100"], user=OWN_BASE + 7)
+    for folder in groups:
+        (folder / "slot99").mkdir()
+        (folder / "slot99" / "cgroup.procs").write_text(str(process.pid))
+    return process
+
+
 async def test_next_start_removes_what_a_killed_one_left() -> None:
     with serving(uid_base=OWN_BASE) as first:
         assert first.block == OWN_BASE
@@ -174,11 +185,7 @@ async def test_next_start_removes_what_a_killed_one_left() -> None:
         assert programs_of(OWN_BASE) == []  # they died with their jail
         left = cgroups_of(OWN_BASE)
         assert left  # else the rest of this test says nothing
-        for folder in left:
-            (folder / "slot99").mkdir()
-        survivor = subprocess.Popen(["sleep", "100"], user=OWN_BASE + 7)
-        for folder in left:
-            (folder / "slot99" / "cgroup.procs").write_text(str(survivor.pid))
+        survivor = survivor_in(left)
 
     with serving(uid_base=OWN_BASE) as second:
         assert second.block == OWN_BASE

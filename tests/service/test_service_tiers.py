@@ -23,9 +23,7 @@ def check_tier(service: Service, tier: str, missing: set[str]) -> None:
     )
 
 
-@pytest.mark.xfail(
-    reason="the address space is measured before heap_settle gives 1 GB back, so that its limit is 1 GB too high"
-)
+@pytest.mark.xfail(reason="the address space is measured before heap_settle gives 1 GB back: the limit is that much too high")
 def test_without_control_groups_tier_b_answers_without_a_warning() -> None:
     with serving(mask_layers='["cgroup"]') as service:
         check_tier(service, "B", {"cgroup"})

@@ -43,6 +43,8 @@ class Ground:
             self._enter_as_user()
         self._scratch = self._folder / "scratch"
         self._scratch.mkdir(mode=0o711, exist_ok=True)
+        self._config = self._folder / "jail.cfg"  # written once: a jail that is starting may be reading it
+        self._config.write_text(jail.config_text(self._stage, self._block))
         self._make_cgroups()
         try:
             jail.nsjail_binary()
@@ -76,7 +78,7 @@ class Ground:
         with theirs:
             settings = self._settings(outer, layers, imports, theirs.fileno())
             process = subprocess.Popen(
-                self._command(outer, layers, theirs.fileno(), settings),
+                self._command(outer, theirs.fileno(), settings),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
@@ -123,12 +125,10 @@ class Ground:
         except (cgroups.CgroupUnavailable, OSError) as error:
             self.missing["cgroup"] = str(error)
 
-    def _command(self, outer: Outer, layers: list[str], control_fd: int, settings: str) -> list[str]:
+    def _command(self, outer: Outer, control_fd: int, settings: str) -> list[str]:
         if outer == "none":
             return jail.command_without_jail(self._stage, settings)
-        config = self._folder / "jail.cfg"
-        config.write_text(jail.config_text(self._stage, self._block if outer == "range" else None))
-        return jail.command(config, control_fd, settings)
+        return jail.command(self._config, control_fd, settings)
 
     def _settings(self, outer: Outer, layers: list[str], imports: list[str], control_fd: int) -> str:
         jailed = outer != "none"

@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Callable
@@ -99,7 +98,8 @@ def _settle_in_folder(payload: payload_.Payload) -> None:
     folder = os.getcwd()  # noqa: PTH109
     MAIN_FILE = os.path.join(os.path.dirname(folder), "main.py")  # noqa: PTH118, PTH120
     os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=f"{folder}/.matplotlib")
-    tempfile.tempdir = None
+    if "tempfile" in sys.modules:
+        setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
     sys.path[0] = folder
     for path in [path for path in payload.files if path.startswith(("/tmp/", "/mnt/"))]:
         payload.files[path[5:]] = payload.files.pop(path)
