@@ -25,6 +25,7 @@ class CallFields(TypedDict, total=False):
     limits: Limits
     env: dict[str, str]
     argv: list[str]
+    compile_args: list[str]
     deadline_s: float
     tags: Tags
     tenant: str

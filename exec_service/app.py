@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import uvicorn
@@ -48,12 +48,12 @@ class PortTaken(Exception):
 class Gateway:
     """One gateway: an async context manager that starts and stops its tasks. Needs nothing but its end of a queue."""
 
-    def __init__(self, config: GatewayConfig, queue: GatewayQueue, *, languages: Sequence[str] = ("python",)) -> None:
+    def __init__(self, config: GatewayConfig, queue: GatewayQueue) -> None:
         self.config = config
         self.metrics = Metrics()
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics)
-        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, languages)
+        self.app = build_app(config, self.dispatch, self.fleet, self.metrics)
         self._refresh: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> Gateway:
@@ -82,9 +82,7 @@ class Gateway:
         await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)
 
 
-def build_app(
-    config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, languages: Sequence[str] = ("python",)
-) -> FastAPI:
+def build_app(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics) -> FastAPI:
     app = FastAPI(
         title="exec-service",
         version=package_version(),
@@ -93,9 +91,9 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    validator = Validator(languages, fleet, config.max_calls_per_request)
+    validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator))
-    app.include_router(plain_routes(config, dispatch, fleet, metrics, validator.languages))
+    app.include_router(plain_routes(config, dispatch, fleet, metrics))
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))

@@ -216,7 +216,7 @@ def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) 
     ]
 
 
-def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, languages: list[str]) -> APIRouter:
+def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/healthz", summary="Is the process alive?", responses=answers(Health))
@@ -241,7 +241,7 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
 
     @router.get("/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info))
     async def info() -> Response:
-        return _json(info_of(config, fleet, languages))
+        return _json(info_of(config, fleet))
 
     @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics_page() -> Response:

@@ -32,8 +32,7 @@ T = TypeVar("T")
 class Validator:
     """Checks calls against what is installed and alive."""
 
-    def __init__(self, languages: Collection[str], fleet: Fleet, max_calls_per_request: int) -> None:
-        self.languages = sorted(languages)
+    def __init__(self, fleet: Fleet, max_calls_per_request: int) -> None:
         self._fleet = fleet
         self._max_calls = max_calls_per_request
 
@@ -53,10 +52,7 @@ class Validator:
         return calls
 
     def _check(self, call: Call, at: str) -> None:
-        if call.language not in self.languages:
-            raise Refusal(
-                "unknown_language", f"{_quote(call.language)} is not one of {', '.join(self.languages)}", field=f"{at}.language"
-            )
+        self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")
         if call.files:
@@ -67,6 +63,12 @@ class Validator:
             _check_variable(name, value, f"{at}.env[{_quote(name)}]")
         for index, argument in enumerate(call.argv):
             _no_nul(argument, "an argument", f"{at}.argv[{index}]")
+        for index, argument in enumerate(call.compile_args):
+            _no_nul(argument, "an argument", f"{at}.compile_args[{index}]")
+
+    def _check_language(self, language: str, field: str) -> None:
+        if language not in (known := self._fleet.languages):
+            raise Refusal("unknown_language", f"{_quote(language)} is not one of {', '.join(known)}", field=field)
 
     def _check_tier(self, wanted: str, field: str) -> None:
         if not self._fleet.alive:
