@@ -29,6 +29,7 @@ from exec_service.fleet import Fleet
 from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
 from exec_service.http_api import hot_routes, plain_routes
 from exec_service.info import package_version
+from exec_service.judging_api import judging_routes
 from exec_service.metrics import Metrics
 from exec_service.openapi import openapi_of
 from exec_service.problem_answers import error_answerer
@@ -92,7 +93,7 @@ def build_app(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: 
         redirect_slashes=False,
     )
     validator = Validator(fleet, config.max_calls_per_request)
-    app.router.routes.extend(hot_routes(config, dispatch, validator))
+    app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.include_router(plain_routes(config, dispatch, fleet, metrics))
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
