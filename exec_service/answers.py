@@ -111,7 +111,7 @@ def equal_numbers(answer: str, item: Verify) -> bool:
 
 
 def read_number(text: str) -> float | None:
-    """The last number of a text. Thousands' commas, `a/b`, `\\frac`, `\\times 10^n` are known; money's signs and % are dropped."""
+    """The last number of a text. Thousands' commas, `a/b`, `\\frac`, `\\times 10^n` are known; $ and % are dropped."""
     text = " ".join(text[-TEXT_CHARS:].replace("−", "-").split())  # noqa: RUF001
     text = _FRACTION.sub(lambda match: f" {match[1] or match[3]}/{match[2] or match[4]} ", _WRAPPED.sub(r"\1", text))
     text = _NOISE.sub("", _POWER_OF_TEN.sub(r"e\1", text))

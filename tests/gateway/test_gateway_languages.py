@@ -43,7 +43,7 @@ async def test_without_a_worker_what_was_last_known_is_accepted() -> None:
     ("compile_args", "field"),
     [
         (["-O2"] * 33, "$.compile_args"),
-        (["-O2", "x" * 257], "$.compile_args[...]"),
+        (["-O2", "x" * 257], "$.compile_args[1]"),
         (["-O2", "-DX=\0"], "$.compile_args[1]"),
     ],
     ids=["many", "long", "nul"],
