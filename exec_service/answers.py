@@ -25,6 +25,10 @@ _FRACTION = re.compile(r"\\[dt]?frac(?:\{([^{}]*)\}\{([^{}]*)\}|(\d)(\d))", re.A
 _POWER_OF_TEN = re.compile(r" ?(?:\\times|\\cdot|\u00d7|\*) ?10 ?\^ ?\{?([+-]?\d+)\}?", re.A)
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(rf"[+-]? ?{_DECIMAL}(?: ?/ ?[+-]?{_DECIMAL})?", re.A)
+_MARKED = re.compile(r"\$|\\[(\[]|\\boxed")
+_PLAIN_NUMBER = re.compile(r"[-+\d./%*^()\s]*|\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*", re.A)
+_COMMAND = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?")
+_WORD = re.compile(r"[^\W\d_]{4}")
 _CHOICES = re.compile(r"[\s(\[{]*([A-J](?:(?:[\s,&]|and)*[A-J])*|[a-j])[\s)\]}.:]*")
 _SAID_CHOICE = re.compile(r"(?i:answer|choice|option)\b(?:[\s*:(\[]|is\b)*([A-J])\b")
 _ANY_CHOICE = re.compile(r"\(([A-J])\)|(?:^|\s)\**([A-J])\**[.):]?\s*$", re.M)
@@ -73,6 +77,16 @@ def last_answer(text: str) -> Extracted | None:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return Extracted(text[start + len("<answer>") : end].strip()) if start >= 0 else None
+
+
+def as_latex(text: str) -> str:
+    """An expression without any sign that it is one, put into a box.
+
+    Math-Verify looks for $…$, \\boxed{…} and numbers; in a bare `\\sqrt 2` it finds 2. Numbers and prose are left to it.
+    """
+    if _MARKED.search(text) or _PLAIN_NUMBER.fullmatch(text) or _WORD.search(_COMMAND.sub(" ", text)):
+        return text
+    return f"\\boxed{{{text}}}"
 
 
 class NotComparable(ValueError):

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Shape(msgspec.Struct):
-    items: msgspec.Raw | None = None
+    items: msgspec.Raw = msgspec.Raw()
 
 
 _decode_shape = msgspec.json.Decoder(_Shape).decode
@@ -77,7 +77,7 @@ class Validator:
         return judge
 
     def has_items(self, body: bytes) -> bool:
-        return _decode(_decode_shape, body).items is not None
+        return bool(bytes(_decode(_decode_shape, body).items))
 
     def read_verify(self, body: bytes) -> Verify:
         return _decode(decode_verify, body)

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from exec_service.answers import Extracted, NotComparable, equal, extract
+from exec_service.answers import Extracted, NotComparable, as_latex, equal, extract
 from exec_service.errand import Errand
 from exec_wire.messages import Call, Limits, Result, Timings, cut_middle
 from exec_wire.verifying import Verification, Verify
@@ -17,21 +17,18 @@ from exec_wire.verifying import Verification, Verify
 MATH_CHARS = 32_768  # of a text in which Math-Verify has to find the answer by itself: its end
 SHOWN_CHARS = 1000
 MEMORY_MB = 1024
-# Its own time-outs are alarms, which nothing in C hears; the sandbox's limit holds for everything. The marks tell afterwards
-# how far it came. A bare `\sqrt{2}` is not found by Math-Verify, which looks for $ or \boxed; so it gets another look.
+# Its own time-outs are alarms, which nothing in C hears; the sandbox's limit holds for everything. The words that it prints
+# on its way tell afterwards how far it came.
 PROGRAM = r"""
 import json, logging, sys
 from math_verify import parse, verify
 
-def read(text):
-    return parse(text, parsing_timeout=None) or parse("\\boxed{" + text + "}", parsing_timeout=None)
-
 logging.disable()
 item = json.load(sys.stdin)
 print("begun", flush=True)
-truth = read(item["truth"])
+truth = parse(item["truth"], parsing_timeout=None)
 print("truth", flush=True)
-equal = verify(truth, read(item["answer"]), timeout_seconds=None)
+equal = verify(truth, parse(item["answer"], parsing_timeout=None), timeout_seconds=None)
 print(json.dumps({"equal": bool(equal), "found_truth": bool(truth)}))
 """
 
@@ -74,10 +71,12 @@ def _compare_here(item: Verify, answer: str) -> Verification:
 
 
 def _call(item: Verify, found: Extracted) -> Call:
-    answer = f"\\boxed{{{found.text}}}" if found.boxed else found.text[-MATH_CHARS:]
+    answer, truth = found.text[-MATH_CHARS:], item.truth
+    if item.extract != "none":  # else both are Math-Verify's own business
+        answer, truth = f"\\boxed{{{answer}}}" if found.boxed else as_latex(answer), as_latex(truth)
     return Call(
         code=PROGRAM,
-        stdin=msgspec.json.encode({"answer": answer, "truth": item.truth}).decode(),
+        stdin=msgspec.json.encode({"answer": answer, "truth": truth}).decode(),
         limits=Limits(wall_s=item.wall_s, cpu_s=item.wall_s + 1, memory_mb=MEMORY_MB, output_kb=64, processes=16, file_mb=1),
         deadline_s=item.deadline_s,
         tags=item.tags,
@@ -93,8 +92,9 @@ def from_result(result: Result) -> Verification:
     marks = result.stdout.splitlines()
     if result.status == "ok" and len(marks) == 3:
         said = _decode_said(marks[-1])
+        if not said.found_truth:
+            return Verification(None, "rejected", "client", error="Math-Verify finds nothing in the truth", timings=timings)
         made.equal = said.equal
-        made.error = "" if said.found_truth else "Math-Verify finds nothing to compare with in the truth"
     elif result.blame in ("infra", "client"):
         pass
     elif "begun" not in marks:

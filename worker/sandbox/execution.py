@@ -31,6 +31,7 @@ INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it befor
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
 WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
+CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
 MFD_EXEC = 0x10
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -183,7 +184,7 @@ def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
 
 
 def _judge_signal(say: Say, limits: Limits, number: int) -> Result:
-    used_up = say.cpu_ns >= 0.95 * math.ceil(limits.cpu_s) * 1e9
+    used_up = say.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_s) * 1e9
     if used_up and number in (signal.SIGXCPU, signal.SIGKILL):
         return verdict("cpu_limit", signal=number)
     # Neither we nor its memory limit sent a SIGKILL that arrives here: the machine did, or nobody can tell.
