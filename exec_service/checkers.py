@@ -55,19 +55,12 @@ def tokens(text: str) -> Iterator[str]:
 
 def lines(text: str) -> Iterator[str]:
     """Without what is blank at the end of each line, and without empty lines at the end."""
-    start, empty = 0, 0
+    text, start = text.rstrip(), 0
     while start < len(text):
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
-        line = text[start:end].rstrip()
+        yield text[start:end].rstrip()
         start = end + 1
-        if not line:
-            empty += 1
-            continue
-        for _ in range(empty):
-            yield ""
-        empty = 0
-        yield line
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------------
@@ -136,8 +129,8 @@ def _is_number(value: object) -> bool:
 def _close_numbers(a: float, b: float, abs_tol: float, rel_tol: float) -> bool:
     if a == b:  # exact also for whole numbers beyond 2^53
         return True
-    if not (abs_tol or rel_tol) and isinstance(a, int) and isinstance(b, int):
-        return False
+    if not (abs_tol or rel_tol):
+        return a != a and b != b  # both nan
     try:
         return close(float(a), float(b), abs_tol, rel_tol)
     except OverflowError:

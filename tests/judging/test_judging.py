@@ -326,7 +326,7 @@ def solve(n):
 """,
     "returns too much": "def solve(n):\n    return [[]] * 300_000",
     "returns a deep thing": "def solve(n):\n    x = []\n    for _ in range(900): x = [x]\n    return x",
-    "hands back garbage": "def solve(n):\n    import os\n    open('returned.json', 'wb').write(b'\\xff\\xfe[')\n    os._exit(0)",
+    "hands back garbage": "def solve(n):\n    import os\n    open('returned.json', 'wb').write(b'\\xff[')\n    os._exit(0)",
     "hands back a link": "def solve(n):\n    import os\n    os.symlink('/etc/passwd', 'returned.json')\n    os._exit(0)",
 }
 
