@@ -91,8 +91,13 @@ async def judge(transport: Transport, policy: Policy, asked: Judge) -> Judgement
 
 
 async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple[Verify, int]]) -> list[Verification]:
-    """In the order of `items`. Several requests, some at a time; what a broken one left unanswered is sent again."""
+    """In the order of `items`. Several requests, some at a time; what a broken one left unanswered is sent again.
+
+    An item whose time is over before it could be sent is `expired`, so that the others are not lost with it.
+    """
     answers: dict[int, Verification] = {}
+    clock = asyncio.get_running_loop().time
+    began = clock()
     free = asyncio.Semaphore(policy.connections)
 
     async def ask(indexes: list[int]) -> None:
@@ -109,7 +114,12 @@ async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple
                 raise ConnectionFailed(f"the answer ended {missing} verifications short of {len(open_)}")
 
         async with free:
-            await insist(send, policy, max(items[index][0].deadline_s for index in indexes))
+            deadline_s = max(items[index][0].deadline_s for index in indexes)
+            try:
+                await insist(send, policy, deadline_s - (clock() - began))
+            except DeadlineExceeded as error:
+                for index in indexes:
+                    answers.setdefault(index, _expired(items[index][0], index, str(error)))
 
     tasks = [asyncio.create_task(ask(part)) for part in _requests(items, policy)]
     try:
@@ -119,6 +129,10 @@ async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return [answers[index] for index in range(len(items))]
+
+
+def _expired(item: Verify, index: int, why: str) -> Verification:
+    return Verification(None, "expired", "infra", retryable=True, id=item.id, index=index, error=why)
 
 
 def _with_time_left(item: Verify, left_s: float) -> Verify:
@@ -143,7 +157,7 @@ async def insist(send: Callable[[float], Awaitable[T]], policy: Policy, deadline
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_s
     attempts, refusals = 0, 0
-    last: ExecError = DeadlineExceeded(f"no answer within {deadline_s:g} s")
+    last: ExecError = DeadlineExceeded("the deadline passed before this could be sent")
     while (left_s := deadline - loop.time()) > 0:
         try:
             return await send(left_s)

@@ -11,7 +11,7 @@ import msgspec
 from exec_service.admission import Room
 from exec_service.dispatch import Dispatch
 from exec_service.waiters import Origin
-from exec_wire.messages import Call, Result, verdict
+from exec_wire.messages import Call, Result, Tags, verdict
 
 RETRIES = 3
 PAUSE_S = 0.1  # before the first retry; doubled each time
@@ -29,7 +29,7 @@ class Errand:
         self._dispatch, self._room, self.origin = dispatch, room, origin
         self._began_at = asyncio.get_running_loop().time()
         self._places = asyncio.Semaphore(places(dispatch))
-        self._cancelled = False
+        self._cancelled: set[tuple[str, Tags]] = set()
 
     def _left_s(self, call: Call) -> float:
         return self._began_at + call.deadline_s - asyncio.get_running_loop().time()
@@ -46,19 +46,26 @@ class Errand:
 
     async def _run_once(self, call: Call) -> Result:
         async with self._places:
-            if self._cancelled:
+            if (call.tenant, call.tags) in self._cancelled:
                 return verdict("cancelled")
             if (left_s := self._left_s(call)) <= 0:
                 return verdict("expired", error="the deadline passed before this was run")
             with self._dispatch.accept([msgspec.structs.replace(call, deadline_s=left_s)], self.origin, self._room) as order:
                 result = (await order.take_all())[0]
-        # Who cancels by tags means the whole request, also what is not in the line yet.
-        self._cancelled = self._cancelled or result.status == "cancelled"
+        if result.status == "cancelled":  # who cancels by tags means also what is not in the line yet
+            self._cancelled.add((call.tenant, call.tags))
         return result
 
 
 def places(dispatch: Dispatch) -> int:
     return max(LEAST_PLACES, 2 * dispatch.window)
+
+
+def raise_first(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """If one of them failed, which nobody expects, its exception."""
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
 
 
 async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -11,7 +11,7 @@ import base64
 import time
 
 from exec_service.checkers import difference, same_value
-from exec_service.errand import LEAST_PLACES, Errand, stop
+from exec_service.errand import LEAST_PLACES, Errand, raise_first, stop
 from exec_service.harnesses import RETURNED, far_longer, harness, load, python_checker, returned_text
 from exec_wire.judging import Judge, Judgement, Test, Verdict, VerdictName
 from exec_wire.messages import Call, Limits, Result, Sandbox, Status, cut_middle
@@ -74,7 +74,8 @@ class Judging:
         tasks = self._tasks.values()
         try:
             if tasks:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                raise_first(done)
             return [self._skipped_one(index) if task.cancelled() else task.result() for index, task in self._tasks.items()]
         finally:
             await stop(tasks)
@@ -223,6 +224,7 @@ def judgement_of(judge: Judge, verdicts: list[Verdict]) -> Judgement:
 def slim(result: Result, index: int, id: str, output_chars: int) -> Result:
     """As one of many in an answer: what was printed is cut, what was fetched for us and what is the same in all is left out."""
     result.index, result.id = index, id
+    result.truncated = result.truncated or max(len(result.stdout), len(result.stderr)) > output_chars
     result.stdout = cut_middle(result.stdout, output_chars)
     result.stderr = cut_middle(result.stderr, output_chars)
     result.files = {}

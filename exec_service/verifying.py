@@ -89,19 +89,19 @@ def from_result(result: Result) -> Verification:
     """Whose fault it is that there is no verdict depends on how far it came: us, the caller's truth, or the model's answer."""
     timings = Timings(result.timings.queue_ms, result.timings.start_ms, result.timings.run_ms)
     made = Verification(None, result.status, result.blame, result.retryable, error=result.error, timings=timings)
-    marks = result.stdout.splitlines()
-    if result.status == "ok" and len(marks) == 3:
-        said = _decode_said(marks[-1])
-        if not said.found_truth:
-            return Verification(None, "rejected", "client", error="Math-Verify finds nothing in the truth", timings=timings)
-        made.equal = said.equal
-    elif result.blame in ("infra", "client"):
-        pass
-    elif "begun" not in marks:
+    printed = result.stdout.splitlines()
+    if result.blame in ("infra", "client"):
+        return made
+    if "begun" not in printed:
         made.status, made.blame = "internal_error", "infra"
         made.error = f"Math-Verify did not start: {result.stderr.strip()[-SHOWN_CHARS:] or result.status}"
-    elif "truth" not in marks:
+    elif "truth" not in printed:
         made.blame, made.error = "client", f"the truth cannot be read: {result.status}"
-    else:
+    elif result.status != "ok":
         made.equal, made.blame = False, "model"
+    else:
+        said = _decode_said(printed[-1])
+        made.equal = said.equal if said.found_truth else None
+        if not said.found_truth:
+            made.status, made.blame, made.error = "rejected", "client", "Math-Verify finds nothing in the truth"
     return made

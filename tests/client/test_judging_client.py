@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from exec_client import AsyncClient, BadRequest, Judge, NotReady, Overloaded, Policy, ServiceFailed, Verify
@@ -95,6 +97,19 @@ async def test_verifications_come_in_the_order_of_the_items(server: ScriptedServ
     assert [(one.id, one.index, one.equal) for one in found] == [(f"n{n}", n, n == 7) for n in range(11)]
     assert sorted(len(decode_verify_batch(exchange.body).items) for exchange in server.requests) == [3, 4, 4]
     assert all(item.kind == "exact" for exchange in server.requests for item in decode_verify_batch(exchange.body).items)
+
+
+async def test_items_that_could_not_be_sent_in_time_are_expired_and_the_others_kept(server: ScriptedServer) -> None:
+    async def slow(exchange: Exchange) -> None:
+        await asyncio.sleep(0.4)
+        await accept_all(exchange)
+
+    server.play(ever_after=slow)
+    policy = Policy(connections=1, calls_per_request=1)
+    async with AsyncClient(server.url, policy=policy) as client:
+        found = await client.verify_many([("1", "1")] * 4, deadline_s=0.6)
+    assert [one.equal for one in found] == [True, True, None, None]
+    assert (found[3].status, found[3].blame, found[3].retryable, found[3].index) == ("expired", "infra", True, 3)
 
 
 async def test_only_what_is_unanswered_is_verified_again(server: ScriptedServer) -> None:

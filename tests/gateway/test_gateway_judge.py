@@ -263,3 +263,15 @@ async def test_routes_are_described_and_counted(service: Service) -> None:
     for route in ("/v1/judge", "/v1/verify"):
         assert await service.metric("exec_http_requests_total", route=route, code="200") == 1
     assert (await service.client.get("/docs")).status_code == 200
+
+
+async def test_cancelling_some_items_by_their_tags_leaves_the_others() -> None:
+    async with running(slots=1) as service:
+        items = [{"answer": "5", "truth": "5", "tags": {"run": "ab"[n % 2]}} for n in range(40)]
+        asking = soon(verify(service, items=items))
+        await until(lambda: len(service.worker.jobs) > 3)
+        await service.client.delete("/v1/calls", params={"run": "a"})
+        found = lines(await asking)
+    assert {one.status for one in found[1::2]} == {"internal_error"}  # the scripted worker is not Math-Verify
+    assert {one.status for one in found[0::2]} == {"internal_error", "cancelled"}
+    assert all(one.equal is None for one in found)
