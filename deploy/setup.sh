@@ -24,19 +24,25 @@ header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])
 
 stamp() { { cat "$@"; "$python" -V; } | cksum; }
 
+for folder in . .venv .sandbox-packages; do
+    [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to somebody else." "Make a clone of your own: git clone . ~/exec-service"
+done
+
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
 
-wanted="$extras $(stamp pyproject.toml setup.py worker/sandbox/inside/native/*)"
-if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
+# What `dev` installs contains what `server` needs.
+wanted=$(stamp pyproject.toml setup.py worker/sandbox/inside/native/*)
+if [ "$(cat ".venv/installed-$extras" 2>/dev/null)" != "$wanted" ]; then
     say "installing the service into .venv"
     .venv/bin/pip install --quiet --disable-pip-version-check -e ".[$extras]"
     .venv/bin/python -c 'import worker.sandbox.inside._zygote' || fail "the sandbox's C part was not built." \
         "See what the compiler says: .venv/bin/python setup.py build_ext --inplace"
-    printf '%s\n' "$wanted" > .venv/installed
+    [ "$extras" != dev ] || printf '%s\n' "$wanted" > .venv/installed-server
+    printf '%s\n' "$wanted" > ".venv/installed-$extras"
 fi
 
 packages=worker/sandbox/packages.txt
-wanted=$(stamp "$packages" deploy/setup.sh)
+wanted="with font cache $(stamp "$packages")"
 if [ "$(cat .sandbox-packages/installed 2>/dev/null)" != "$wanted" ]; then
     say "installing what programs may import into .sandbox-packages (numpy, scipy, sympy, … about a minute)"
     rm -rf .sandbox-packages.new

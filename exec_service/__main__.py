@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exec_service.info import package_version
-from exec_wire import Call, Limits, Result, encode_json
+from exec_wire import Call, Limits, Result, encode_json, verdict
 
 T = TypeVar("T")
 
@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--url", help="a running service; without it a sandbox is made for this one program")
     run.add_argument("--wall", type=seconds, default=10.0, metavar="SECONDS", help="time limit (default 10)")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    run.add_argument("--insecure", action="store_true", help="run it even where there is no isolation (your own code only)")
     run.set_defaults(run=run_program)
     return parser
 
@@ -83,15 +84,18 @@ def run_up(options: argparse.Namespace) -> int:
     log_json_lines(sys.stderr, logging.WARNING)
     try:
         gateway = read_environment(GatewayConfig, os.environ, host=options.host, port=options.port)
-        # On loopback a weaker sandbox will do, with a warning; a worker of a cluster keeps its stricter default.
-        weakest = "E" if options.insecure else os.environ.get("EXEC_MIN_TIER", "D")
-        worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=weakest)
+        worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=weakest_tier(options))
         _run_loop(up(gateway, worker))
     except PortTaken as error:
         return fail(f"{error}. Another port: exec-service up --port 9000 (or make run PORT=9000)", EXIT_UNAVAILABLE)
     except (ConfigError, BindRefused) as error:
         return fail(str(error), EXIT_USAGE)
     return 0
+
+
+def weakest_tier(options: argparse.Namespace) -> str:
+    """For one user on his own machine a weaker sandbox will do; a worker of a cluster keeps its stricter default."""
+    return "E" if options.insecure else os.environ.get("EXEC_MIN_TIER", "D")
 
 
 def run_doctor(options: argparse.Namespace) -> int:
@@ -140,12 +144,16 @@ def run_program(options: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         return fail(f"{options.file}: {error}", EXIT_USAGE)
     call = Call(code=code, limits=Limits(wall_s=options.wall, cpu_s=options.wall), deadline_s=options.wall + 60)
-    from exec_client import ExecError
+    from exec_client import ExecError, Unavailable
     from exec_service.config import ConfigError
     from worker.sandbox.runner_link import SandboxUnavailable
 
     try:
-        result = _run_loop(_run_remotely(call, options.url) if options.url else _run_here(call))
+        result = _run_loop(_run_remotely(call, options.url) if options.url else _run_here(call, weakest_tier(options)))
+    except Unavailable as error:
+        if error.result is None:
+            return fail(str(error), EXIT_UNAVAILABLE)
+        result = error.result
     except (ExecError, SandboxUnavailable) as error:
         return fail(str(error), EXIT_UNAVAILABLE)
     except ConfigError as error:
@@ -173,18 +181,21 @@ async def _run_remotely(call: Call, url: str) -> Result:
         return await client.run(call)
 
 
-async def _run_here(call: Call) -> Result:
+async def _run_here(call: Call, min_tier: str) -> Result:
     from exec_service.config import read_environment
     from worker.config import WorkerConfig
-    from worker.pool import Pool
+    from worker.pool import Pool, ZygoteLost
     from worker.profiles import ProfileChoice
 
     profiles = read_environment(WorkerConfig, os.environ).profiles
     profile = ProfileChoice(profiles).choose(call.code)
-    one = read_environment(WorkerConfig, os.environ, slots=1, profiles={profile: profiles[profile]})
+    one = read_environment(WorkerConfig, os.environ, slots=1, profiles={profile: profiles[profile]}, min_tier=min_tier)
     async with Pool(one) as pool:
         await pool.wait_ready()
-        return await pool.run(call, pool.take_slot(), call.deadline_s)
+        try:
+            return await pool.run(call, pool.take_slot(), call.deadline_s)
+        except ZygoteLost:
+            return verdict("worker_lost", error="the interpreter died with the program in it")
 
 
 def show(result: Result, *, as_json: bool) -> int:

@@ -7,9 +7,11 @@ what is left in the jails and removes what it made.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 from exec_service.app import Gateway, serve
@@ -33,13 +35,13 @@ Documentation of the API: {url}/docs     Stop with Ctrl-C.
 WEAK = """
 WARNING: the sandbox is of tier {tier}: {meaning}.
   missing: {missing}
-  `exec-service doctor` says what would bring each; as root (sudo make run) everything is there on most machines."""
+  `{command} doctor` says what would bring each; as root (sudo make run) everything is there on most machines."""
 NO_SANDBOX = """
 exec-service cannot run programs here: {why}
 
 The documentation is served at {url}/docs; /readyz answers 503. Two commands that help:
-  exec-service doctor            what is missing, why, and what would bring it
-  exec-service up --insecure     run programs all the same, without isolation, for your own code only
+  {command} doctor            what is missing, why, and what would bring it
+  {command} up --insecure     run programs all the same, without isolation, for your own code only
 """
 
 
@@ -55,7 +57,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
                 await _work(worker_config, queue, gateway, url.result(), stop, serving)
         except SandboxUnavailable as error:
             gateway.not_ready_because = str(error)
-            say(NO_SANDBOX.format(why=error, url=url.result()))
+            say(NO_SANDBOX.format(why=error, url=url.result(), command=own_command()))
             await asyncio.wait({serving})
         finally:
             stop.set()
@@ -101,22 +103,32 @@ def _greet(pool: Pool, url: str) -> None:
     tier = pool.sandbox.tier
     if not tiers.at_least(tier, "B"):
         missing = ", ".join(f"{layer} ({why})" for layer, why in pool.missing.items())
-        say(WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing))
+        say(WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command()))
     say(GREETING.format(url=url, tier=tier, slots=pool.slots))
 
 
 def stop_on_signals() -> asyncio.Event:
-    """Set by the first Ctrl-C or SIGTERM; the second one ends the process as usual."""
+    """Set by the first Ctrl-C or SIGTERM; the second one ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
+        if stop.is_set():  # nothing to clean up here: the runner does it when it sees us gone
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         stop.set()
         say("stopping: finishing what was accepted (again to stop at once) …")
-        loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     return stop
+
+
+def own_command() -> str:
+    """How the user can start this program again."""
+    command = Path(sys.argv[0])
+    if command.suffix == ".py":
+        return "python -m exec_service"
+    return str(command.relative_to(Path.cwd())) if command.is_relative_to(Path.cwd()) else str(command)
 
 
 def say(words: str) -> None:

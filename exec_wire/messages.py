@@ -225,10 +225,11 @@ def cut_middle(text: str, most: int) -> str:
     """`text` in at most `most` characters: head and tail kept, the cut marked."""
     if len(text) <= most:
         return text
-    mark = f"\n[... {len(text) - most} characters cut ...]\n"
+    mark = f"\n[... {len(text)} characters cut ...]\n"  # as long as the mark can get
     keep = most - len(mark)
     if keep <= 0:
         return text[:most]
+    mark = f"\n[... {len(text) - keep} characters cut ...]\n"
     head = keep - keep // 2
     return text[:head] + mark + text[len(text) - keep // 2 :]
 

@@ -66,9 +66,6 @@ def folders_of_nobody() -> list[Path]:
     return [path for path in Path(tempfile.gettempdir()).glob("exec-service-*") if path.stat().st_uid == NOBODY]
 
 
-@pytest.mark.xfail(
-    reason="the address space is measured before heap_settle gives 1 GB back: the self-test's memory bomb escapes"
-)
 def test_plain_user_is_answered_in_a_weaker_tier_with_a_warning(nobodys_python: str) -> None:
     before = folders_of_nobody()
     with serving(command=[*AS_NOBODY, nobodys_python, "-m", "exec_service"]) as service:

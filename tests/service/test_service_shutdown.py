@@ -110,7 +110,6 @@ async def test_second_ctrl_c_ends_at_once_and_leaves_nothing(own: Service) -> No
     await asyncio.to_thread(see_nothing_left, block, pids)
 
 
-@pytest.mark.xfail(reason="the second Ctrl-C is a KeyboardInterrupt in the event loop, which ends in two tracebacks")
 async def test_second_ctrl_c_shows_no_traceback(own: Service) -> None:
     async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
         (running,) = await start(http, own, LONG)

@@ -75,8 +75,8 @@ def _open_or_none(path: Path, mode: int) -> int | None:
         return os.open(path, mode | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    except PermissionError:  # memory.peak is read-only on kernels before 6.12
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC) if mode == os.O_RDWR else None
+    except PermissionError:  # memory.peak cannot be reset on kernels before 6.12: no figure is better than a former program's
+        return None
 
 
 def make_root(name: str) -> SlotCgroups:

@@ -102,7 +102,7 @@ class Ground:
         try:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-            kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=755")
+            kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=25%,mode=755")
         except OSError as error:  # root of a container that may not do this
             self._stage = jail.plain_stage(self._packages)
             self.missing["userns"] = str(error)

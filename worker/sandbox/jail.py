@@ -28,7 +28,8 @@ INSIDE = f"{OWN_CODE}/worker/sandbox/inside"  # the only folder of the service t
 # What a program may do with files; see native/landlock.c for the letters. The mount points of the workspace lie below /w.
 LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *((f"/dev/{name}", "d") for name in ("null", "zero", "urandom", "random", "full"))]
 
-_CAPABILITIES = ["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE"]
+# Of the zygote, inside its own user namespace; no program has any. SYS_PTRACE is for its memory watchdog.
+_CAPABILITIES = ["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE", "SYS_PTRACE"]
 _SYSTEM_FOLDERS = ["/usr", "/bin", "/lib", "/lib64", "/lib32", "/sbin"]
 _SYSTEM_FILES = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/mime.types"]
 _LINKS = {

@@ -169,6 +169,8 @@ def serve(worker: socket.socket, packages: Path) -> None:
     """One worker's life. Words for whoever started us, and for the worker, when the sandbox cannot be built."""
     try:
         Runner(worker, packages).run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the worker has gone, and with it the reason to be here
     except (OSError, NotBuilt, uids.NoFreeUids) as error:
         log.error("the sandbox cannot be built: %s", error)
         try:

@@ -21,7 +21,7 @@ _NEEDED: dict[Tier, set[str]] = {
 MEANING = {
     "S": "tier A inside a virtual machine or a user-space kernel of its own",
     "A": "everything: namespaces, a uid of its own, Landlock, seccomp, and memory and processes counted by the kernel",
-    "B": "as A, but no control groups: memory is bounded by address space only",
+    "B": "as A, but no control groups: memory is looked at every 50 ms instead of being counted",
     "C": "namespaces, Landlock and seccomp, but all programs share one uid",
     "D": "Landlock and seccomp only: programs see other processes and share the machine's folders",
     "E": "resource limits only: programs can read and change what you can",

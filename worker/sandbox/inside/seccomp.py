@@ -54,6 +54,10 @@ REFUSED = """
     setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr sync syncfs
 """.split()
 
+CHANGES_OF_FILES = """
+    chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
+""".split()
+
 # Of a flag word, the bits that make a namespace (CLONE_NEWTIME cannot be asked for through clone).
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX = 1
@@ -105,17 +109,22 @@ CHECKED: dict[str, Code] = {
 }
 
 
-def compile_filter(numbers: dict[str, int], *, network_namespace: bool = True, memory_counted: bool = True) -> bytes:
+def compile_filter(
+    numbers: dict[str, int], *, network_namespace: bool = True, memory_counted: bool = True, files_apart: bool = True
+) -> bytes:
     """The policy as a BPF program, for the machine whose table of call numbers this is.
 
     Without a network namespace no socket can be made at all, but for pairs. Without a control group there is no memfd, whose
-    memory no other limit sees.
+    memory no other limit sees. Where neither a mount namespace nor a uid of its own keeps a program's files apart from the
+    user's (`files_apart`), it cannot change the rights, owners and times of files, which Landlock does not cover.
     """
     fate = _fate(numbers)
     if not network_namespace:
         fate[numbers["socket"]] = _errno(errno.EAFNOSUPPORT)
     if not memory_counted:
         fate[numbers["memfd_create"]] = _errno(errno.ENOSYS)
+    if not files_apart:
+        fate |= {numbers[name]: _errno(errno.EPERM) for name in CHANGES_OF_FILES if name in numbers}
     leaves = _leaves(fate)
     program = [
         (_LOAD, 0, 0, _ARCH_AT),

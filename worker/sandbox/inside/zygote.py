@@ -22,7 +22,7 @@ def main() -> None:
     from worker.sandbox.inside import program, seccomp, warmup
 
     sys.path.remove(settings["own_code"])
-    sys.path.append(settings["packages"])
+    sys.path = [path for path in sys.path if not path.endswith(("site-packages", "dist-packages"))] + [settings["packages"]]
     os.environ.pop("GLIBC_TUNABLES", None)  # it was for this process, not for what programs start
     layers = sum(layer_bits(_zygote).get(name, 0) for name in settings["layers"])
     # For packages that want a folder when imported; no program sees it.
@@ -38,7 +38,10 @@ def main() -> None:
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
     filter_ = seccomp.compile_filter(
-        _zygote.SYSCALLS, network_namespace="netns" in settings["layers"], memory_counted="cgroup" in settings["layers"]
+        _zygote.SYSCALLS,
+        network_namespace="netns" in settings["layers"],
+        memory_counted="cgroup" in settings["layers"],
+        files_apart="mntns" in settings["layers"] or "uid" in settings["layers"],
     )
     program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS)
     gc.collect()

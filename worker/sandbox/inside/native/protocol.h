@@ -1,11 +1,11 @@
 /* What the worker and a zygote say to each other over one SOCK_SEQPACKET socket.
- * Fixed structs of 64-bit integers; `worker/sandbox/link.py` holds the same lists. No payload byte is ever in them:
+ * Fixed structs of 64-bit integers; `worker/sandbox/protocol.py` holds the same lists. No payload byte is ever in them:
  * what belongs to the caller travels as descriptors that only the confined child reads. */
 #ifndef PROTOCOL_H
 #define PROTOCOL_H
 #include <stdint.h>
 
-enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4, ASK_SERVE = 5 };
+enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4 };
 enum { SAY_READY = 1, SAY_ENDED = 2, SAY_PONG = 3 };
 enum { BY_ITSELF = 0, BY_WALL = 1, BY_OUTPUT = 2, BY_REQUEST = 3, BY_MEMORY = 4 };
 

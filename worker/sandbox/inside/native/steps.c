@@ -155,9 +155,10 @@ static int limit(int what, int64_t soft, int64_t hard) {
     return setrlimit(what, &r);
 }
 
-/* Where no control group counts memory, the address space is the next best: it misses what is shared or forked. */
+/* Where no control group counts memory, the watchdog does, and this stops what is faster than it. Address space is not memory
+ * (threads reserve it freely), so it is generous. */
 static int limit_address_space(struct box *b) {
-    int64_t most = b->house->base_address_space + b->slot->ask.memory_bytes + (256LL << 20);
+    int64_t most = b->house->base_address_space + 2 * b->slot->ask.memory_bytes + (1LL << 30);
     return limit(RLIMIT_AS, most, most);
 }
 

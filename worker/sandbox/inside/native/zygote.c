@@ -12,6 +12,7 @@
 #include "raw.h"
 #include "sandbox.h"
 #include "syscall_table.h"
+#include "watchdog.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -90,10 +91,19 @@ static int write_number(int fd, int64_t number) {
     return fd < 0 || pwrite(fd, text, (size_t)n, 0) == n ? 0 : -1;
 }
 
-static void sample_processes(struct slot *s) {
-    int64_t n = read_number(s->cgroup[CG_PIDS_NOW], NULL);
+static void note_processes(struct slot *s, int64_t n) {
     if (n > s->processes_peak)
         s->processes_peak = n;
+}
+
+static void sample_processes(struct slot *s) { note_processes(s, read_number(s->cgroup[CG_PIDS_NOW], NULL)); }
+
+/* Where no control group counts. The keeper, if there is one, is not of the program's. */
+static int too_much_memory(struct slot *s) {
+    int64_t processes = 0;
+    int too_much = uses_more_memory(s->child, s->stub, s->ask.memory_bytes, &processes);
+    note_processes(s, s->stub ? processes : processes - 1);
+    return too_much;
 }
 
 /* How long the main process stood ready without getting a CPU. */
@@ -316,6 +326,8 @@ static void watch(struct slot *s, int64_t now) {
         end(s, BY_OUTPUT);
     else if (oom_kills(s) > s->oom_before)
         end(s, BY_MEMORY);
+    else if (!(house.layers & LAYER_CGROUP) && too_much_memory(s))
+        end(s, BY_MEMORY);
     else
         sample_processes(s);
 }
@@ -471,7 +483,6 @@ static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     if (read_rules(rules))
         return NULL;
     snprintf(house.scratch, sizeof house.scratch, "%s", scratch);
-    house.base_address_space = own_address_space();
     house.filter.filter = malloc((size_t)filter_bytes); /* outlives this call, in every child */
     if (!house.filter.filter)
         return PyErr_NoMemory();
@@ -481,6 +492,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     if (house.progress == MAP_FAILED)
         return fail("mmap");
     heap_settle();
+    house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
+    remember_own_memory();
     for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
         if (fd < 0)
             return fail("/dev/null");

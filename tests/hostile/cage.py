@@ -1,0 +1,365 @@
+"""Hostile programs in a pool of their own: alone, or as copies beside a canary; and the machine's state when they are dead."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import platform
+import re
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corpus import Program, judge
+from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
+
+from exec_wire import Call, Limits, Result, verdict
+from worker.config import WorkerConfig
+from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.profiles import PROFILES
+from worker.sandbox.uids import BLOCK_SIZE, processes_of
+
+COPIES = 8
+DEADLINE_S = 60.0
+CLEAN_WITHIN_S = 3.0  # what was killed is dead by then
+_ATTACK = base64.b64encode((Path(__file__).parent / "attack.py").read_bytes()).decode()
+_USES_ATTACK = re.compile(r"^(from|import) attack\b", re.M)
+
+CANARY = """
+import hashlib, os
+assert os.listdir(".") == []
+digest = b""
+for i in range(20000):
+    digest = hashlib.sha256(digest + b"%d" % i).digest()
+open("mark", "w").write(digest.hex())
+print(open("mark").read())
+"""
+CANARY_LIMITS = Limits(wall_s=10, cpu_s=10, memory_mb=64)
+
+# What a program finds before it has done anything. Without a mount namespace there is only the one folder.
+LOOK = """
+import os
+places = ["/tmp", "/dev/shm", "/mnt"] if "JAIL" in os.environ else ["."]
+found = [f"{place}/{name}" for place in places for name in os.listdir(place)]
+if "JAIL" in os.environ:
+    found += [f"/w/call/{name}" for name in os.listdir("/w/call") if name not in ("tmp", "shm", "mnt", "main.py")]
+    found += [f"process {name}" for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    found += [] if os.stat("/w").st_mode & 0o7777 == os.stat("/dev").st_mode & 0o7777 == 0o755 else ["modes of shared folders"]
+    open("/dev/null", "w").write("x")
+print(*found or ["contained"])
+"""
+LOOK_LIMITS = Limits(wall_s=10, memory_mb=128)
+
+
+def canary_song() -> str:
+    digest = b""
+    for i in range(20000):
+        digest = hashlib.sha256(digest + b"%d" % i).digest()
+    return digest.hex() + "\n"
+
+
+@dataclass
+class Canary:
+    """A correct program that runs again and again; its output must stay right, and its latencies are kept."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        slowest = sorted(1000 * latency for latency in self.latencies_s)
+        at = {name: slowest[int(share * (len(slowest) - 1))] for name, share in (("median", 0.5), ("p99", 0.99), ("most", 1))}
+        return ", ".join(f"{name} {milliseconds:.0f} ms" for name, milliseconds in at.items())
+
+
+@dataclass
+class Node:
+    """What must be the same after a program as before it. Where a plain user may not look, there is nothing."""
+
+    processes: set[int]
+    mounts: dict[str, list[str]]
+    descriptors: dict[int, int]
+    in_cgroups: list[int]
+    of_sandbox_uids: list[int]
+
+    def differences(self, before: Node) -> list[str]:
+        found = []
+        if more := self.processes - before.processes:
+            found.append(f"processes {sorted(more)} are left")
+        if less := before.processes - self.processes:
+            found.append(f"processes {sorted(less)} of the sandbox itself are gone")
+        for whose, mounts in self.mounts.items():
+            if mounts != before.mounts.get(whose, mounts):
+                found.append(f"mounts of {whose}: {sorted(set(mounts) ^ set(before.mounts[whose]))}")
+        for pid, count in self.descriptors.items():
+            if count != before.descriptors.get(pid, count):
+                found.append(f"process {pid} has {count} descriptors, had {before.descriptors[pid]}")
+        if self.in_cgroups:
+            found.append(f"processes {self.in_cgroups} are in the slots' control groups")
+        if self.of_sandbox_uids:
+            found.append(f"processes {self.of_sandbox_uids} have the uid of a slot")
+        return found
+
+
+class Cage:
+    def __init__(self, pool: Pool, programs: dict[str, Program]) -> None:
+        self.pool, self.programs = pool, programs
+        self.sandbox = pool.sandbox
+        self.features = _features(pool)
+        self.canary = Canary()
+        self._told: set[str] = set()
+        self._slots = asyncio.Queue[int]()
+        self._taking = asyncio.Lock()
+        for slot in sorted(pool.take_slot() for _ in range(pool.free_slots)):
+            self._slots.put_nowait(slot)
+        self._runner_pid = pool._runner._process.pid if pool._runner._process else 0
+        self._uid_base = _uid_base(self._runner_pid)
+
+    def lacking(self, program: Program) -> str:
+        return program.lacking(self.sandbox, self.features)
+
+    @property
+    def partners(self) -> set[str]:
+        """Programs that run only with another."""
+        return {name for program in self.programs.values() for name in (program.pair, program.after) if name}
+
+    # -- running ----------------------------------------------------------------------------------------------------------
+
+    async def run_alone(self, program: Program) -> tuple[list[str], Result]:
+        """What is wrong, and what became of it. With its partners, if it has any."""
+        wrong, result = await self._run_set(program, crowd=False)
+        if program.expect.differs:
+            again, second = await self._run_set(program, crowd=False)
+            wrong += again + ([f"twice the same: {result.stdout!r}"] if result.stdout == second.stdout else [])
+        return wrong, result
+
+    async def run_crowd(self, program: Program) -> tuple[list[str], list[Result]]:
+        """As 8 copies, or 4 with their siblings, beside the canary."""
+        copies = COPIES // 2 if program.pair else COPIES
+        stop = asyncio.Event()
+        async with self._take_slots(1) as (canary_slot,):
+            singing = asyncio.create_task(self._sing(canary_slot, stop))
+            ends = await asyncio.gather(*(self._run_set(program, crowd=True) for _ in range(copies)))
+            stop.set()
+            await singing
+        wrong = [words for problems, _ in ends for words in problems]
+        results = [result for _, result in ends]
+        if program.expect.differs and len({result.stdout for result in results}) < len(results):
+            wrong.append("not all printed something else")
+        return wrong, results
+
+    async def _run_set(self, program: Program, crowd: bool) -> tuple[list[str], Result]:
+        wrong: list[str] = []
+        async with self._take_slots(2 if program.pair else 1) as (slot, *other):
+            for earlier in self._earlier(program):
+                wrong += await self._judged(earlier, slot, crowd)
+            if not program.pair:
+                result = await self.run_in(program, slot, crowd)
+            else:
+                sibling, result = await asyncio.gather(
+                    self._judged(self.programs[program.pair], other[0], crowd), self.run_in(program, slot, crowd)
+                )
+                wrong += sibling
+        return wrong + judge(program, result, crowd=crowd), result
+
+    def _earlier(self, program: Program) -> list[Program]:
+        """What ran before it in the same slot, in order."""
+        if not program.after:
+            return []
+        last = self.programs[program.after]
+        return [*self._earlier(last), last]
+
+    async def _judged(self, program: Program, slot: int, crowd: bool) -> list[str]:
+        result = await self.run_in(program, slot, crowd)
+        return [f"{program.name}: {words}" for words in judge(program, result, crowd=crowd)]
+
+    async def run_in(self, program: Program, slot: int, crowd: bool = False) -> Result:
+        files = {"attack.py": _ATTACK} if _USES_ATTACK.search(program.code) else {}
+        with _bait(program) as (bait, was_touched):
+            call = Call(
+                code=program.code,
+                language=program.language,
+                stdin=program.stdin,
+                files=files,
+                fetch_files=list(program.fetch),
+                limits=program.limits_in(crowd),
+                env=program.env | bait,
+            )
+            result = await self._run(call, slot)
+            if words := was_touched():
+                result.stdout += f"\nescaped: {words}\n"
+            return result
+
+    async def _run(self, call: Call, slot: int) -> Result:
+        give_up = time.monotonic() + CLEAN_WITHIN_S
+        while True:
+            try:
+                return await self.pool.run(call, slot, DEADLINE_S)
+            except SlotBusy:
+                if time.monotonic() > give_up:
+                    return verdict("internal_error", error="the slot stays busy", sandbox=self.sandbox)
+                await asyncio.sleep(0.02)
+            except ZygoteLost:
+                return verdict("worker_lost", error="the zygote died", sandbox=self.sandbox)
+
+    async def _sing(self, slot: int, stop: asyncio.Event) -> None:
+        right = canary_song()
+        while True:
+            began = time.monotonic()
+            result = await self._run(Call(code=CANARY, limits=CANARY_LIMITS), slot)
+            self.canary.latencies_s.append(time.monotonic() - began)
+            if (result.status, result.stdout, result.stderr) != ("ok", right, ""):
+                self.canary.wrong.append(f"{result.status} {result.error} {result.stdout[-80:]!r} {result.stderr[-200:]!r}")
+            if stop.is_set():
+                return
+            await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def _take_slots(self, count: int) -> AsyncIterator[list[int]]:
+        async with self._taking:  # all or none: two that hold one each would wait for ever
+            slots = [await self._slots.get() for _ in range(count)]
+        try:
+            yield slots
+        finally:
+            for slot in slots:
+                self._slots.put_nowait(slot)
+
+    # -- the machine ------------------------------------------------------------------------------------------------------
+
+    def look(self) -> Node:
+        tree = tree_of(self._runner_pid)
+        block = range(self._uid_base + 1, self._uid_base + BLOCK_SIZE) if self._uid_base else range(0)
+        return Node(
+            set(tree),
+            {"the host": host_mounts()} | {f"process {pid}": mounts for pid in tree if (mounts := _mounts(pid))},
+            {pid: count for pid in (os.getpid(), *tree) if (count := _descriptors(pid))},
+            processes_in(cgroups_of(self._uid_base)) if self._uid_base else [],
+            list(processes_of(block)) if block else [],
+        )
+
+    async def differences(self, before: Node) -> list[str]:
+        """What is not as it was: at once, or after the moment that dying takes."""
+        give_up = time.monotonic() + CLEAN_WITHIN_S
+        while found := self.look().differences(before):
+            if time.monotonic() > give_up:
+                return found
+            await asyncio.sleep(0.02)
+        return []
+
+    async def leftovers(self) -> list[str]:
+        """What the next program finds in each slot, and what has not been told before."""
+        env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
+        found = []
+        for slot in range(self.pool.slots):
+            result = await self._run(Call(code=LOOK, env=env, limits=LOOK_LIMITS), slot)
+            if (result.status, result.stdout) != ("ok", "contained\n"):
+                found.append(f"slot {slot}: {result.status} {result.error} {result.stdout[-200:]} {result.stderr[-200:]}")
+        new = [words for words in found if words not in self._told]
+        self._told.update(found)
+        return new
+
+
+@asynccontextmanager
+async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> AsyncIterator[Cage]:
+    """Never in a tier below D: some programs would do harm there, and nothing is promised."""
+    if os.geteuid() == 0 and "uid" in mask and set(mask) & {"userns", "pidns", "mntns", "ipcns", "utsns", "netns"}:
+        raise ValueError("root, without a uid for each program and without a jail: hostile programs are not run like that")
+    config = WorkerConfig(
+        slots=slots, profiles={name: PROFILES[name] for name in ("bare", "numpy")}, mask_layers=mask, min_tier="D"
+    )
+    async with Pool(config) as pool:
+        async with asyncio.timeout(60):
+            await pool.wait_ready()
+            wanted = len(pool.profiles) * max(1, slots // 4)
+            while sum(zygote.ready for zygote in pool._zygotes) < wanted:  # noqa: ASYNC110 - it happens in other processes
+                await asyncio.sleep(0.05)
+        cage = Cage(pool, programs)
+        for slot in [*range(slots)] * 2:  # whatever a first run opens is open afterwards
+            await cage._run(Call(code="pass"), slot)
+        yield cage
+
+
+def _features(pool: Pool) -> set[str]:
+    found = {platform.machine(), *getattr(pool, "languages", ["python"])}
+    if "cgroup" in pool.sandbox.layers and any(" cgroup " in line and "cpu" in line for line in _mount_lines()):
+        found.add("cpu_shares")
+    return found
+
+
+def _mount_lines() -> list[str]:
+    return Path("/proc/self/mounts").read_text().splitlines()
+
+
+def _uid_base(runner_pid: int) -> int:
+    """The first uid of the block that a runner holds; 0 if it holds none."""
+    try:
+        links = [str(fd.readlink()) for fd in Path(f"/proc/{runner_pid}/fd").iterdir()]
+    except OSError:
+        return 0
+    return next((int(found[1]) for link in links if (found := re.search(r"uids-(\d+)\.lock", link))), 0)
+
+
+def _mounts(pid: int) -> list[str]:
+    try:
+        return sorted(line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
+    except OSError:
+        return []
+
+
+def _descriptors(pid: int) -> int:
+    try:
+        return open_fds(pid)
+    except OSError:
+        return 0
+
+
+@contextmanager
+def _bait(program: Program) -> Iterator[tuple[dict[str, str], Callable[[], str]]]:
+    """A file, two sockets and a process of the host (this one) that a program is told of and must not reach."""
+    if not program.bait:
+        yield {}, lambda: ""
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="bait-") as name,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        file = folder / "file"
+        file.write_text("BAIT")
+        file.chmod(0o666)
+        for bound, path in ((ear, folder / "datagrams"), (door, folder / "stream")):
+            bound.bind(str(path))
+            path.chmod(0o777)
+            bound.setblocking(False)
+        door.listen()
+        before = file.stat()
+        signals: list[int] = []
+        signal.signal(signal.SIGURG, lambda number, _: signals.append(number))
+
+        def was_touched() -> str:
+            words = []
+            now = file.stat()
+            if (now.st_mtime_ns, now.st_mode, file.read_text()) != (before.st_mtime_ns, before.st_mode, "BAIT"):
+                words.append("a file of the host was changed")
+            if sorted(path.name for path in folder.iterdir()) != ["datagrams", "file", "stream"]:
+                words.append("a folder of the host was changed")
+            if signals:
+                words.append("a process of the host got a signal")
+            for bound, take in ((ear, lambda: ear.recv(1)), (door, door.accept)):
+                try:
+                    take()
+                    words.append(f"a socket of the host was reached ({bound.type.name})")
+                except BlockingIOError:
+                    pass
+            return "; ".join(words)
+
+        yield {"BAIT": str(folder), "BAIT_PID": str(os.getpid())}, was_touched

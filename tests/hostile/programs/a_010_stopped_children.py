@@ -1,0 +1,13 @@
+# A 10: leaves five stopped children
+# expect: status=ok max_wall_s=2
+import os
+import signal
+import time
+
+for _ in range(5):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(pid, signal.SIGSTOP)
+print("contained")

@@ -1,0 +1,9 @@
+# B 26: recursion in C until the stack is used up
+# expect: status=signal signal=11 blame=model
+import sys
+
+sys.setrecursionlimit(1 << 30)
+nested = []
+for _ in range(300_000):
+    nested = [nested]
+repr(nested)

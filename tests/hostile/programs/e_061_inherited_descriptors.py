@@ -1,0 +1,10 @@
+# E 61: writes to every descriptor there could be
+# expect: status=ok
+import os
+
+from attack import attempt, tell
+
+for fd in range(3, 4096):
+    attempt(f"write to {fd}", os.write, fd, b"forged")
+    attempt(f"look at {fd}", os.fstat, fd)
+tell()

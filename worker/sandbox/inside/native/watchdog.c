@@ -1,0 +1,97 @@
+/* Looks at a tree of processes through /proc, a few times a second. Resident pages first, which is cheap and counts shared pages
+ * many times; if that is too much, the kernel's own proportional count. */
+#define _GNU_SOURCE
+#include "watchdog.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_PROCESSES 4096
+
+static ssize_t read_file(pid_t pid, const char *name, char *text, size_t size) {
+    char path[400];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    return n;
+}
+
+static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, int count) {
+    char name[300], text[16384];
+    snprintf(name, sizeof name, "task/%s/children", thread);
+    if (read_file(pid, name, text, sizeof text) <= 0)
+        return count;
+    for (char *at = text, *next; count < MOST_PROCESSES; at = next) {
+        long child = strtol(at, &next, 10);
+        if (next == at)
+            break;
+        pids[count++] = (pid_t)child;
+    }
+    return count;
+}
+
+/* Appends the children of every thread of a process; a fork in progress is seen at the next look. */
+static int add_children(pid_t pid, pid_t *pids, int count) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *threads = opendir(path);
+    if (!threads)
+        return count;
+    for (struct dirent *thread; (thread = readdir(threads));)
+        if (thread->d_name[0] != '.')
+            count = add_children_of_thread(pid, thread->d_name, pids, count);
+    closedir(threads);
+    return count;
+}
+
+static int64_t resident_bytes(pid_t pid) {
+    char text[128];
+    long resident = 0;
+    if (read_file(pid, "statm", text, sizeof text) > 0)
+        sscanf(text, "%*d %ld", &resident);
+    return resident * sysconf(_SC_PAGESIZE);
+}
+
+/* Anonymous and shared memory, each page divided by how many have it mapped: what a tree shares, also with its zygote, counts once
+ * at most. */
+static int64_t proportional_bytes(pid_t pid) {
+    char text[2048];
+    if (read_file(pid, "smaps_rollup", text, sizeof text) <= 0)
+        return resident_bytes(pid);
+    int64_t total = 0;
+    for (const char *const *name = (const char *const[]){"\nPss_Anon:", "\nPss_Shmem:", NULL}; *name; name++) {
+        const char *at = strstr(text, *name);
+        if (at)
+            total += strtoll(at + strlen(*name), NULL, 10) * 1024;
+    }
+    return total;
+}
+
+static int64_t own_memory;
+
+void remember_own_memory(void) { own_memory = proportional_bytes(getpid()); }
+
+int uses_more_memory(pid_t root, pid_t other, int64_t most, int64_t *processes) {
+    static pid_t pids[MOST_PROCESSES];
+    int count = 0;
+    pids[count++] = root;
+    if (other)
+        count = add_children(other, pids, count);
+    for (int i = 0; i < count; i++)
+        count = add_children(pids[i], pids, count);
+    *processes = count;
+    int64_t resident = 0, own = -own_memory;
+    for (int i = 0; i < count; i++)
+        resident += resident_bytes(pids[i]);
+    if (resident <= most)
+        return 0;
+    for (int i = 0; i < count && own <= most; i++)
+        own += proportional_bytes(pids[i]);
+    return own > most;
+}
