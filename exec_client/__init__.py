@@ -27,10 +27,11 @@ from exec_client.errors import (
     UsageError,
     WrongEventLoop,
 )
+from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Policy
 from exec_client.sync import Client
 from exec_client.transport import HttpTransport, Transport
-from exec_wire import Call, Info, Limits, Result, Tags
+from exec_wire import Call, Checker, Info, Judge, Judgement, Limits, Result, Tags, Test, Verdict, Verification, Verify
 
 __all__ = [
     "AsyncClient",
@@ -38,6 +39,7 @@ __all__ = [
     "Call",
     "CallFields",
     "CallerError",
+    "Checker",
     "Client",
     "ClientClosed",
     "Conflict",
@@ -48,6 +50,9 @@ __all__ = [
     "HttpTransport",
     "Info",
     "InfraFailure",
+    "Judge",
+    "JudgeFields",
+    "Judgement",
     "Limits",
     "NotReady",
     "Overloaded",
@@ -56,9 +61,14 @@ __all__ = [
     "Result",
     "ServiceFailed",
     "Tags",
+    "Test",
     "TooLarge",
     "Transport",
     "Unavailable",
     "UsageError",
+    "Verdict",
+    "Verification",
+    "Verify",
+    "VerifyFields",
     "WrongEventLoop",
 ]

@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from exec_client import judging
 from exec_client.calls import CallFields, make_call, make_selection
 from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
+from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Outbox, Policy
 from exec_client.transport import DEFAULT_URL, HttpTransport, Transport
-from exec_wire import Call, Info, Result
+from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 T = TypeVar("T")
 
@@ -129,6 +131,45 @@ class AsyncClient:
                 yield error if error is not None and return_exceptions else future.result()
         finally:
             _give_up(futures)
+
+    async def judge(self, judge: Judge | str, tests: Iterable[Test] | None = None, **fields: Unpack[JudgeFields]) -> Judgement:
+        """Run one program on many tests: its code and the tests, or a `Judge`; keywords are its fields and win over it.
+
+        >>> async with AsyncClient() as client:
+        ...     judgement = await client.judge("print(int(input()) * 2)", [Test("3", "6"), Test("4", "9")])
+        >>> judgement.verdict, judgement.score, [test.verdict for test in judgement.tests]
+        ('WA', 0.5, ['AC', 'WA'])
+
+        A test that could not be judged, through no fault of the program, is INFRA; then `score` is None: leave the sample out.
+        """
+        self._bound()
+        return await judging.judge(self._transport, self._policy, judging.make_judge(judge, tests, fields))
+
+    async def verify(self, answer: str, truth: str, **fields: Unpack[VerifyFields]) -> Verification:
+        """Is a model's answer equal to the truth? Keywords are the other fields of `Verify`.
+
+        >>> async with AsyncClient() as client:
+        ...     verification = await client.verify(r"It is \\boxed{\\frac{1}{2}}.", "0.5")
+        >>> verification.equal
+        True
+
+        `equal` is None if that could not be found out and the model is not to blame.
+        """
+        return (await self.verify_many([(answer, truth)], **fields))[0]
+
+    async def verify_many(
+        self, items: Iterable[Verify | tuple[str, str]], **fields: Unpack[VerifyFields]
+    ) -> list[Verification]:
+        """Compare answers with truths: pairs of both, or `Verify`s; in their order. `fields` hold for each of them.
+
+        >>> async with AsyncClient() as client:
+        ...     found = await client.verify_many([("7", "7"), ("8", "9")], kind="numeric")
+        >>> [verification.equal for verification in found]
+        [True, False]
+        """
+        self._bound()
+        made = [judging.make_verify(item, fields) for item in items]
+        return await judging.verify_all(self._transport, self._policy, made)
 
     async def cancel(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import TypedDict
+from collections.abc import Callable, Mapping
+from typing import TypedDict, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -12,6 +12,8 @@ import msgspec
 from exec_client.errors import BadRequest
 from exec_wire import Call, Limits, Priority, Selection, Tags, decode_call, encode_json
 from exec_wire.problems import PROBLEMS
+
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class CallFields(TypedDict, total=False):
@@ -25,6 +27,7 @@ class CallFields(TypedDict, total=False):
     limits: Limits
     env: dict[str, str]
     argv: list[str]
+    compile_args: list[str]
     deadline_s: float
     tags: Tags
     tenant: str
@@ -49,7 +52,7 @@ def make_call(call: Call | str, fields: CallFields) -> tuple[Call, int]:
     call = Call(call, **changes) if isinstance(call, str) else msgspec.structs.replace(call, **changes)  # type: ignore[arg-type]
     if not call.idempotency_key:
         call = msgspec.structs.replace(call, idempotency_key=uuid4().hex)
-    return _checked(call)
+    return checked(call, decode_call)
 
 
 def make_selection(run: str | None, step: int | None, group: str | None, rollout: str | None, tenant: str) -> Selection:
@@ -69,22 +72,23 @@ def _base64(content: str | bytes) -> str:
     return content if isinstance(content, str) else base64.b64encode(content).decode()
 
 
-def _checked(call: Call) -> tuple[Call, int]:
+def checked(message: M, decode: Callable[[bytes], M]) -> tuple[M, int]:
+    """The message as the service will read it, and its size in bytes."""
     try:
-        encoded = encode_json(call)
-        return decode_call(encoded), len(encoded)
+        encoded = encode_json(message)
+        return decode(encoded), len(encoded)
     except (ValueError, TypeError) as error:
         status = PROBLEMS["bad_field"][0]
-        raise BadRequest(str(error), code="bad_field", field=_field(call, error), status=status) from error
+        raise BadRequest(str(error), code="bad_field", field=_field(message, error), status=status) from error
 
 
-def _field(call: Call, error: Exception) -> str:
+def _field(message: msgspec.Struct, error: Exception) -> str:
     """Where it is wrong: msgspec says so when it decodes; what it cannot encode has to be looked for."""
     if isinstance(error, msgspec.ValidationError):
         return _named_field(error)
-    for name in Call.__struct_fields__:
+    for name in message.__struct_fields__:
         try:
-            encode_json(getattr(call, name))
+            encode_json(getattr(message, name))
         except (ValueError, TypeError):
             return f"$.{name}"
     return "$"

@@ -16,9 +16,10 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from exec_client.aio import AsyncClient, reduce_client
 from exec_client.calls import CallFields
 from exec_client.errors import ClientClosed, ExecError, UsageError
+from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Policy
 from exec_client.transport import DEFAULT_URL, Transport, check_url
-from exec_wire import Call, Info, Result
+from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 T = TypeVar("T")
 
@@ -130,6 +131,31 @@ class Client:
             _outcome(pumping)
         finally:
             pumping.cancel()
+
+    def judge(self, judge: Judge | str, tests: Iterable[Test] | None = None, **fields: Unpack[JudgeFields]) -> Judgement:
+        """Run one program on many tests. See `AsyncClient.judge`.
+
+        >>> with Client() as client:
+        ...     judgement = client.judge("print(int(input()) * 2)", [Test("3", "6"), Test("4", "8")])
+        >>> judgement.verdict, judgement.score
+        ('AC', 1.0)
+        """
+        tests = None if tests is None else list(tests)
+        return self._wait(lambda client: client.judge(judge, tests, **fields))
+
+    def verify(self, answer: str, truth: str, **fields: Unpack[VerifyFields]) -> Verification:
+        """Is a model's answer equal to the truth? See `AsyncClient.verify`.
+
+        >>> with Client() as client:
+        ...     client.verify("The answer is (C).", "C", kind="multiple_choice").equal
+        True
+        """
+        return self._wait(lambda client: client.verify(answer, truth, **fields))
+
+    def verify_many(self, items: Iterable[Verify | tuple[str, str]], **fields: Unpack[VerifyFields]) -> list[Verification]:
+        """Compare answers with truths, in their order. See `AsyncClient.verify_many`."""
+        items = list(items)
+        return self._wait(lambda client: client.verify_many(items, **fields))
 
     def cancel(
         self,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import httpx
@@ -27,8 +28,23 @@ from exec_client.errors import (
     ServiceFailed,
     TooLarge,
 )
-from exec_wire import Batch, Call, Cancelled, Info, Result, Selection, decode_result, encode_json
+from exec_wire import (
+    Batch,
+    Call,
+    Cancelled,
+    Info,
+    Judge,
+    Judgement,
+    Result,
+    Selection,
+    Verification,
+    Verify,
+    VerifyBatch,
+    decode_result,
+    encode_json,
+)
 from exec_wire.problems import Problem
+from exec_wire.verifying import decode_verification
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -49,6 +65,12 @@ class Transport(Protocol):
         Closing the generator early gives the request up, which tells the service to cancel it. `timeout_s` is the longest
         silence to put up with. A problem with one call is a `CallerError` whose `field` starts with `$.calls[i]`.
         """
+        ...
+
+    async def judge(self, judge: Judge, timeout_s: float) -> Judgement: ...
+
+    def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
+        """As `send`."""
         ...
 
     async def info(self, timeout_s: float) -> Info: ...
@@ -91,19 +113,31 @@ class HttpTransport:
         )
 
     async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
-        body = encode_json(Batch(list(calls)))
+        async with aclosing(self._lines("/v1/batch", Batch(list(calls)), timeout_s)) as lines:
+            async for line in lines:
+                yield _decode(line, decode_result)
+
+    async def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
+        async with aclosing(self._lines("/v1/verify", VerifyBatch(list(items)), timeout_s)) as lines:
+            async for line in lines:
+                yield _decode(line, decode_verification)
+
+    async def _lines(self, path: str, message: msgspec.Struct, timeout_s: float) -> AsyncGenerator[bytes, None]:
         headers = {"content-type": "application/json", "accept": "application/x-ndjson"}
         try:
             async with self._http.stream(
-                "POST", f"{self._url}/v1/batch", content=body, headers=headers, timeout=self._timeout(timeout_s)
+                "POST", f"{self._url}{path}", content=encode_json(message), headers=headers, timeout=self._timeout(timeout_s)
             ) as response:
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await response.aread())
                 _demand_ndjson(response.headers)
                 async for line in split_lines(response.aiter_bytes()):
-                    yield _decode(line)
+                    yield line
         except self._library.RequestError as error:
             raise self._translated(error) from error
+
+    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
+        return await self._ask("POST", "/v1/judge", Judgement, timeout_s, body=judge)
 
     async def info(self, timeout_s: float) -> Info:
         return await self._ask("GET", "/v1/info", Info, timeout_s)
@@ -111,9 +145,14 @@ class HttpTransport:
     async def cancel(self, selection: Selection, timeout_s: float) -> int:
         return (await self._ask("DELETE", "/v1/calls", Cancelled, timeout_s, msgspec.to_builtins(selection))).cancelled
 
-    async def _ask(self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None) -> T:
+    async def _ask(
+        self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
+    ) -> T:
+        sent = {} if body is None else {"content": encode_json(body), "headers": {"content-type": "application/json"}}
         try:
-            response = await self._http.request(verb, f"{self._url}{path}", params=query, timeout=self._timeout(timeout_s))
+            response = await self._http.request(
+                verb, f"{self._url}{path}", params=query, timeout=self._timeout(timeout_s), **sent
+            )
         except self._library.RequestError as error:
             raise self._translated(error) from error
         if response.status_code != 200:
@@ -167,9 +206,9 @@ async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, Non
         yield line
 
 
-def _decode(line: bytes) -> Result:
+def _decode(line: bytes, decode: Callable[[bytes], T]) -> T:
     try:
-        return decode_result(line)
+        return decode(line)
     except ValueError as error:
         raise ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
 

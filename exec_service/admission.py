@@ -69,6 +69,11 @@ class Admission:
         self.bytes -= bytes_
         self._rate.note(calls, bytes_)
 
+    def give_back_unused(self, calls: int, bytes_: int) -> None:
+        """Of a reservation: nothing was completed."""
+        self.calls -= calls
+        self.bytes -= bytes_
+
     def _retry_after_s(self, over_calls: int, over_bytes: int) -> float:
         """When the excess will have gone at the pace of the last seconds; the longest wait if nothing moves."""
         calls_per_s, bytes_per_s = self._rate.per_s()
@@ -77,3 +82,26 @@ class Admission:
             if over > 0:
                 waits.append(over / per_s if per_s > 0 else self._retry_after_max_s)
         return round(min(self._retry_after_max_s, max(waits)), 1)
+
+
+class Room:
+    """Admitted in one go for calls that are handed over one by one. Use as a context manager."""
+
+    def __init__(self, admission: Admission, calls: int, bytes_: int, closed: Callable[[Room], None]) -> None:
+        admission.check(calls, bytes_)
+        admission.charge(calls, bytes_)
+        self._admission, self._calls, self._bytes, self._closed = admission, calls, bytes_, closed
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.use(self._calls, self._bytes)
+        self._closed(self)
+
+    def use(self, calls: int, bytes_: int) -> None:
+        """These are charged on their own from now on. More than was reserved (a second attempt) is no more than tolerated."""
+        calls, bytes_ = min(calls, self._calls), min(bytes_, self._bytes)
+        self._calls -= calls
+        self._bytes -= bytes_
+        self._admission.give_back_unused(calls, bytes_)

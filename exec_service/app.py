@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import uvicorn
@@ -29,6 +29,7 @@ from exec_service.fleet import Fleet
 from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
 from exec_service.http_api import hot_routes, plain_routes
 from exec_service.info import package_version
+from exec_service.judging_api import judging_routes
 from exec_service.metrics import Metrics
 from exec_service.openapi import openapi_of
 from exec_service.problem_answers import error_answerer
@@ -48,12 +49,12 @@ class PortTaken(Exception):
 class Gateway:
     """One gateway: an async context manager that starts and stops its tasks. Needs nothing but its end of a queue."""
 
-    def __init__(self, config: GatewayConfig, queue: GatewayQueue, *, languages: Sequence[str] = ("python",)) -> None:
+    def __init__(self, config: GatewayConfig, queue: GatewayQueue) -> None:
         self.config = config
         self.metrics = Metrics()
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics)
-        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, languages)
+        self.app = build_app(config, self.dispatch, self.fleet, self.metrics)
         self._refresh: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> Gateway:
@@ -82,9 +83,7 @@ class Gateway:
         await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)
 
 
-def build_app(
-    config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, languages: Sequence[str] = ("python",)
-) -> FastAPI:
+def build_app(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics) -> FastAPI:
     app = FastAPI(
         title="exec-service",
         version=package_version(),
@@ -93,9 +92,9 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    validator = Validator(languages, fleet, config.max_calls_per_request)
-    app.router.routes.extend(hot_routes(config, dispatch, validator))
-    app.include_router(plain_routes(config, dispatch, fleet, metrics, validator.languages))
+    validator = Validator(fleet, config.max_calls_per_request)
+    app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
+    app.include_router(plain_routes(config, dispatch, fleet, metrics))
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))

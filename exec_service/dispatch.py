@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from exec_service.admission import Admission
+from exec_service.admission import Admission, Room
 from exec_service.config import GatewayConfig
 from exec_service.deadlines import Deadlines
 from exec_service.fleet import Fleet
@@ -64,6 +64,8 @@ class Dispatch:
         self._to_cancel: list[str] = []
         self._work = asyncio.Event()
         self._orders: set[Order] = set()
+        self._rooms: set[Room] = set()  # of requests that make their calls one by one
+        self._stopping = False
         self._emptied = asyncio.Event()
         self._tasks: list[asyncio.Task[NoReturn]] = []
         # Ids of a restarted gateway must not meet answers to its former self.
@@ -78,6 +80,11 @@ class Dispatch:
                 for result in landed:
                     yield result
 
+    @property
+    def window(self) -> int:
+        """How many calls can be with the workers at once."""
+        return self._fleet.window
+
     def check_open(self) -> None:
         """Raise a `Refusal` if no call would be accepted, whatever it is."""
         if self.draining:
@@ -85,13 +92,24 @@ class Dispatch:
         if self.not_ready_because:
             raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
 
-    def accept(self, calls: Sequence[Call], origin: Origin) -> Order:
-        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them."""
+    def reserve(self, calls: int, bytes_: int) -> Room:
+        """Admit calls that are accepted later, or raise a `Refusal`."""
         self.check_open()
-        self.admission.check(len(calls))  # before the work of packing
+        room = Room(self.admission, calls, bytes_, self._vacated)
+        self._rooms.add(room)
+        return room
+
+    def accept(self, calls: Sequence[Call], origin: Origin, room: Room | None = None) -> Order:
+        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them. Those of a `room` are admitted."""
+        if room is None:
+            self.check_open()
+            self.admission.check(len(calls))  # before the work of packing
         programs = [program_of(call) for call in calls]
         self._check_keys(calls, programs)
-        self.admission.check(len(calls), sum(map(len, programs)))
+        if room is None:
+            self.admission.check(len(calls), sum(map(len, programs)))
+        else:
+            room.use(len(calls), sum(map(len, programs)))
 
         order = Order(origin, self._closed, self.admission.give_back)
         self._orders.add(order)
@@ -120,6 +138,9 @@ class Dispatch:
 
     def _seat(self, waiter: Waiter, call: Call, program: bytes) -> None:
         """Give the waiter a flight: a running one, or a new one; or at once the recorded result of a finished one."""
+        if self._stopping:
+            self._land(waiter, _shut_down(), 0)
+            return
         key = Key(call.tenant, call.idempotency_key) if call.idempotency_key else None
         found = self._idempotency.find(key, program) if key else None
         if isinstance(found, Record):
@@ -242,8 +263,11 @@ class Dispatch:
                 self._unseat(waiter, flight)
         order.pending.clear()
         self._orders.discard(order)
-        if not self._orders:
-            self._emptied.set()
+        self._emptied.set()
+
+    def _vacated(self, room: Room) -> None:
+        self._rooms.discard(room)
+        self._emptied.set()
 
     # -- releasing to the workers -----------------------------------------------------------------------------------------
 
@@ -340,14 +364,19 @@ class Dispatch:
             log.exception("cannot cancel at the queue; the workers will end by the deadlines")
 
     async def _until_empty(self) -> None:
-        while self._orders:
+        while self._orders or self._rooms:
             self._emptied.clear()
             await self._emptied.wait()
 
     def _answer_the_rest(self) -> None:
+        self._stopping = True
         for flight in self._waiters.flights():
             for waiter in list(flight.waiters):
-                self._give_up(waiter, verdict("internal_error", error="the service shut down before the call was finished"))
+                self._give_up(waiter, _shut_down())
+
+
+def _shut_down() -> Result:
+    return verdict("internal_error", error="the service shut down before the call was finished")
 
 
 def read_result(answer: Answer) -> Result:

@@ -24,6 +24,7 @@ class Fleet:
     def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float) -> None:
         self._queue, self._refresh_s, self._release_factor = queue, refresh_s, release_factor
         self.workers: list[WorkerInfo] = []
+        self.languages = ["python"]  # what some worker has; while none is alive, what the last ones had
 
     @property
     def alive(self) -> bool:
@@ -70,6 +71,8 @@ class Fleet:
 
     async def refresh(self) -> None:
         self.workers = await self._queue.workers()
+        if self.workers:
+            self.languages = sorted({language for worker in self.workers for language in worker.needs})
 
     async def refresh_forever(self, changed: Callable[[], None]) -> NoReturn:
         while True:

@@ -58,7 +58,7 @@ class ClientGone(Exception):
 
 
 class Door:
-    """What both hot routes have in common."""
+    """What the routes that run programs have in common."""
 
     def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> None:
         self._config, self._dispatch, self._validator = config, dispatch, validator
@@ -95,6 +95,10 @@ class Door:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for at in range(0, len(body), WRITE_BYTES):
             await self._write(body[at : at + WRITE_BYTES], send, more=at + WRITE_BYTES < len(body))
+
+    async def _start_stream(self, send: Send) -> None:
+        headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _write(self, chunk: bytes, send: Send, *, more: bool = True) -> None:
         try:
@@ -134,8 +138,7 @@ class BatchDoor(Door):
             await self._send_json(encode_json(Results(results)), send)
 
     async def _send_stream(self, order: Order, send: Send) -> None:
-        headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._start_stream(send)
         while landed := await order.take():
             for chunk in chunks(landed):
                 await self._write(chunk, send)
@@ -216,7 +219,7 @@ def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) 
     ]
 
 
-def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, languages: list[str]) -> APIRouter:
+def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/healthz", summary="Is the process alive?", responses=answers(Health))
@@ -241,7 +244,7 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
 
     @router.get("/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info))
     async def info() -> Response:
-        return _json(info_of(config, fleet, languages))
+        return _json(info_of(config, fleet))
 
     @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics_page() -> Response:

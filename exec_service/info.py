@@ -15,7 +15,7 @@ from exec_wire.info import Info, LimitValues, RequestLimits, WorkerSummary
 from exec_wire.messages import Call, Limits
 
 
-def info_of(config: GatewayConfig, fleet: Fleet, languages: list[str]) -> Info:
+def info_of(config: GatewayConfig, fleet: Fleet) -> Info:
     return Info(
         version=package_version(),
         tier=fleet.tier,
@@ -23,7 +23,7 @@ def info_of(config: GatewayConfig, fleet: Fleet, languages: list[str]) -> Info:
         slots=fleet.slots,
         workers=len(fleet.workers),
         profiles=fleet.profiles,
-        languages=languages,
+        languages=fleet.languages,
         limits=limit_values(),
         requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
         worker_list=[WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in fleet.workers],

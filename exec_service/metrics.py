@@ -16,7 +16,10 @@ from exec_wire.messages import BLAME, Blame, Result, Status
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STAGES = ("queue", "start", "run", "total")
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-ROUTES = ("/v1/run", "/v1/batch", "/v1/calls", "/v1/info", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
+ROUTES = (
+    *("/v1/run", "/v1/batch", "/v1/judge", "/v1/verify", "/v1/calls", "/v1/info"),
+    *("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"),
+)
 
 
 class Metrics:

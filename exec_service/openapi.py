@@ -13,8 +13,10 @@ from msgspec import Struct
 from exec_service.http_api import NDJSON, Health, Ready, Results
 from exec_service.responses import REF, answers, schema_of
 from exec_wire.info import Info
+from exec_wire.judging import Judge, Judgement
 from exec_wire.messages import Batch, Call, Cancelled, Result
 from exec_wire.problems import Problem
+from exec_wire.verifying import Verification, Verify, VerifyBatch
 
 _HOT_PROBLEMS = (
     "bad_json",
@@ -27,7 +29,10 @@ _HOT_PROBLEMS = (
     "draining",
     "not_ready",
 )
-_MESSAGES = (Call, Batch, Result, Results, Cancelled, Info, Health, Ready, Problem)
+_MESSAGES = (
+    *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
+    *(Cancelled, Info, Health, Ready, Problem),
+)
 
 
 def openapi_of(app: FastAPI) -> dict[str, Any]:
@@ -49,13 +54,28 @@ def _hot_paths() -> dict[str, Any]:
             "schema": {"type": "boolean", "default": True},
         }
     ]
-    return {"/v1/run": {"post": run}, "/v1/batch": {"post": batch}}
+    judge = _post("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS, "too_many_calls"))
+    verify = _post("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
+    verify["requestBody"]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Verify), schema_of(VerifyBatch)]}
+    return {
+        "/v1/run": {"post": run},
+        "/v1/batch": {"post": batch},
+        "/v1/judge": {"post": judge},
+        "/v1/verify": {"post": verify},
+    }
 
 
 def _batch_answers() -> dict[int | str, dict[str, Any]]:
     responses = answers(Results, *_HOT_PROBLEMS, "too_many_calls")
     responses[200]["description"] = f"{NDJSON}: a Result per line; with stream=false a Results document"
     responses[200]["content"][NDJSON] = {"schema": schema_of(Result)}
+    return responses
+
+
+def _verify_answers() -> dict[int | str, dict[str, Any]]:
+    responses = answers(Verification, *_HOT_PROBLEMS, "too_many_calls")
+    responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each as it lands"
+    responses[200]["content"][NDJSON] = {"schema": schema_of(Verification)}
     return responses
 
 

@@ -15,8 +15,11 @@ from urllib.parse import parse_qs
 import msgspec
 
 from exec_service.fleet import Fleet, strength
+from exec_service.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
+from exec_wire.judging import Judge, Test, decode_judge
 from exec_wire.messages import Call, Selection, decode_batch, decode_call
+from exec_wire.verifying import Verify, decode_verify, decode_verify_batch
 
 OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
 MAX_PATH_BYTES = 1024
@@ -29,11 +32,17 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 T = TypeVar("T")
 
 
+class _Shape(msgspec.Struct):
+    items: msgspec.Raw = msgspec.Raw()
+
+
+_decode_shape = msgspec.json.Decoder(_Shape).decode
+
+
 class Validator:
     """Checks calls against what is installed and alive."""
 
-    def __init__(self, languages: Collection[str], fleet: Fleet, max_calls_per_request: int) -> None:
-        self.languages = sorted(languages)
+    def __init__(self, fleet: Fleet, max_calls_per_request: int) -> None:
         self._fleet = fleet
         self._max_calls = max_calls_per_request
 
@@ -44,19 +53,46 @@ class Validator:
 
     def read_batch(self, body: bytes) -> list[Call]:
         calls = _decode(decode_batch, body).calls
-        if len(calls) > self._max_calls:
-            raise Refusal(
-                "too_many_calls", f"{len(calls)} calls; at most {self._max_calls} fit in one request", field="$.calls"
-            )
+        self._check_number(len(calls), "calls")
         for index, call in enumerate(calls):
             self._check(call, f"$.calls[{index}]")
         return calls
 
+    def read_judge(self, body: bytes) -> Judge:
+        judge = _decode(decode_judge, body)
+        self._check_number(len(judge.tests), "tests")
+        self._check_language(judge.language, "$.language")
+        if judge.require_tier:
+            self._check_tier(judge.require_tier, "$.require_tier")
+        if judge.checker.kind == "program":
+            self._check_language(judge.checker.language, "$.checker.language")
+            if not judge.checker.code:
+                raise Refusal("bad_field", "a checker of the kind program needs its code", field="$.checker.code")
+        for index, argument in enumerate(judge.compile_args):
+            _no_nul(argument, "an argument", f"$.compile_args[{index}]")
+        if judge.function:
+            _check_function(judge)
+        for index, test in enumerate(judge.tests):
+            _check_test(test, f"$.tests[{index}]", function=bool(judge.function))
+        return judge
+
+    def has_items(self, body: bytes) -> bool:
+        return bool(bytes(_decode(_decode_shape, body).items))
+
+    def read_verify(self, body: bytes) -> Verify:
+        return _decode(decode_verify, body)
+
+    def read_verify_batch(self, body: bytes) -> list[Verify]:
+        items = _decode(decode_verify_batch, body).items
+        self._check_number(len(items), "items")
+        return items
+
+    def _check_number(self, count: int, name: str) -> None:
+        if count > self._max_calls:
+            raise Refusal("too_many_calls", f"{count} {name}; at most {self._max_calls} fit in one request", field=f"$.{name}")
+
     def _check(self, call: Call, at: str) -> None:
-        if call.language not in self.languages:
-            raise Refusal(
-                "unknown_language", f"{_quote(call.language)} is not one of {', '.join(self.languages)}", field=f"{at}.language"
-            )
+        self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")
         if call.files:
@@ -67,6 +103,12 @@ class Validator:
             _check_variable(name, value, f"{at}.env[{_quote(name)}]")
         for index, argument in enumerate(call.argv):
             _no_nul(argument, "an argument", f"{at}.argv[{index}]")
+        for index, argument in enumerate(call.compile_args):
+            _no_nul(argument, "an argument", f"{at}.compile_args[{index}]")
+
+    def _check_language(self, language: str, field: str) -> None:
+        if language not in (known := self._fleet.languages):
+            raise Refusal("unknown_language", f"{_quote(language)} is not one of {', '.join(known)}", field=field)
 
     def _check_tier(self, wanted: str, field: str) -> None:
         if not self._fleet.alive:
@@ -74,6 +116,25 @@ class Validator:
         best = self._fleet.best_tier
         if strength(best) < strength(wanted):
             raise Refusal("tier_unavailable", f"tier {wanted} is required; the best live worker has {best}", field=field)
+
+
+def _check_function(judge: Judge) -> None:
+    if judge.language != "python":
+        raise Refusal("bad_field", "only functions of Python programs can be called", field="$.function")
+    if not is_name(judge.function):
+        raise Refusal("bad_field", "a function is named as `solve` or `Solution.solve`", field="$.function")
+
+
+def _check_test(test: Test, at: str, *, function: bool) -> None:
+    for index, argument in enumerate(test.argv):
+        _no_nul(argument, "an argument", f"{at}.argv[{index}]")
+    if not function:
+        return
+    for name, read in (("stdin", arguments), ("expected", load)):
+        try:
+            read(getattr(test, name))
+        except ValueError as error:
+            raise Refusal("bad_field", _short(f"must be JSON for a function: {error}"), field=f"{at}.{name}") from None
 
 
 def read_selection(query: bytes) -> Selection:

@@ -1,6 +1,7 @@
 """What crosses a process boundary, and nothing else. Needs msgspec only."""
 
 from exec_wire.info import Info
+from exec_wire.judging import Checker, Judge, Judgement, Test, Verdict, VerdictName
 from exec_wire.messages import (
     BLAME,
     MAX_STARTS,
@@ -28,6 +29,7 @@ from exec_wire.messages import (
     unpack_result,
     verdict,
 )
+from exec_wire.verifying import Verification, Verify, VerifyBatch
 
 __all__ = [
     "BLAME",
@@ -36,7 +38,10 @@ __all__ = [
     "Blame",
     "Call",
     "Cancelled",
+    "Checker",
     "Info",
+    "Judge",
+    "Judgement",
     "Limits",
     "Priority",
     "Result",
@@ -44,9 +49,15 @@ __all__ = [
     "Selection",
     "Status",
     "Tags",
+    "Test",
     "Tier",
     "Timings",
     "Usage",
+    "Verdict",
+    "VerdictName",
+    "Verification",
+    "Verify",
+    "VerifyBatch",
     "cut_middle",
     "decode_batch",
     "decode_call",

@@ -52,6 +52,7 @@ MAX_STARTS = 3
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Label = Annotated[str, Meta(max_length=256)]
 GivenLabel = Annotated[str, Meta(min_length=1, max_length=256)]
+CompileArgs = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
@@ -86,6 +87,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     limits: Limits = Limits()
     env: dict[str, str] = {}
     argv: list[str] = []
+    compile_args: CompileArgs = []  # flags for the compiler after its usual ones, such as -std=c++20
     deadline_s: Annotated[float, Meta(gt=0, le=7200)] = 60.0
     tags: Tags = Tags()
     tenant: Label = ""

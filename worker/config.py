@@ -33,6 +33,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = field(default_factory=lambda: dict(PROFILES))
     uid_base: Annotated[int, Meta(ge=100_000, description="First of the user ids that sandboxes run under")] = DEFAULT_BASE
     runner_socket: Annotated[str, Meta(description="Join the runner that listens here instead of starting one")] = ""
+    compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
     min_tier: Annotated[
         Literal["A", "B", "C", "D", "E"],
         Meta(description="Refuse to run programs in a weaker sandbox than this (A is strongest)"),

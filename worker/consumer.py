@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
 from exec_wire.queue import RENEW_S, Answer, Job, WorkerInfo, WorkerQueue
+from worker import languages
 from worker.pool import Pool, SlotBusy, ZygoteLost
 
 log = logging.getLogger("worker")
@@ -125,6 +126,7 @@ class Consumer:
             self._name,
             pool.slots,
             pool.slots - pool.free_slots,
+            needs=languages.installed(),
             tier=pool.sandbox.tier,
             layers=pool.sandbox.layers,
             profiles=pool.profiles,

@@ -10,15 +10,19 @@ import asyncio
 import errno
 import itertools
 import logging
+import os
 import socket
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from exec_wire import Call, Result, Sandbox, verdict
+from worker.compile_cache import OUTPUT, CompileCache, CompileFailed
 from worker.config import WorkerConfig
+from worker.languages import LANGUAGES, Compiled, Interpreted
 from worker.profiles import ProfileChoice
 from worker.sandbox import tiers
-from worker.sandbox.execution import Execution, misfit, setup_failed
+from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed
 from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
 
@@ -46,6 +50,7 @@ class Pool:
         self._failures: dict[int, int] = {}  # set-up failures in a row, by zygote
         self._stillborn: set[str] = set()  # profiles whose last zygote died before it was warm
         self._warming: set[asyncio.Task[None]] = set()
+        self._compiled = CompileCache(config.compile_cache_bytes)
         self.sandbox = Sandbox()
         self.zygote_restarts = 0
 
@@ -59,6 +64,7 @@ class Pool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._drop_zygotes()
+        self._compiled.close()
         await self._runner.close()
 
     async def _start_runner(self) -> None:
@@ -150,9 +156,39 @@ class Pool:
         """One program, from start to result. `ZygoteLost` if its zygote died under it, `SlotBusy` if it was not started."""
         if (words := misfit(call)) is not None:
             return verdict("rejected", error=words)
+        language = LANGUAGES.get(call.language)
+        if isinstance(language, Compiled):
+            return await self._run_compiled(language, call, slot, remaining_s, fail_step)
+        if isinstance(language, Interpreted):
+            source = f"../{language.source}"
+            return await self._run(
+                call, slot, remaining_s, fail_step, Start([language.path() or language.command, source], source)
+            )
+        return await self._run(call, slot, remaining_s, fail_step, IN_ZYGOTE)
+
+    async def _run_compiled(self, language: Compiled, call: Call, slot: int, remaining_s: float, fail_step: int) -> Result:
+        started = time.monotonic()
+
+        async def compile(compiler_call: Call) -> Result:
+            command = [language.path() or language.compiler, *language.flags, "-o", OUTPUT, language.source]
+            return await self._run(compiler_call, slot, remaining_s, 0, Start(command, language.source))
+
+        try:
+            binary = await self._compiled.program(language, call, compile)
+        except CompileFailed as failed:
+            return failed.result
+        compiled_s = time.monotonic() - started
+        try:
+            result = await self._run(call, slot, remaining_s - compiled_s, fail_step, Start([""], binary=binary))
+        finally:
+            os.close(binary)
+        result.timings.start_ms = round(result.timings.start_ms + compiled_s * 1000, 3)
+        return result
+
+    async def _run(self, call: Call, slot: int, remaining_s: float, fail_step: int, start: Start) -> Result:
         async with asyncio.timeout(remaining_s):
             zygote = await self._zygote_for(call)
-        execution = Execution(call, remaining_s, next(self._numbers), fail_step)
+        execution = Execution(call, remaining_s, next(self._numbers), fail_step, start)
         try:
             say = await zygote.run(execution, slot)
             if say.step != 0 and say.error == errno.EBUSY:
@@ -173,7 +209,7 @@ class Pool:
         return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self._config.profiles)
 
     async def _zygote_for(self, call: Call) -> ZygoteLink:
-        profile = self._choice.choose(call.code)
+        profile = self._choice.choose(call.code if call.language == "python" else "")
         while True:
             ready = [zygote for zygote in self._zygotes if zygote.ready]
             best = [zygote for zygote in ready if zygote.profile == profile] or ready

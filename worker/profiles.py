@@ -13,6 +13,7 @@ PROFILES: dict[str, list[str]] = {
     "sympy": ["sympy", "mpmath"],
     "math": ["numpy", "scipy", "sympy", "mpmath"],
     "data": ["numpy", "pandas", "matplotlib.pyplot"],
+    "verify": ["math_verify"],
 }
 """Name -> what its zygote has imported, from small to large."""
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that plays what a test tells it: each request of `/v1/batch` gets the next act of the script.
+"""A real HTTP server that plays what a test tells it: each request that runs programs gets the next act of the script.
 
 Without a script, or after its end, every call is answered `ok` with its own code as stdout.
 """
@@ -33,7 +33,8 @@ class Exchange:
         self.connection: tuple[str, int] = scope["client"]
         self.headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.query = dict(parse_qsl(scope["query_string"].decode()))
-        self.calls: list[Call] = decode_batch(body).calls if body else []
+        self.path: str = scope["path"]
+        self.calls: list[Call] = decode_batch(body).calls if self.path == "/v1/batch" else []
         self.body = body
         self._receive = receive
         self._send = send
@@ -65,6 +66,11 @@ class Exchange:
         told = problem(code, field=field, retry_after_s=retry_after_s)
         await self.start(told.status, CONTENT_TYPE, **({"retry-after": retry_after} if retry_after else {}))
         await self.write(encode_json(told))
+        await self.end()
+
+    async def json(self, message: Any) -> None:
+        await self.start(content_type="application/json")
+        await self.write(encode_json(message))
         await self.end()
 
     async def disconnected(self) -> None:
@@ -196,7 +202,7 @@ class ScriptedServer:
         exchange = Exchange(scope, receive, send, body)
         if scope["path"] == "/v1/calls" and scope["method"] == "DELETE":
             return await self._cancel(exchange)
-        if scope["path"] != "/v1/batch":
+        if scope["path"] not in ("/v1/batch", "/v1/judge", "/v1/verify"):
             return await self._info(exchange)
         self.requests.append(exchange)
         with self._open.one_more():

@@ -18,8 +18,10 @@ import traceback
 import pytest
 
 import exec_client
-from exec_client import CallFields, ExecError, errors
-from exec_wire import Call, Result
+from exec_client import CallFields, ExecError, JudgeFields, VerifyFields, errors
+from exec_wire import Call, Judge, Judgement, Result, Verdict, Verification, Verify, encode_json
+from exec_wire.judging import decode_judge
+from exec_wire.verifying import decode_verify_batch
 
 from .scripted_server import Exchange, ScriptedServer, line
 
@@ -29,6 +31,7 @@ PUBLIC = [
     "Call",
     "CallFields",
     "CallerError",
+    "Checker",
     "Client",
     "ClientClosed",
     "Conflict",
@@ -39,6 +42,9 @@ PUBLIC = [
     "HttpTransport",
     "Info",
     "InfraFailure",
+    "Judge",
+    "JudgeFields",
+    "Judgement",
     "Limits",
     "NotReady",
     "Overloaded",
@@ -47,10 +53,15 @@ PUBLIC = [
     "Result",
     "ServiceFailed",
     "Tags",
+    "Test",
     "TooLarge",
     "Transport",
     "Unavailable",
     "UsageError",
+    "Verdict",
+    "Verification",
+    "Verify",
+    "VerifyFields",
     "WrongEventLoop",
 ]
 
@@ -69,8 +80,10 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
     assert {kind.__name__ for kind in kinds} <= set(exec_client.__all__)
 
 
-def test_keywords_of_run_are_the_fields_of_call() -> None:
+def test_keywords_are_the_fields_of_the_messages() -> None:
     assert set(CallFields.__annotations__) == set(Call.__struct_fields__) - {"code"}
+    assert set(JudgeFields.__annotations__) == set(Judge.__struct_fields__) - {"code", "tests"}
+    assert set(VerifyFields.__annotations__) == set(Verify.__struct_fields__) - {"answer", "truth"}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +139,22 @@ def run_program(call: Call) -> Result:
     return Result("ok", id=call.id, stdout=out.getvalue())
 
 
+def judge_program(judge: Judge) -> Judgement:
+    results = [run_program(Call(judge.code, stdin=test.stdin)) for test in judge.tests]
+    same = [result.stdout.split() == test.expected.split() for result, test in zip(results, judge.tests, strict=True)]
+    verdicts = [Verdict(index, "AC" if equal else "WA") for index, equal in enumerate(same)]
+    return Judgement("AC" if all(same) else "WA", sum(same) / len(same), sum(same), len(same), verdicts)
+
+
 async def run_programs(exchange: Exchange) -> None:
+    if exchange.path == "/v1/judge":
+        return await exchange.json(judge_program(decode_judge(exchange.body)))
     await exchange.start()
+    if exchange.path == "/v1/verify":
+        for index, item in enumerate(decode_verify_batch(exchange.body).items):
+            equal = item.answer == item.truth if item.kind == "numeric" else True
+            await exchange.write(encode_json(Verification(equal, index=index)) + b"\n")
+        return await exchange.end()
     for index, call in enumerate(exchange.calls):
         result = run_program(call)
         result.index = index

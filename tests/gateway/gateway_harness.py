@@ -1,7 +1,8 @@
 """A real gateway under a real server on a free port, the in-memory queue, and a worker without a sandbox.
 
 The worker does what the call's code says: `say TEXT`, `hold` (until `worker.let_go`), `silent` (never answers),
-`fail` (exit code 1), `lose` (an infra failure), `garbage` (an answer that cannot be read), `twice` (answers two times).
+`fail` (exit code 1), `lose` (an infra failure), `garbage` (an answer that cannot be read), `twice` (answers two times),
+`echo` (its stdin), `flaky N` (an infra failure the first N times, then its stdin), `end STATUS`.
 """
 
 from __future__ import annotations
@@ -89,6 +90,10 @@ class ScriptedWorker:
             self._running.pop(job.id, None)
             self._free.release()
 
+    def _flaky(self, call: Call, failures: int) -> Result:
+        met = sum(other.code == call.code and other.stdin == call.stdin for other in self.calls)
+        return verdict("worker_lost", error="lost") if met <= failures else verdict("ok", stdout=call.stdin)
+
     async def _perform(self, job: Job, call: Call) -> None:
         verb, _, text = call.code.partition(" ")
         if verb == "hold":
@@ -101,6 +106,9 @@ class ScriptedWorker:
         result = {
             "fail": lambda: verdict("error", exit_code=1),
             "lose": lambda: verdict("worker_lost", error="lost"),
+            "echo": lambda: verdict("ok", stdout=call.stdin),
+            "flaky": lambda: self._flaky(call, int(text)),
+            "end": lambda: verdict(text),  # type: ignore[arg-type]
         }.get(verb, lambda: verdict("ok", stdout=text, completed=True))()
         result.worker = self.info.id
         result.timings = Timings(start_ms=1.0, run_ms=2.0)

@@ -26,6 +26,7 @@ class ScriptedPool:
 
     sandbox = Sandbox("A", ["all"])
     profiles = ["bare"]
+    missing: dict[str, str] = {}
     alive = True
 
     def __init__(self, *ends: Any, slots: int = 1) -> None:

@@ -6,6 +6,7 @@ What the program did is judged here from the kernel's word alone (`judge`): wait
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import logging
 import math
@@ -30,8 +31,21 @@ INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it befor
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
 WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
+CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
+MFD_EXEC = 0x10
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Start(NamedTuple):
+    """How a program of another language than Python is started; see `payload.Payload`."""
+
+    command: list[str] = []
+    source: str = ""
+    binary: int | None = None  # a descriptor of the compiled program, which stays the caller's
+
+
+IN_ZYGOTE = Start()
 
 
 class Outcome(NamedTuple):
@@ -45,27 +59,35 @@ class Outcome(NamedTuple):
 class Execution:
     """The descriptors of one program. `close` gives them back; they are the only thing that lives outside of the zygote."""
 
-    def __init__(self, call: Call, wall_s: float, number: int, fail_step: int = 0) -> None:
+    def __init__(self, call: Call, wall_s: float, number: int, fail_step: int = 0, start: Start = IN_ZYGOTE) -> None:
         self.call, self.number = call, number
+        self._binary = start.binary
         self.wall_s = min(call.limits.wall_s, wall_s)
         self._fail_step = fail_step
         self._given: list[int] = []  # closed as soon as the zygote has them
         self._kept: list[int] = []
         self._folder: socket.socket | None = None
         try:
-            self._given = [_sealed("payload", _payload_of(call)), _sealed("stdin", call.stdin.encode("utf-8", "surrogatepass"))]
+            self._given = [
+                _sealed("payload", _payload_of(call, start)),
+                _sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")),
+            ]
             self._kept = [_output("stdout"), _output("stderr"), _page()]
         except OSError:
             self.close()
             raise
 
     def send(self, link: socket.socket, slot: int) -> None:
-        fds = [*self._given, *self._kept]
+        fds, flags = [*self._given, *self._kept], 0
         if self.call.fetch_files:
             self._folder, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._given.append(theirs.detach())
             fds.append(self._given[-1])
-        protocol.send_ask(link, _ask(self.call.limits, self.wall_s, slot, self.number, self._fail_step), fds)
+            flags |= protocol.HAS_FOLDER_SOCKET
+        if self._binary is not None:
+            fds.append(self._binary)
+            flags |= protocol.HAS_BINARY
+        protocol.send_ask(link, _ask(self.call.limits, self.wall_s, slot, self.number, flags, self._fail_step), fds)
         _close_all(self._given)
 
     def result(self, say: Say, sandbox: Sandbox, step_names: list[str]) -> Result:
@@ -162,7 +184,7 @@ def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
 
 
 def _judge_signal(say: Say, limits: Limits, number: int) -> Result:
-    used_up = say.cpu_ns >= 0.95 * math.ceil(limits.cpu_s) * 1e9
+    used_up = say.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_s) * 1e9
     if used_up and number in (signal.SIGXCPU, signal.SIGKILL):
         return verdict("cpu_limit", signal=number)
     # Neither we nor its memory limit sent a SIGKILL that arrives here: the machine did, or nobody can tell.
@@ -178,7 +200,7 @@ def _usage(say: Say) -> Usage:
     )
 
 
-def _ask(limits: Limits, wall_s: float, slot: int, number: int, fail_step: int) -> Ask:
+def _ask(limits: Limits, wall_s: float, slot: int, number: int, flags: int, fail_step: int) -> Ask:
     return Ask(
         protocol.ASK_RUN,
         slot,
@@ -191,23 +213,34 @@ def _ask(limits: Limits, wall_s: float, slot: int, number: int, fail_step: int) 
         output_bytes=(limits.output_kb << 10) * KILL_AT_OUTPUT,
         processes=limits.processes,
         open_files=OPEN_FILES,
+        flags=flags,
         fail_step=fail_step,
     )
 
 
-def _payload_of(call: Call) -> bytes:
+def _payload_of(call: Call, start: Start) -> bytes:
     files = {path: base64.b64decode(content) for path, content in call.files.items()}
-    return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value))
+    return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source))
 
 
-def _sealed(name: str, data: bytes) -> int:
+def _sealed(name: str, data: bytes, flags: int = 0) -> int:
     """Nobody can write to it any more: no blocked writer, and nothing of one call can be changed by another."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not flags:
+            raise
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # kernels before 6.3 know no flag for it
     view, at = memoryview(data), 0
     while at < len(view):
         at += os.pwrite(fd, view[at:], at)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     return fd
+
+
+def sealed_program(data: bytes) -> int:
+    """A compiled program that can be executed and not changed."""
+    return _sealed("program", data, MFD_EXEC)
 
 
 def _output(name: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 ASK_SLOT, ASK_RUN, ASK_KILL, ASK_PING = 1, 2, 3, 4
 SAY_READY, SAY_ENDED, SAY_PONG = 1, 2, 3
+HAS_FOLDER_SOCKET, HAS_BINARY = 1, 2
 BY_ITSELF, BY_WALL, BY_OUTPUT, BY_REQUEST, BY_MEMORY = 0, 1, 2, 3, 4
 
 
@@ -28,6 +29,7 @@ class Ask(NamedTuple):
     output_bytes: int = 0
     processes: int = 0
     open_files: int = 0
+    flags: int = 0
     fail_step: int = 0
 
 

@@ -10,11 +10,16 @@ _FORMAT = 2  # understood by every Python 3
 
 
 class Payload(NamedTuple):
+    """Without a `command` the code is Python's. Else it is put at `source`, seen from the program's folder, and the command is
+    started; an empty `command[0]` stands for the compiled program that came along as a file."""
+
     code: str
     argv: list[str]
     env: dict[str, str]
     files: dict[str, bytes]
     echo_value: bool
+    command: list[str] = []
+    source: str = ""
 
 
 def pack(payload: Payload) -> bytes:

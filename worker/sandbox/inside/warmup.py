@@ -84,7 +84,51 @@ figure.savefig(io.BytesIO(), format="png")
 plt.close("all")
 """
 
-BY_IMPORT = {"numpy": NUMPY, "scipy": SCIPY, "sympy": SYMPY, "pandas": PANDAS, "matplotlib.pyplot": PYPLOT}
+# The parser of LaTeX learns its grammar by use: the first sight of each construct costs 10 to 200 ms.
+MATH_VERIFY = r"""
+import logging
+from math_verify import parse, verify
+pairs = r'''
+1/2 ~ The answer is 0.5
+1,000 ~ \boxed{10^3}
+$-3$ ~ $x=-3$
+$2x+y$ ~ $y+2x$
+$50\%$ ~ $0.5$
+$\frac{\sqrt{3}}{2}$ ~ \boxed{\frac{\sqrt3}{2}}
+$(1,2]$ ~ $x \in (1, 2]$
+$\{1,2\}$ ~ $\{2,1\}$
+$x^2-1$ ~ $(x-1)(x+1)$
+$\pi r^2$ ~ $\pi \cdot r^2$
+$1 < x \le 2$ ~ $(1,2]$
+$(1, -2)$ ~ $(1,-2)$
+$\sin^2 x + \log_2 8$ ~ $3 + \sin(x)^2$
+$x=1 \text{ or } x=2$ ~ $1, 2$
+$\binom{5}{2} + 3!$ ~ $16$
+$\begin{pmatrix}1&2\\3&4\end{pmatrix}$ ~ $\begin{pmatrix}1&2\\3&4\end{pmatrix}$
+$2+3i$ ~ $3i+2$
+$(-\infty,0)\cup[1,\infty)$ ~ $(-\infty, 0) \cup [1, \infty)$
+$5\text{ cm}$ ~ $5$
+$x$ ~ $y+1$
+$e^{-x}$ ~ $\frac{1}{e^x}$
+$\sqrt[3]{2}$ ~ $2^{1/3}$
+$|x-1|$ ~ $\left|x - 1\right|$
+$90^\circ$ ~ $90$
+'''
+logging.disable()
+for pair in pairs.strip().splitlines():
+    truth, answer = (parse(text, parsing_timeout=None) for text in pair.split(" ~ "))
+    verify(truth, answer, timeout_seconds=None)
+logging.disable(logging.NOTSET)
+"""
+
+BY_IMPORT = {
+    "numpy": NUMPY,
+    "scipy": SCIPY,
+    "sympy": SYMPY,
+    "pandas": PANDAS,
+    "matplotlib.pyplot": PYPLOT,
+    "math_verify": MATH_VERIFY,
+}
 FAILING = ["def f(:\n", "undefined_name\n", "import math\nmath.squareroot(2)\n", "int('x')\n"]
 
 

@@ -9,8 +9,10 @@ enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4 };
 enum { SAY_READY = 1, SAY_ENDED = 2, SAY_PONG = 3 };
 enum { BY_ITSELF = 0, BY_WALL = 1, BY_OUTPUT = 2, BY_REQUEST = 3, BY_MEMORY = 4 };
 
-/* The descriptors of ASK_RUN, in order; the last one only where files are fetched. */
-enum { FD_PAYLOAD, FD_STDIN, FD_STDOUT, FD_STDERR, FD_PAGE, FD_FOLDER_SOCKET, RUN_FDS };
+/* The descriptors of ASK_RUN, in order; the last two only if `flags` says so: where files are fetched, and where a compiled
+ * program is started. */
+enum { FD_PAYLOAD, FD_STDIN, FD_STDOUT, FD_STDERR, FD_PAGE, FD_FOLDER_SOCKET, FD_BINARY, RUN_FDS };
+enum { HAS_FOLDER_SOCKET = 1, HAS_BINARY = 2 };
 
 /* The descriptors of ASK_SLOT, in order, all opened by the runner: the cgroup files of one slot. `flags` tells which are there. */
 enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS_NOW, CG_ATTACH, CG_ATTACH_MOST = 4,
@@ -19,6 +21,7 @@ enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS
 struct ask {
     int64_t kind, slot, call;
     int64_t wall_ns, cpu_s, memory_bytes, file_bytes, folder_bytes, output_bytes, processes, open_files;
+    int64_t flags;
     int64_t fail_step; /* test hook: the step that is to fail, honoured only by a zygote that was started for it */
 };
 

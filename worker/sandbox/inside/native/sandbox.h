@@ -57,7 +57,7 @@ struct slot {
 
 #define STACK_BYTES 16384
 #define FIRST_FREE_FD 10 /* below are fillers, so that no received descriptor collides with the child's final numbers */
-enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4 };
+enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5 };
 
 int64_t now_ns(void);
 int64_t waited_for_cpu_ns(pid_t pid);

@@ -135,13 +135,13 @@ static int arrange_descriptors(struct box *b) {
         return -1;
     if (dup3(fd[FD_PAYLOAD], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
         return -1;
-    int last = CHILD_FD_PAYLOAD;
-    if (b->landlock_fd >= 0) {
-        if (dup3(b->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
-            return -1;
-        last = CHILD_FD_LANDLOCK;
-    }
-    return syscall(SYS_close_range, last + 1, ~0U, 0) ? -1 : 0;
+    close(CHILD_FD_LANDLOCK);
+    close(CHILD_FD_BINARY);
+    if (b->landlock_fd >= 0 && dup3(b->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
+        return -1;
+    if (fd[FD_BINARY] >= 0 && dup3(fd[FD_BINARY], CHILD_FD_BINARY, O_CLOEXEC) < 0)
+        return -1;
+    return syscall(SYS_close_range, CHILD_FD_BINARY + 1, ~0U, 0) ? -1 : 0;
 }
 
 static int enter_folder(struct box *b) {

@@ -204,6 +204,8 @@ static void *start(struct ask *ask, int *fd) {
     struct slot *s = &slots[ask->slot];
     s->ask = *ask;
     memcpy(s->fd, fd, sizeof s->fd);
+    if (!(ask->flags & HAS_FOLDER_SOCKET)) /* then the binary, if any, came in its place */
+        s->fd[FD_BINARY] = ask->flags & HAS_BINARY ? fd[FD_FOLDER_SOCKET] : -1, s->fd[FD_FOLDER_SOCKET] = -1;
     s->child_reaped = s->stub_reaped = 0;
     s->ended_by = BY_ITSELF;
     s->status = s->cpu_ns = s->ended_ns = s->waited_ns = 0;
@@ -227,8 +229,7 @@ static void *start(struct ask *ask, int *fd) {
     close(s->fd[FD_PAYLOAD]), s->fd[FD_PAYLOAD] = -1;
     close(s->fd[FD_STDIN]), s->fd[FD_STDIN] = -1;
     close(s->fd[FD_PAGE]), s->fd[FD_PAGE] = -1;
-    if (s->fd[FD_FOLDER_SOCKET] >= 0)
-        close(s->fd[FD_FOLDER_SOCKET]), s->fd[FD_FOLDER_SOCKET] = -1;
+    close_all(&s->fd[FD_FOLDER_SOCKET], 2);
     return NULL;
 }
 

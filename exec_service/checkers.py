@@ -1,0 +1,137 @@
+"""Is an output what was expected? Every checker but `program`, which runs in a sandbox.
+
+Nothing here holds the event loop for long: long texts are compared piece by piece. What is told of a difference says where it
+is and not what would be right: such words end up in prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any
+
+from exec_wire.judging import Checker
+
+PAIRS_PER_TURN = 2000  # of the event loop; about 2 ms
+LONGEST_NUMBER = 400  # characters; reading a number takes more than linear time
+_TOKEN = re.compile(r"\S+")
+_NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.I | re.A)
+
+
+async def difference(checker: Checker, output: str, expected: str) -> str:
+    """Where the two differ; empty if they do not."""
+    if output == expected:
+        return ""
+    match checker.kind:
+        case "exact":
+            return "the output differs"
+        case "lines":
+            return await _first_difference("line", lines(output), lines(expected), str.__eq__)
+        case "float":
+            return await _first_difference("token", tokens(output), tokens(expected), _close_tokens(checker))
+        case _:
+            return await _first_difference("token", tokens(output), tokens(expected), str.__eq__)
+
+
+async def _first_difference(unit: str, got: Iterator[str], wanted: Iterator[str], same: Callable[[str, str], bool]) -> str:
+    for place, (mine, theirs) in enumerate(zip_longest(got, wanted), 1):
+        if mine is None:
+            return f"the output ends before {unit} {place}"
+        if theirs is None:
+            return f"the output goes on after {unit} {place - 1}"
+        if not same(mine, theirs):
+            return f"{unit} {place} differs"
+        if place % PAIRS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return ""
+
+
+def tokens(text: str) -> Iterator[str]:
+    return (match[0] for match in _TOKEN.finditer(text))
+
+
+def lines(text: str) -> Iterator[str]:
+    """Without what is blank at the end of each line, and without empty lines at the end."""
+    text, start = text.rstrip(), 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield text[start:end].rstrip()
+        start = end + 1
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------------
+
+
+def number(token: str) -> float | None:
+    """Decimal notation, inf and nan. What is too large for a float is a text like any other."""
+    if len(token) > LONGEST_NUMBER or not _NUMBER.fullmatch(token):
+        return None
+    value = float(token)
+    return None if math.isinf(value) and "inf" not in token.lower() else value
+
+
+def close(got: float, wanted: float, abs_tol: float, rel_tol: float) -> bool:
+    if got == wanted:
+        return True
+    if not (math.isfinite(got) and math.isfinite(wanted)):
+        return math.isnan(got) and math.isnan(wanted)
+    return abs(got - wanted) <= max(abs_tol, rel_tol * abs(wanted))
+
+
+def _close_tokens(checker: Checker) -> Callable[[str, str], bool]:
+    def same(got: str, wanted: str) -> bool:
+        if got == wanted:
+            return True
+        a, b = number(got), number(wanted)
+        return a is not None and b is not None and close(a, b, checker.abs_tol, checker.rel_tol)
+
+    return same
+
+
+# -- JSON values ----------------------------------------------------------------------------------------------------------
+
+
+async def same_value(checker: Checker, got: Any, wanted: Any) -> bool:
+    """As JSON has it: 1 is 1.0 and not true; the order of keys says nothing. A `float` checker tolerates in numbers."""
+    abs_tol, rel_tol = (checker.abs_tol, checker.rel_tol) if checker.kind == "float" else (0.0, 0.0)
+    pairs, seen = [(got, wanted)], 0
+    while pairs:
+        a, b = pairs.pop()
+        if _is_number(a) and _is_number(b):
+            if not _close_numbers(a, b, abs_tol, rel_tol):
+                return False
+        elif type(a) is not type(b):
+            return False
+        elif isinstance(a, list):
+            if len(a) != len(b):
+                return False
+            pairs.extend(zip(a, b, strict=True))
+        elif isinstance(a, dict):
+            if a.keys() != b.keys():
+                return False
+            pairs.extend((value, b[key]) for key, value in a.items())
+        elif a != b:
+            return False
+        seen += 1
+        if seen % PAIRS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _close_numbers(a: float, b: float, abs_tol: float, rel_tol: float) -> bool:
+    if a == b:  # exact also for whole numbers beyond 2^53
+        return True
+    if not (abs_tol or rel_tol):
+        return a != a and b != b  # both nan
+    try:
+        return close(float(a), float(b), abs_tol, rel_tol)
+    except OverflowError:
+        return False

@@ -1,0 +1,75 @@
+"""The calls of one request that takes several, such as a judgement: admitted together, made when the request comes to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from exec_service.admission import Room
+from exec_service.dispatch import Dispatch
+from exec_service.waiters import Origin
+from exec_wire.messages import Call, Result, Tags, verdict
+
+RETRIES = 3
+PAUSE_S = 0.1  # before the first retry; doubled each time
+LEAST_PLACES = 16
+
+
+class Errand:
+    """`run` makes a call, and makes it again when we were at fault. A call's `deadline_s` counts from the errand's beginning.
+
+    Only as many calls of an errand are in the line at once as keep the workers busy: a judgement of a thousand tests holds few
+    copies of its program, and lets others pass.
+    """
+
+    def __init__(self, dispatch: Dispatch, room: Room, origin: Origin) -> None:
+        self._dispatch, self._room, self.origin = dispatch, room, origin
+        self._began_at = asyncio.get_running_loop().time()
+        self._places = asyncio.Semaphore(places(dispatch))
+        self._cancelled: set[tuple[str, Tags]] = set()
+
+    def _left_s(self, call: Call) -> float:
+        return self._began_at + call.deadline_s - asyncio.get_running_loop().time()
+
+    async def run(self, call: Call) -> Result:
+        pause_s = PAUSE_S
+        for _ in range(RETRIES):
+            result = await self._run_once(call)
+            if not result.retryable or self._dispatch.draining or self._left_s(call) <= pause_s:
+                return result
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return await self._run_once(call)
+
+    async def _run_once(self, call: Call) -> Result:
+        async with self._places:
+            if (call.tenant, call.tags) in self._cancelled:
+                return verdict("cancelled")
+            if (left_s := self._left_s(call)) <= 0:
+                return verdict("expired", error="the deadline passed before this was run")
+            with self._dispatch.accept([msgspec.structs.replace(call, deadline_s=left_s)], self.origin, self._room) as order:
+                result = (await order.take_all())[0]
+        if result.status == "cancelled":  # who cancels by tags means also what is not in the line yet
+            self._cancelled.add((call.tenant, call.tags))
+        return result
+
+
+def places(dispatch: Dispatch) -> int:
+    return max(LEAST_PLACES, 2 * dispatch.window)
+
+
+def raise_first(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """If one of them failed, which nobody expects, its exception."""
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel what runs, and wait until it has put its things in order."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,108 @@
+"""Python programs of our own around those of callers: one that calls a function, one that runs a checker.
+
+A function's sandbox gets its arguments and hands back what it returned, in a file. What it says there is a claim like any
+output: it is compared outside, with a value that the sandbox has never seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+RETURNED = "returned.json"
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+# A value that is written out so much longer than the expected one is not equal to it: a number has at most 25 characters.
+MUCH_LONGER, SHORT_CHARS = 32, 1024
+
+_HARNESS = """\
+import json, os, sys, types
+
+SOURCE = {source}
+
+def plain(value):
+    if hasattr(value, "tolist"):  # numpy
+        return value.tolist()
+    raise TypeError(f"{{FUNCTION}} returned a {{type(value).__name__}}, which JSON does not have")
+
+def main(function, load=json.load, dumps=json.dumps, write=open):
+    arguments = load(sys.stdin)
+    path = os.path.abspath("solution.py")
+    with write(path, "w", encoding="utf-8") as file:
+        file.write(SOURCE)
+    target = module = sys.modules["solution"] = types.ModuleType("solution")
+    module.__file__ = path
+    exec(compile(SOURCE, path, "exec", dont_inherit=True), module.__dict__)
+    *owners, name = function.split(".")
+    for owner in owners:
+        target = getattr(target, owner)
+        target = target() if isinstance(target, type) else target
+    call = getattr(target, name)
+    value = call(**arguments) if isinstance(arguments, dict) else call(*arguments)
+    text = dumps(value, default=plain)
+    with write({returned!r}, "w") as file:
+        file.write(text)
+
+FUNCTION = {function!r}
+main(FUNCTION)
+"""
+_CHECKER = """\
+import sys, traceback
+
+SOURCE = {source}
+
+try:
+    exec(compile(SOURCE, "checker.py", "exec", dont_inherit=True), {{"__name__": "__main__", "__builtins__": __builtins__}})
+except SystemExit:
+    raise
+except BaseException:  # Python would end with 1, which would be a verdict
+    traceback.print_exc()
+    sys.exit(3)
+"""
+
+
+def is_name(text: str) -> bool:
+    """`solve`, or `Solution.solve`: of an object that is made without arguments."""
+    return _NAME.fullmatch(text) is not None
+
+
+def harness(code: str, function: str) -> str:
+    """A program that calls `function` of `code` with the arguments on stdin."""
+    return _HARNESS.format(source=quoted(code), function=function, returned=RETURNED)
+
+
+def python_checker(code: str) -> str:
+    """A program that ends with 1 only if `code` says so."""
+    return _CHECKER.format(source=quoted(code))
+
+
+def quoted(code: str) -> str:
+    """A literal that keeps its lines: a worker chooses the interpreter by the imports that it sees at their beginnings."""
+    escaped = code.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"""\\\n{escaped}"""'
+
+
+def arguments(text: str) -> Any:
+    """Raises `ValueError` if it is not a JSON list or object."""
+    value = load(text)
+    if not isinstance(value, list | dict):
+        raise ValueError("the arguments must be a JSON list, or an object of keywords")
+    return value
+
+
+def load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def returned_text(files: dict[str, str]) -> str | None:
+    """What the function returned, as JSON; None if nothing was handed back."""
+    encoded = files.get(RETURNED)
+    return None if encoded is None else base64.b64decode(encoded).decode("utf-8", "replace")
+
+
+def far_longer(text: str, expected: str) -> bool:
+    return len(text) > SHORT_CHARS + MUCH_LONGER * len(expected)

@@ -1,0 +1,251 @@
+"""One judgement: a program is run on each test, and what came out is compared here, where the program has never been.
+
+Three things are kept apart: what the program did is a verdict; what we did wrong is tried again and then leaves the judgement
+without a score (INFRA, retryable); what the caller's checker did wrong does so too (INFRA, not retryable).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+
+from exec_service.checkers import difference, same_value
+from exec_service.errand import LEAST_PLACES, Errand, raise_first, stop
+from exec_service.harnesses import RETURNED, far_longer, harness, load, python_checker, returned_text
+from exec_wire.judging import Judge, Judgement, Test, Verdict, VerdictName
+from exec_wire.messages import Call, Limits, Result, Sandbox, Status, cut_middle
+
+# Their programs start without being compiled. Any other language is compiled by the first test alone, lest every test
+# takes a slot to wait for the same compiler.
+INTERPRETED = frozenset({"python", "bash", "javascript"})
+CHECKER_FILES = ["input.txt", "output.txt", "expected.txt"]
+CALL_OVERHEAD_BYTES = 512
+MESSAGE_CHARS, COMPILER_CHARS = 300, 10_000
+
+_ENDS: dict[Status, VerdictName] = {
+    "error": "RE",
+    "signal": "RE",
+    "timeout": "TLE",
+    "cpu_limit": "TLE",
+    "memory_limit": "MLE",
+    "output_limit": "OLE",
+    "compile_error": "CE",
+    "cancelled": "SKIPPED",
+}
+
+
+def bytes_of(judge: Judge, most_at_once: int = LEAST_PLACES) -> int:
+    """What its calls take in memory when as many as possible are in the line."""
+    copies = min(most_at_once, len(judge.tests))
+    tests = sum(len(test.stdin) + len(test.expected) for test in judge.tests)
+    return copies * (len(judge.code) + len(judge.checker.code)) + tests + len(judge.tests) * CALL_OVERHEAD_BYTES
+
+
+class Judging:
+    def __init__(self, judge: Judge, errand: Errand) -> None:
+        self._judge, self._errand = judge, errand
+        self._program = harness(judge.code, judge.function) if judge.function else judge.code
+        self._tasks: dict[int, asyncio.Task[Verdict]] = {}
+        self._checker_compiled = judge.checker.language in INTERPRETED
+        self._compiling_checker = asyncio.Lock()
+        self._compile_error = ""
+
+    async def judge(self) -> Judgement:
+        began = time.monotonic()
+        judgement = judgement_of(self._judge, await self._verdicts())
+        judgement.compile_error = cut_middle(self._compile_error, COMPILER_CHARS)
+        judgement.total_ms = round((time.monotonic() - began) * 1000, 3)
+        judgement.request_id = self._errand.origin.request_id
+        return judgement
+
+    async def _verdicts(self) -> list[Verdict]:
+        alone: list[Verdict] = []
+        if self._judge.language not in INTERPRETED:
+            alone = [await self._test(0)]
+            if alone[0].verdict == "CE":
+                return alone + [Verdict(index, "CE", test.id) for index, test in self._tests_from(1)]
+            if self._ends_all(alone[0]):
+                return alone + self._skipped(1)
+        return self._until_first_failure(alone + await self._in_parallel(len(alone)))
+
+    async def _in_parallel(self, start: int) -> list[Verdict]:
+        self._tasks = {index: asyncio.create_task(self._test(index)) for index, _ in self._tests_from(start)}
+        tasks = self._tasks.values()
+        try:
+            if tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                raise_first(done)
+            return [self._skipped_one(index) if task.cancelled() else task.result() for index, task in self._tasks.items()]
+        finally:
+            await stop(tasks)
+
+    def _ends_all(self, verdict: Verdict) -> bool:
+        return self._judge.stop_on_fail and verdict.verdict != "AC"
+
+    def _until_first_failure(self, verdicts: list[Verdict]) -> list[Verdict]:
+        """What ran beside the first failure and happened to end before it was not looked at either."""
+        for index, verdict in enumerate(verdicts):
+            if self._ends_all(verdict):
+                return verdicts[: index + 1] + self._skipped(index + 1)
+        return verdicts
+
+    def _tests_from(self, start: int) -> list[tuple[int, Test]]:
+        return list(enumerate(self._judge.tests))[start:]
+
+    def _skipped(self, start: int) -> list[Verdict]:
+        return [self._skipped_one(index) for index, _ in self._tests_from(start)]
+
+    def _skipped_one(self, index: int) -> Verdict:
+        return Verdict(index, "SKIPPED", self._judge.tests[index].id)
+
+    # -- one test ---------------------------------------------------------------------------------------------------------
+
+    async def _test(self, index: int) -> Verdict:
+        judge, test = self._judge, self._judge.tests[index]
+        result = await self._errand.run(self._call(test))
+        verdict = await self._look_at(result, test)
+        verdict.index, verdict.id = index, test.id
+        verdict.result = slim(result, index, test.id, judge.output_chars)
+        if self._ends_all(verdict):
+            for later, task in self._tasks.items():
+                if later > index:
+                    task.cancel()
+        return verdict
+
+    def _call(self, test: Test) -> Call:
+        judge = self._judge
+        return Call(
+            code=self._program,
+            language=judge.language,
+            stdin=test.stdin,
+            argv=test.argv,
+            limits=test.limits or judge.limits,
+            compile_args=judge.compile_args,
+            fetch_files=[RETURNED] if judge.function else [],
+            deadline_s=judge.deadline_s,
+            tags=judge.tags,
+            tenant=judge.tenant,
+            priority=judge.priority,
+            require_tier=judge.require_tier,
+        )
+
+    async def _look_at(self, result: Result, test: Test) -> Verdict:
+        """The verdict on what a run left behind."""
+        if result.status != "ok":
+            name = "INFRA" if result.blame == "infra" else _ENDS.get(result.status, "INFRA")
+            self._compile_error = result.stderr if name == "CE" else self._compile_error
+            return Verdict(0, name, message=words(result), retryable=name == "INFRA" and result.retryable)
+        output = result.stdout
+        if self._judge.function:
+            returned = returned_text(result.files)
+            if returned is None:
+                return Verdict(0, "RE", message=f"the program ended before {self._judge.function} had returned a value")
+            output = returned
+        limits = test.limits or self._judge.limits
+        if (result.truncated or self._judge.function) and len(output.encode()) > limits.output_kb << 10:
+            return Verdict(0, "OLE", message="too much output to be looked at")
+        if self._judge.checker.kind == "program":
+            return await self._ask_checker(output, test)
+        different = await self._difference(output, test)
+        return Verdict(0, "WA" if different else "AC", message=different)
+
+    async def _difference(self, output: str, test: Test) -> str:
+        checker = self._judge.checker
+        if not self._judge.function:
+            return await difference(checker, output, test.expected)
+        if output == test.expected:
+            return ""
+        # Reading a value takes time in proportion to its length; this makes it the caller's choice and not the program's.
+        if far_longer(output, test.expected):
+            return "the returned value is far longer than the expected one"
+        try:
+            value = load(output)
+        except ValueError:
+            return "what was handed back is not JSON"
+        return "" if await same_value(checker, value, load(test.expected)) else "the returned value differs"
+
+    # -- a checker program ------------------------------------------------------------------------------------------------
+
+    async def _ask_checker(self, output: str, test: Test) -> Verdict:
+        result = await self._run_checker(self._checker_call(output, test))
+        if result.blame == "infra":
+            return Verdict(0, "INFRA", message=f"the checker could not be run: {words(result)}", retryable=result.retryable)
+        if result.status == "cancelled":
+            return Verdict(0, "SKIPPED", message="cancelled")
+        if result.status in ("ok", "error") and result.exit_code in (0, 1):
+            said = cut_middle((result.stdout or result.stderr).strip(), MESSAGE_CHARS)
+            return Verdict(0, "WA" if result.exit_code else "AC", message=said)
+        return Verdict(0, "INFRA", message=f"the checker failed: {words(result)}")
+
+    async def _run_checker(self, call: Call) -> Result:
+        if self._checker_compiled:
+            return await self._errand.run(call)
+        async with self._compiling_checker:  # the first one alone, as with the program
+            result = await self._errand.run(call)
+            self._checker_compiled = True
+            return result
+
+    def _checker_call(self, output: str, test: Test) -> Call:
+        judge, checker = self._judge, self._judge.checker
+        contents = [text.encode("utf-8", "surrogatepass") for text in (test.stdin, output, test.expected)]
+        room_mb = Limits().file_mb + (sum(map(len, contents)) >> 20)
+        return Call(
+            code=python_checker(checker.code) if checker.language == "python" else checker.code,
+            language=checker.language,
+            files={name: base64.b64encode(content).decode() for name, content in zip(CHECKER_FILES, contents, strict=True)},
+            argv=CHECKER_FILES,
+            limits=Limits(file_mb=room_mb),
+            deadline_s=judge.deadline_s,
+            tags=judge.tags,
+            tenant=judge.tenant,
+            priority=judge.priority,
+            require_tier=judge.require_tier,
+        )
+
+
+def judgement_of(judge: Judge, verdicts: list[Verdict]) -> Judgement:
+    failed = [verdict for verdict in verdicts if verdict.verdict != "AC"]
+    unjudged = [verdict for verdict in verdicts if verdict.verdict == "INFRA"]
+    # Skipped after a failure is by design; any other was cancelled.
+    called_off = any(verdict.verdict == "SKIPPED" for verdict in (failed[:1] if judge.stop_on_fail else failed))
+    passed = len(verdicts) - len(failed)
+    return Judgement(
+        verdict="INFRA" if unjudged else "SKIPPED" if called_off else failed[0].verdict if failed else "AC",
+        score=None if unjudged or called_off else passed / len(verdicts),
+        passed=passed,
+        total=len(verdicts),
+        tests=verdicts,
+        id=judge.id,
+        retryable=bool(unjudged) and all(verdict.retryable for verdict in unjudged),
+    )
+
+
+def slim(result: Result, index: int, id: str, output_chars: int) -> Result:
+    """As one of many in an answer: what was printed is cut, what was fetched for us and what is the same in all is left out."""
+    result.index, result.id = index, id
+    result.truncated = result.truncated or max(len(result.stdout), len(result.stderr)) > output_chars
+    result.stdout = cut_middle(result.stdout, output_chars)
+    result.stderr = cut_middle(result.stderr, output_chars)
+    result.files = {}
+    result.sandbox = Sandbox(result.sandbox.tier)
+    result.request_id = result.traceparent = ""
+    return result
+
+
+def words(result: Result) -> str:
+    """One line on how a run ended."""
+    match result.status:
+        case "error":
+            said = result.stderr.strip().rpartition("\n")[2]
+            return cut_middle(said, MESSAGE_CHARS) or f"exit code {result.exit_code}"
+        case "signal":
+            return f"killed by signal {result.signal}"
+        case "timeout":
+            return f"timed out after {result.usage.wall_s:.1f} s"
+        case "cpu_limit":
+            return f"used {result.usage.cpu_s:.1f} s of CPU time"
+        case "compile_error":
+            return "does not compile"
+        case _:
+            return f"{result.status}: {result.error}" if result.error else result.status.replace("_", " ")

@@ -1,0 +1,109 @@
+"""The HTTP doors of judging and verifying: decode, do, encode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.errand import Errand, places, stop
+from exec_service.guard import RequestFacts
+from exec_service.http_api import ClientGone, Door
+from exec_service.judging import Judging, bytes_of
+from exec_service.refusals import Refusal
+from exec_service.validate import Validator
+from exec_service.verifying import bytes_of as bytes_of_verify
+from exec_service.verifying import verify
+from exec_wire.messages import encode_json
+from exec_wire.verifying import Verification, Verify
+
+T = TypeVar("T")
+_encode_lines = msgspec.json.Encoder().encode_lines
+LINES_PER_WRITE = 64  # each has some 1,500 characters at most
+
+
+class JudgeDoor(Door):
+    """`POST /v1/judge`: a Judge in, its Judgement out."""
+
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        judge = self._validator.read_judge(await self._read(scope, facts, receive))
+        bytes_ = bytes_of(judge, places(self._dispatch))
+        if bytes_ > self._config.max_bytes:  # it would be told to come again for ever
+            raise Refusal("body_too_large", f"the tests together take {bytes_} bytes; {self._config.max_bytes} are there")
+        with self._dispatch.reserve(len(judge.tests), bytes_) as room:
+            facts.calls = len(judge.tests)
+            errand = Errand(self._dispatch, room, facts.origin)
+            judgement = await unless_gone(Judging(judge, errand).judge(), receive)
+            await self._send_json(encode_json(judgement), send)
+
+
+class VerifyDoor(Door):
+    """`POST /v1/verify`: a Verify in, its Verification out; or `{"items": […]}` in, and each Verification as it lands."""
+
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        body = await self._read(scope, facts, receive)
+        if not self._validator.has_items(body):
+            item = self._validator.read_verify(body)
+            with self._errand([item], facts) as errand:
+                made = await unless_gone(verify(item, 0, errand), receive)
+                await self._send_json(encode_json(made), send)
+            return
+        items = self._validator.read_verify_batch(body)
+        with self._errand(items, facts) as errand:
+            await unless_gone(self._send_stream(items, errand, send), receive)
+
+    @contextmanager
+    def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[Errand]:
+        in_sandbox = [item for item in items if item.kind == "math"]
+        with self._dispatch.reserve(len(in_sandbox), sum(map(bytes_of_verify, in_sandbox))) as room:
+            facts.calls = len(items)
+            yield Errand(self._dispatch, room, facts.origin)
+
+    async def _send_stream(self, items: Sequence[Verify], errand: Errand, send: Send) -> None:
+        await self._start_stream(send)
+        ended: asyncio.Queue[asyncio.Task[Verification]] = asyncio.Queue()
+        tasks = [asyncio.create_task(verify(item, index, errand)) for index, item in enumerate(items)]
+        try:
+            for task in tasks:
+                task.add_done_callback(ended.put_nowait)
+            left = len(items)
+            while left:
+                ready = [(await ended.get()).result()]
+                while not ended.empty() and len(ready) < LINES_PER_WRITE:
+                    ready.append(ended.get_nowait().result())
+                left -= len(ready)
+                await self._write(_encode_lines(ready), send)
+        finally:
+            await stop(tasks)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Do it; give it up as soon as the caller's connection is gone."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        await stop([working, watching])
+
+
+def judging_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:
+    return [
+        Route("/v1/judge", JudgeDoor(config, dispatch, validator), methods=["POST"], name="judge"),
+        Route("/v1/verify", VerifyDoor(config, dispatch, validator), methods=["POST"], name="verify"),
+    ]

@@ -1,0 +1,107 @@
+"""Answer verification: compared here, or by Math-Verify in a sandboxed call of its own.
+
+What Math-Verify gets is data: the program is ours. An expression that never ends costs its own call's time.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from exec_service.answers import Extracted, NotComparable, as_latex, equal, extract
+from exec_service.errand import Errand
+from exec_wire.messages import Call, Limits, Result, Timings, cut_middle
+from exec_wire.verifying import Verification, Verify
+
+MATH_CHARS = 32_768  # of a text in which Math-Verify has to find the answer by itself: its end
+SHOWN_CHARS = 1000
+MEMORY_MB = 1024
+# Its own time-outs are alarms, which nothing in C hears; the sandbox's limit holds for everything. The words that it prints
+# on its way tell afterwards how far it came.
+PROGRAM = r"""
+import json, logging, sys
+from math_verify import parse, verify
+
+logging.disable()
+item = json.load(sys.stdin)
+print("begun", flush=True)
+truth = parse(item["truth"], parsing_timeout=None)
+print("truth", flush=True)
+equal = verify(truth, parse(item["answer"], parsing_timeout=None), timeout_seconds=None)
+print(json.dumps({"equal": bool(equal), "found_truth": bool(truth)}))
+"""
+
+
+class Said(msgspec.Struct):
+    """The last line of the program."""
+
+    equal: bool
+    found_truth: bool
+
+
+_decode_said = msgspec.json.Decoder(Said).decode
+
+
+def bytes_of(item: Verify) -> int:
+    return len(PROGRAM) + min(len(item.answer), MATH_CHARS) + len(item.truth)
+
+
+async def verify(item: Verify, index: int, errand: Errand) -> Verification:
+    began = time.monotonic()
+    found = extract(item.answer, item.extract)
+    if found is None:
+        verification = Verification(False, error=f"there is no {item.extract} answer in the text")
+    elif item.kind == "math":
+        verification = from_result(await errand.run(_call(item, found)))
+    else:
+        verification = _compare_here(item, found.text)
+    verification.id, verification.index = item.id, index
+    verification.extracted = None if found is None else cut_middle(found.text, SHOWN_CHARS)
+    verification.timings.total_ms = round((time.monotonic() - began) * 1000, 3)
+    verification.request_id = errand.origin.request_id
+    return verification
+
+
+def _compare_here(item: Verify, answer: str) -> Verification:
+    try:
+        return Verification(equal(item, answer))
+    except NotComparable as error:
+        return Verification(None, "rejected", "client", error=str(error))
+
+
+def _call(item: Verify, found: Extracted) -> Call:
+    answer, truth = found.text[-MATH_CHARS:], item.truth
+    if item.extract != "none":  # else both are Math-Verify's own business
+        answer, truth = f"\\boxed{{{answer}}}" if found.boxed else as_latex(answer), as_latex(truth)
+    return Call(
+        code=PROGRAM,
+        stdin=msgspec.json.encode({"answer": answer, "truth": truth}).decode(),
+        limits=Limits(wall_s=item.wall_s, cpu_s=item.wall_s + 1, memory_mb=MEMORY_MB, output_kb=64, processes=16, file_mb=1),
+        deadline_s=item.deadline_s,
+        tags=item.tags,
+        tenant=item.tenant,
+        priority=item.priority,
+    )
+
+
+def from_result(result: Result) -> Verification:
+    """Whose fault it is that there is no verdict depends on how far it came: us, the caller's truth, or the model's answer."""
+    timings = Timings(result.timings.queue_ms, result.timings.start_ms, result.timings.run_ms)
+    made = Verification(None, result.status, result.blame, result.retryable, error=result.error, timings=timings)
+    printed = result.stdout.splitlines()
+    if result.blame in ("infra", "client"):
+        return made
+    if "begun" not in printed:
+        made.status, made.blame = "internal_error", "infra"
+        made.error = f"Math-Verify did not start: {result.stderr.strip()[-SHOWN_CHARS:] or result.status}"
+    elif "truth" not in printed:
+        made.blame, made.error = "client", f"the truth cannot be read: {result.status}"
+    elif result.status != "ok":
+        made.equal, made.blame = False, "model"
+    else:
+        said = _decode_said(printed[-1])
+        made.equal = said.equal if said.found_truth else None
+        if not said.found_truth:
+            made.status, made.blame, made.error = "rejected", "client", "Math-Verify finds nothing in the truth"
+    return made

@@ -1,0 +1,51 @@
+"""A gateway, its server, the in-memory queue and a worker with real sandboxes, all in this process; and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from exec_client import AsyncClient, Judgement
+from exec_service.app import Gateway, serve
+from exec_service.config import GatewayConfig
+from exec_wire.memory_queue import MemoryQueue
+from worker.config import WorkerConfig
+from worker.consumer import Consumer
+from worker.pool import Pool
+from worker.profiles import PROFILES
+
+
+@dataclass
+class Court:
+    client: AsyncClient
+    pool: Pool
+    gateway: Gateway
+
+
+@asynccontextmanager
+async def court(*profiles: str, slots: int = 2) -> AsyncIterator[Court]:
+    queue, stop = MemoryQueue(), asyncio.Event()
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    chosen = {name: PROFILES[name] for name in profiles}
+    async with (
+        Gateway(GatewayConfig(port=0, fleet_refresh_s=0.1), queue.gateway("g")) as gateway,
+        Pool(WorkerConfig(slots=slots, profiles=chosen)) as pool,
+    ):
+        serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))
+        try:
+            async with asyncio.timeout(60):
+                await pool.wait_ready()
+            async with Consumer("w", pool, queue.worker("w")):
+                await gateway.fleet.refresh()
+                gateway.dispatch.look_again()
+                async with AsyncClient(await url) as client:
+                    yield Court(client, pool, gateway)
+        finally:
+            stop.set()
+            await serving
+
+
+def verdicts(judgement: Judgement) -> str:
+    return " ".join(test.verdict for test in judgement.tests)

@@ -1,0 +1,3 @@
+from worker.languages.kinds import Interpreted
+
+JAVASCRIPT = Interpreted("javascript", command="node", source="main.js")

@@ -1,0 +1,56 @@
+"""The three ways in which a program is started."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+
+from exec_wire import Limits
+
+# What the jail shows of the system; an interpreter elsewhere cannot be started in there.
+_VISIBLE = ("/usr/", "/bin/")
+
+
+@dataclass(frozen=True)
+class Language:
+    """Run by the zygote's own interpreter."""
+
+    name: str
+
+    def installed(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Interpreted(Language):
+    """`command source arguments…`"""
+
+    command: str
+    source: str  # the name of the program's file
+
+    def path(self) -> str | None:
+        return find(self.command)
+
+    def installed(self) -> bool:
+        return self.path() is not None
+
+
+@dataclass(frozen=True)
+class Compiled(Language):
+    """`compiler flags -o output source` in a sandboxed call of its own; then what it made, passed as a sealed file."""
+
+    compiler: str
+    flags: tuple[str, ...]
+    source: str
+    limits: Limits = field(default_factory=Limits)  # of the compiler
+
+    def path(self) -> str | None:
+        return find(self.compiler)
+
+    def installed(self) -> bool:
+        return self.path() is not None
+
+
+def find(command: str) -> str | None:
+    path = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin")
+    return path if path is not None and path.startswith(_VISIBLE) else None

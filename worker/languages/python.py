@@ -1,0 +1,3 @@
+from worker.languages.kinds import Language
+
+PYTHON = Language("python")
