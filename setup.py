@@ -37,7 +37,7 @@ setup(
     ext_modules=[
         Extension(
             "worker.sandbox.inside._zygote",
-            sources=[str(NATIVE / name) for name in ("zygote.c", "steps.c", "landlock.c", "folder.c", "keeper.c", "watchdog.c", "heap.c")],
+            sources=sorted(str(path) for path in NATIVE.glob("*.c")),
             depends=[str(path) for path in NATIVE.glob("*.h")],
             extra_compile_args=["-O2", "-Wall", "-Wextra"],
             optional=True,
