@@ -21,6 +21,7 @@ from corpus import Program, judge
 from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
 
 from exec_wire import Call, Limits, Result, verdict
+from worker import languages
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
@@ -235,11 +236,12 @@ class Cage:
 
     def look(self) -> Node:
         tree = tree_of(self._runner_pid)
+        cached = len(self.pool._compiled._programs)  # compiled programs, kept on purpose
         block = range(self._uid_base + 1, self._uid_base + BLOCK_SIZE) if self._uid_base else range(0)
         return Node(
             set(tree),
             {"the host": host_mounts()} | {f"process {pid}": mounts for pid in tree if (mounts := _mounts(pid))},
-            {pid: count for pid in (os.getpid(), *tree) if (count := _descriptors(pid))},
+            {pid: count for pid in tree if (count := _descriptors(pid))} | {os.getpid(): _descriptors(os.getpid()) - cached},
             processes_in(cgroups_of(self._uid_base)) if self._uid_base else [],
             list(processes_of(block)) if block else [],
         )
@@ -287,7 +289,7 @@ async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> As
 
 
 def _features(pool: Pool) -> set[str]:
-    found = {platform.machine(), *getattr(pool, "languages", ["python"])}
+    found = {platform.machine(), *languages.installed()}
     if "cgroup" in pool.sandbox.layers and any(" cgroup " in line and "cpu" in line for line in _mount_lines()):
         found.add("cpu_shares")
     return found

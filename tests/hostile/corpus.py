@@ -40,7 +40,7 @@ LIMITS: dict[str, float] = {
     "file_mb": 16,
 }
 FEATURES = {
-    "cpp": "the language cpp is not there yet",
+    "cpp": "no C++ compiler is installed",
     "x86_64": "the program has the numbers of x86_64's system calls",
     "cpu_shares": "this worker's control groups do not share the CPU by slot",
 }

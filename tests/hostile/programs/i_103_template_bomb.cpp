@@ -1,7 +1,7 @@
 // I 103: compiles for ever
-// expect: status=compile_error|timeout|memory_limit blame=model
+// expect: status=compile_error|timeout|memory_limit blame=model max_wall_s=45
 // needs: cpp
-// limits: wall_s=5
+// limits: wall_s=5 memory_mb=256
 template <int depth, int width> struct Bomb {
     static const long value = Bomb<depth - 1, 2 * width>::value + Bomb<depth - 1, 2 * width + 1>::value;
 };

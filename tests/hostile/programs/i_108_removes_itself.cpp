@@ -3,6 +3,7 @@
 // needs: cpp
 #include <cstdio>
 #include <fcntl.h>
+#include <initializer_list>
 #include <unistd.h>
 int main(int, char **argv) {
     char own[4096];
