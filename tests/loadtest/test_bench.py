@@ -42,7 +42,8 @@ async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
     burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
     async with open_arm(name) as arm:
         run = await arm.run(FOUR, 2)
-        assert [(one.status, one.stdout) for one in run.outcomes] == WANTED
+        # On a busy machine an endless program's time-out is the machine's fault, and says so.
+        assert [(one.status.removesuffix(" (infra)"), one.stdout) for one in run.outcomes] == WANTED
         assert run.outcomes[2].last_line == "ZeroDivisionError: division by zero"
         burned = await arm.run([burn] * 2, 2)
         assert burned.cpu_s > 2 * BURN_S * 0.9

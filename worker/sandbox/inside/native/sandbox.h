@@ -45,7 +45,6 @@ struct slot {
     enum slot_state state;
     int64_t uid;
     int cgroup[SLOT_FDS]; /* -1 where absent */
-    int64_t memory_limit, pids_limit; /* as last written */
     char *stub_stack;
     /* of the running program */
     struct ask ask;

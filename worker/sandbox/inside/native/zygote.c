@@ -144,17 +144,9 @@ static int apply_limits(struct slot *s) {
         errno = EBUSY;
         return -1;
     }
-    int64_t memory = s->ask.memory_bytes, pids = s->ask.processes;
-    if (memory != s->memory_limit) {
-        if (write_number(s->cgroup[CG_MEMORY_LIMIT], memory))
-            return -1;
-        s->memory_limit = memory;
-    }
-    if (pids != s->pids_limit) {
-        if (write_number(s->cgroup[CG_PIDS_LIMIT], pids))
-            return -1;
-        s->pids_limit = pids;
-    }
+    /* Each time: other zygotes use the slot too, and may have set other limits. */
+    if (write_number(s->cgroup[CG_MEMORY_LIMIT], s->ask.memory_bytes) || write_number(s->cgroup[CG_PIDS_LIMIT], s->ask.processes))
+        return -1;
     if (s->cgroup[CG_MEMORY_PEAK] >= 0)
         write_number(s->cgroup[CG_MEMORY_PEAK], 0); /* resets it, where the kernel can */
     s->oom_before = oom_kills(s); /* cumulative, and other zygotes use the slot too */
@@ -370,7 +362,6 @@ static void learn_slot(struct ask *ask, int *fd) {
     s->uid = ask->wall_ns;
     for (int i = 0, next = 0; i < SLOT_FDS; i++)
         s->cgroup[i] = (ask->cpu_s >> i & 1) ? fd[next++] : -1;
-    s->memory_limit = s->pids_limit = -1;
     s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     s->state = SLOT_FREE;
     if (ask->slot >= slots_known)
