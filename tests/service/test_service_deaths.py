@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from service_harness import Service, mixed_case, serving, until_program_runs, wait_until
+from service_harness import Service, mixed_case, see_nothing_left, serving, until_program_runs, wait_until
 
 from exec_client import AsyncClient, Call, Limits, Result
 
@@ -72,7 +72,8 @@ async def test_dead_runner_leaves_nothing_to_the_next_one(mortal: Service) -> No
     gone = [pid for pid in before if pid != mortal.process.pid]
     wait_until(lambda: not set(gone) & set(mortal.tree), "the old tree is gone")
     wait_until(lambda: len(mortal.zygote_pids) == 2, "there is another runner with its interpreters")
-    assert mortal.block == block
+    if mortal.block != block:  # another service has ended meanwhile, and its lower block was free
+        see_nothing_left(block, gone)
     await see_healed(mortal)
 
 
