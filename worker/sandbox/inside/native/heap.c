@@ -14,16 +14,28 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
+#define ARENA_BYTES ((size_t)1 << 20) /* of Python 3.10 and later */
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
 
 static char *block, *next_arena, *block_end;
+static void *given_back; /* arenas, each holding the address of the next one */
 static PyObjectArenaAllocator usual;
 
 static uintptr_t round_up(uintptr_t address) { return (address + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1); }
 
+/* Arenas of objects are all of one size; Python also takes pieces of its own stack from here, which come and go. */
+static int is_arena(size_t size) { return size == ARENA_BYTES; }
+
 static void *arena_alloc(void *context, size_t size) {
+    if (!is_arena(size))
+        return usual.alloc(context, size);
+    if (given_back) {
+        void *arena = given_back;
+        given_back = *(void **)arena;
+        return arena;
+    }
     if ((size_t)(block_end - next_arena) >= size) {
         char *arena = next_arena;
         next_arena += size;
@@ -33,8 +45,12 @@ static void *arena_alloc(void *context, size_t size) {
 }
 
 static void arena_free(void *context, void *arena, size_t size) {
-    if ((char *)arena < block || (char *)arena >= block_end) /* ours stay: unmapping would split the huge page */
+    if ((char *)arena < block || (char *)arena >= block_end) {
         usual.free(context, arena, size);
+        return;
+    }
+    *(void **)arena = given_back; /* unmapping would split the huge page */
+    given_back = arena;
 }
 
 int heap_init(size_t most) {
