@@ -21,14 +21,24 @@ def reconnect_pair(kind, name):
         near.send(b"x")
 
 
-def send_from_pair():
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+def send_from_pair(kind):
+    near, far = socket.socketpair(socket.AF_UNIX, kind)
     with near, far:
         near.sendto(b"x", f"{bait}/datagrams")
 
 
+def reconnect_widow(kind):
+    near, far = socket.socketpair(socket.AF_UNIX, kind)
+    far.close()
+    with near:
+        near.connect(f"{bait}/stream")
+
+
 attempt("stream", connect)
 attempt("half of a pair, connected again", reconnect_pair, socket.SOCK_DGRAM, "datagrams")
-attempt("half of a pair of streams, connected again", reconnect_pair, socket.SOCK_STREAM, "stream")
-attempt("half of a pair, to another address", send_from_pair)
+for kind in socket.SOCK_STREAM, socket.SOCK_SEQPACKET:
+    attempt(f"half of a pair of {kind.name}, connected again", reconnect_pair, kind, "stream")
+    attempt(f"what is left of a pair of {kind.name}, connected again", reconnect_widow, kind)
+for kind in socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_RDM, socket.SOCK_STREAM, socket.SOCK_SEQPACKET:
+    attempt(f"half of a pair of {kind.name}, to another address", send_from_pair, kind)
 tell()

@@ -61,6 +61,8 @@ CHANGES_OF_FILES = """
 # Of a flag word, the bits that make a namespace (CLONE_NEWTIME cannot be asked for through clone).
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX = 1
+SOCK_STREAM = 1
+ANY_FLOW = 0xF & ~4  # of the type of a socket, the bits that SOCK_STREAM (1) and SOCK_SEQPACKET (5) share
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 PR_SET_SECCOMP, PR_SET_MM = 22, 35
 F_SETLEASE, F_NOTIFY = 1024, 1026
@@ -68,7 +70,7 @@ F_SETLEASE, F_NOTIFY = 1024, 1026
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 RET_KILL, RET_ALLOW = 0x80000000, 0x7FFF0000
-_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
 
 Code = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, constant
@@ -108,19 +110,32 @@ CHECKED: dict[str, Code] = {
     "fcntl": _refuse_if_one_of(1, (F_SETLEASE, F_NOTIFY)),
 }
 
+# Half of a pair of datagram sockets can send to any socket that has a name in the file system; a connected stream cannot.
+_PAIRS_OF_STREAMS: Code = [
+    *_load_argument(0),
+    (_JEQ, 1, 0, AF_UNIX),
+    *_errno(errno.EAFNOSUPPORT),
+    *_load_argument(1),
+    (_AND, 0, 0, ANY_FLOW),
+    (_JEQ, 1, 0, SOCK_STREAM),
+    *_errno(errno.EPERM),
+    *_ret(RET_ALLOW),
+]
+
 
 def compile_filter(
     numbers: dict[str, int], *, network_namespace: bool = True, memory_counted: bool = True, files_apart: bool = True
 ) -> bytes:
     """The policy as a BPF program, for the machine whose table of call numbers this is.
 
-    Without a network namespace no socket can be made at all, but for pairs. Without a control group there is no memfd, whose
-    memory no other limit sees. Where neither a mount namespace nor a uid of its own keeps a program's files apart from the
-    user's (`files_apart`), it cannot change the rights, owners and times of files, which Landlock does not cover.
+    Without a network namespace no socket can be made at all, but for pairs of streams. Without a control group there is no
+    memfd, whose memory no other limit sees. Where neither a mount namespace nor a uid of its own keeps a program's files apart
+    from the user's (`files_apart`), it cannot change the rights, owners and times of files, which Landlock does not cover.
     """
     fate = _fate(numbers)
     if not network_namespace:
         fate[numbers["socket"]] = _errno(errno.EAFNOSUPPORT)
+        fate[numbers["socketpair"]] = _PAIRS_OF_STREAMS
     if not memory_counted:
         fate[numbers["memfd_create"]] = _errno(errno.ENOSYS)
     if not files_apart:
