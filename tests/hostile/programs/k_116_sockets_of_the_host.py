@@ -25,6 +25,9 @@ def send_from_pair(kind):
     near, far = socket.socketpair(socket.AF_UNIX, kind)
     with near, far:
         near.sendto(b"x", f"{bait}/datagrams")
+        far.setblocking(False)
+        if far.recv(1):  # the kernel ignored the address
+            raise OSError
 
 
 def reconnect_widow(kind):

@@ -26,7 +26,7 @@ ALLOWED = """
     sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
     sched_rr_get_interval sched_getattr getcpu
     getpid getppid gettid getpgid getpgrp setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid getgroups
-    capget setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit prlimit64 getrusage times
+    capget setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid getrlimit setrlimit getrusage times
     sysinfo uname getpriority ioprio_get
     time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep timer_create timer_settime timer_gettime
     timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
@@ -108,6 +108,7 @@ CHECKED: dict[str, Code] = {
     "ioctl": _refuse_if_one_of(1, (TIOCSTI, TIOCLINUX)),
     "prctl": _refuse_if_one_of(0, (PR_SET_SECCOMP, PR_SET_MM)),
     "fcntl": _refuse_if_one_of(1, (F_SETLEASE, F_NOTIFY)),
+    "prlimit64": _only_if_equal(0, 0, errno.EPERM),  # its own; to limit the CPU time of others of the same uid is to kill them
 }
 
 # Half of a pair of datagram sockets can send to any socket that has a name in the file system; a connected stream cannot.
