@@ -13,6 +13,14 @@ async def bare() -> AsyncIterator[Lab]:
         yield lab
 
 
+@pytest.fixture(scope="module")
+async def one_slot() -> AsyncIterator[Lab]:
+    """The next program is in the slot of the last one."""
+    need_sandbox()
+    async with laboratory(slots=1, mask_layers=["userns"], min_tier="D") as lab:
+        yield lab
+
+
 PAIRS = """
 import asyncio, multiprocessing, socket
 def child(pipe): pipe.send(6 * 7)
@@ -36,3 +44,29 @@ async def test_pairs_of_streams_serve_multiprocessing_and_asyncio(bare: Lab) -> 
 async def test_pairs_of_datagrams_are_refused(bare: Lab) -> None:
     code = "import socket\nfor kind in 2, 3, 4, 6, 10:\n    try: socket.socketpair(1, kind)\n    except OSError: print('no')"
     assert await bare.output(code) == "no\n" * 5
+
+
+# -- what a program leaves in its folder ------------------------------------------------------------
+
+MANY_FILES = "for n in range(120_000): open(str(n), 'x').close()"
+LOCKED = """
+import os
+for depth in range(50):
+    os.mkdir("d"); os.symlink("/usr", "link"); os.mkfifo("pipe"); os.mkdir("0"); os.chdir("d")
+for depth in range(50):
+    os.chdir(".."); os.path.exists("d") and os.system("chmod 0 d 0")
+"""
+
+
+async def test_removing_what_another_left_does_not_cost_a_program_its_time(one_slot: Lab) -> None:
+    await one_slot.output(MANY_FILES, wall_s=30, cpu_s=30, memory_mb=512)
+    result = await one_slot.run("import os\nprint(os.listdir('.'))", wall_s=0.15)
+    assert (result.status, result.stdout) == ("ok", "[]\n"), result.error
+
+
+async def test_locked_folders_links_and_pipes_that_another_left_are_gone(one_slot: Lab) -> None:
+    await one_slot.output(LOCKED)
+    assert await one_slot.output("import os\nprint(os.listdir('.'), os.listdir('..'), os.path.isdir('/usr/bin'))") in (
+        "[] ['tmp', 'main.py'] True\n",
+        "[] ['main.py', 'tmp'] True\n",
+    )

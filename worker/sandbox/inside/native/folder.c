@@ -8,34 +8,75 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int remove_entry(int parent, const char *name);
-
-static int empty_folder(int fd) {
-    DIR *folder = fdopendir(fd); /* takes fd */
-    if (!folder)
-        return close(fd), -1;
-    int failed = 0;
-    for (struct dirent *entry; (entry = readdir(folder));)
-        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-            failed |= remove_entry(dirfd(folder), entry->d_name);
-    closedir(folder);
-    return failed;
-}
-
-static int remove_entry(int parent, const char *name) {
-    if (!unlinkat(parent, name, 0) || errno == ENOENT)
-        return 0;
+static DIR *open_folder(int parent, const char *name) {
     int fd = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
-        return -1;
+        return NULL;
     char own[32];
     snprintf(own, sizeof own, "/proc/self/fd/%d", fd);
     chmod(own, 0700); /* its owner may have locked it */
     int readable = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     close(fd);
-    if (readable < 0 || empty_folder(readable))
-        return -1;
-    return unlinkat(parent, name, AT_REMOVEDIR);
+    if (readable < 0)
+        return NULL;
+    DIR *folder = fdopendir(readable); /* takes it */
+    if (!folder)
+        close(readable);
+    return folder;
 }
 
-int remove_folder(const char *path) { return remove_entry(AT_FDCWD, path); }
+static struct dirent *next_entry(DIR *folder) {
+    struct dirent *entry;
+    while ((entry = readdir(folder)) && (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")))
+        ;
+    return entry;
+}
+
+/* Into `top`, under a name that is free there. */
+static int move_up(int top, int from, const char *name, unsigned *number) {
+    char free_name[16];
+    DIR *unlocked = open_folder(from, name); /* a folder that moves has to be writable, for its own `..` */
+    if (!unlocked)
+        return -1;
+    closedir(unlocked);
+    int failed;
+    do
+        snprintf(free_name, sizeof free_name, "%u", (*number)++);
+    while ((failed = renameat2(from, name, top, free_name, RENAME_NOREPLACE)) && errno == EEXIST);
+    return failed;
+}
+
+/* The folders in a folder of `top` move up beside it, so that it can go: two descriptors, however deep they lie. */
+static int remove_below(int top, const char *name, unsigned *number) {
+    DIR *folder = open_folder(top, name);
+    if (!folder)
+        return -1;
+    int failed = 0;
+    for (struct dirent *entry; !failed && (entry = next_entry(folder));)
+        if (unlinkat(dirfd(folder), entry->d_name, 0))
+            failed = move_up(top, dirfd(folder), entry->d_name, number);
+    closedir(folder);
+    return failed ? -1 : unlinkat(top, name, AT_REMOVEDIR);
+}
+
+/* One look at all that is in `top`; how many entries there were, or -1. */
+static int remove_entries(DIR *top, unsigned *number) {
+    int seen = 0;
+    rewinddir(top);
+    for (struct dirent *entry; (entry = next_entry(top)); seen++)
+        if (unlinkat(dirfd(top), entry->d_name, 0) && errno != ENOENT && remove_below(dirfd(top), entry->d_name, number))
+            return -1;
+    return seen;
+}
+
+int remove_folder(const char *path) {
+    DIR *top = open_folder(AT_FDCWD, path);
+    if (!top)
+        return errno == ENOENT ? 0 : -1;
+    unsigned number = 0;
+    int seen;
+    while ((seen = remove_entries(top, &number)) > 0)
+        ;
+    closedir(top);
+    return seen < 0 ? -1 : rmdir(path);
+}

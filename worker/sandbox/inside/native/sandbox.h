@@ -62,6 +62,8 @@ int64_t now_ns(void);
 int64_t waited_for_cpu_ns(pid_t pid);
 /* Confine the calling process. Returns 0, or the 1-based number of the step that failed. */
 int confine(struct house *house, struct slot *slot, int index, void **page);
+/* Where there is no mount namespace: remove the slot's folder, with what the last program left in it. */
+int clear_folder(struct house *house, struct slot *slot);
 int step_count(void);
 const char *step_name(int index);
 #endif

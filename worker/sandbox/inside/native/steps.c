@@ -77,13 +77,23 @@ static int mount_workspace(struct box *b) {
     return failed ? -1 : 0;
 }
 
-/* Without a mount namespace: a folder per slot. What the last program left there goes first. */
+static void name_folder(struct house *house, struct slot *slot, char *path, size_t size) {
+    snprintf(path, size, "%s/slot%d", house->scratch, (int)slot->ask.slot);
+}
+
+int clear_folder(struct house *house, struct slot *slot) {
+    char path[600];
+    name_folder(house, slot, path, sizeof path);
+    return remove_folder(path);
+}
+
+/* Without a mount namespace: a folder per slot. The keeper has removed what the last program left there. */
 static int make_folder(struct box *b) {
     char tmp[640];
-    snprintf(b->folder, sizeof b->folder, "%s/slot%d", b->house->scratch, (int)b->slot->ask.slot);
+    name_folder(b->house, b->slot, b->folder, sizeof b->folder);
     snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
     uid_t uid = b->house->layers & LAYER_UID ? (uid_t)b->slot->uid : getuid();
-    if (remove_folder(b->folder) || mkdir(b->folder, 0700) || mkdir(tmp, 0700) || chown(b->folder, uid, uid) || chown(tmp, uid, uid))
+    if (mkdir(b->folder, 0700) || mkdir(tmp, 0700) || chown(b->folder, uid, uid) || chown(tmp, uid, uid))
         return -1;
     if (!(b->house->layers & LAYER_LANDLOCK))
         return 0;

@@ -32,6 +32,7 @@
 
 #define MAX_SLOTS 1024
 #define TICK_NS 50000000LL
+#define CLEARING_MOST_NS 30000000000LL
 #define EXIT_NOT_CONFINED 253
 
 static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
@@ -139,18 +140,32 @@ static void say_not_started(struct ask *ask, int step, int error) {
 
 /* ---- one program's life, seen from outside ---- */
 
+/* Each time: other zygotes use the slot too, and may have set other limits. */
+static int write_limits(struct slot *s) {
+    if (write_number(s->cgroup[CG_MEMORY_LIMIT], s->ask.memory_bytes) || write_number(s->cgroup[CG_PIDS_LIMIT], s->ask.processes))
+        return -1;
+    if (s->cgroup[CG_MEMORY_PEAK] >= 0)
+        write_number(s->cgroup[CG_MEMORY_PEAK], 0); /* resets it, where the kernel can */
+    return 0;
+}
+
 static int apply_limits(struct slot *s) {
     if (read_number(s->cgroup[CG_PIDS_NOW], NULL) > 0) { /* what a lost zygote left here is still dying */
         errno = EBUSY;
         return -1;
     }
-    /* Each time: other zygotes use the slot too, and may have set other limits. */
-    if (write_number(s->cgroup[CG_MEMORY_LIMIT], s->ask.memory_bytes) || write_number(s->cgroup[CG_PIDS_LIMIT], s->ask.processes))
-        return -1;
-    if (s->cgroup[CG_MEMORY_PEAK] >= 0)
-        write_number(s->cgroup[CG_MEMORY_PEAK], 0); /* resets it, where the kernel can */
     s->oom_before = oom_kills(s); /* cumulative, and other zygotes use the slot too */
-    return 0;
+    return house.layers & LAYER_PIDNS ? write_limits(s) : 0; /* else the keeper does, when the slot's folder is empty */
+}
+
+/* In a process that is in none of the slot's control groups: what the last program left would count as the next one's. */
+static pid_t clear_and_keep(struct slot *s) {
+    struct progress *progress = &house.progress[s - slots];
+    if (clear_folder(&house, s) || write_limits(s)) {
+        progress->error = errno;
+        _exit(EXIT_NOT_CONFINED);
+    }
+    return keep(progress);
 }
 
 /* Both the stub and the child are made in a new PID namespace; then the zygote's later children are its own again. */
@@ -158,7 +173,7 @@ static pid_t start_stub_and_fork(struct slot *s) {
     s->stub = 0;
     if (!(house.layers & LAYER_PIDNS)) {
         pid_t keeper = fork();
-        return keeper ? keeper : keep(&house.progress[s - slots]);
+        return keeper ? keeper : clear_and_keep(s);
     }
     if (unshare(CLONE_NEWPID))
         return -1;
@@ -309,9 +324,16 @@ static int64_t file_size(int fd) {
     return fd < 0 || fstat(fd, &st) ? 0 : st.st_size;
 }
 
+/* The keeper still removes what the last program left, which is not to cost this one its time. */
+static int is_clearing(struct slot *s, int64_t now) {
+    return !s->stub && house.progress[s - slots].step < 0 && now - s->forked_ns < CLEARING_MOST_NS;
+}
+
 static void watch(struct slot *s, int64_t now) {
     if (s->state != SLOT_RUNNING)
         return;
+    if (is_clearing(s, now))
+        s->deadline_ns = now + s->ask.wall_ns;
     if (now >= s->deadline_ns)
         end(s, BY_WALL);
     else if (file_size(s->fd[FD_STDOUT]) > s->ask.output_bytes || file_size(s->fd[FD_STDERR]) > s->ask.output_bytes)
