@@ -9,30 +9,54 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-/* SIGKILL to each direct child; theirs become ours when they die, and are next. */
-static void kill_children(void) {
-    char path[64], text[8192];
+#define PASS_NS 1000000L
+#define MOST_PASSES 1000
+#define QUIET_PASSES 2 /* the kernel's list of children may miss one while it changes */
+
+static int is_alive(pid_t child) {
+    siginfo_t info = {0};
+    return !waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) && info.si_pid == 0;
+}
+
+/* SIGKILL to each direct child; theirs become ours when they die, and are next. How many lived. */
+static int kill_children(void) {
+    char path[64];
     snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    text[n > 0 ? n : 0] = 0;
-    for (char *at = text, *next; *at; at = next) {
-        long pid = strtol(at, &next, 10);
-        if (next == at)
-            break;
-        if (pid > 1)
-            kill((pid_t)pid, SIGKILL);
+    FILE *children = fopen(path, "re");
+    int pid, alive = 0;
+    while (children && fscanf(children, "%d", &pid) == 1)
+        if (is_alive(pid)) {
+            kill(pid, SIGKILL);
+            alive++;
+        }
+    if (children)
+        fclose(children);
+    return alive;
+}
+
+/* The dead are not reaped before none lives: each of them uses up one of the processes that the program may have, so those who
+ * fork as fast as they are killed run out of them. */
+static void kill_all(void) {
+    for (int pass = 0, quiet = 0; quiet < QUIET_PASSES && pass < MOST_PASSES; pass++) {
+        int alive = kill_children();
+        quiet = alive ? 0 : quiet + 1;
+        if (alive)
+            nanosleep(&(struct timespec){0, PASS_NS}, NULL);
     }
 }
 
-static void sweep(void) {
-    do
-        kill_children();
-    while (waitpid(-1, NULL, __WALL) > 0 || errno != ECHILD);
+/* Returns when nothing is left: a slot in which something lives is not given to the next program. */
+static void sweep(int pids_limit_fd) {
+    if (pids_limit_fd >= 0)
+        (void)!pwrite(pids_limit_fd, "0", 1, 0); /* nobody forks any more; without it the killing takes longer */
+    while (waitpid(-1, NULL, __WALL | WNOHANG) >= 0 || errno != ECHILD) {
+        kill_all();
+        while (waitpid(-1, NULL, __WALL | WNOHANG) > 0)
+            ;
+    }
 }
 
 static void report(struct progress *p, int status, struct rusage *u) {
@@ -41,7 +65,13 @@ static void report(struct progress *p, int status, struct rusage *u) {
     p->ended_ns = now_ns();
 }
 
-pid_t keep(struct progress *progress) {
+static void close_all_but(int fd) {
+    if (fd > 0)
+        syscall(SYS_close_range, 0, fd - 1, 0);
+    syscall(SYS_close_range, fd + 1, ~0U, 0);
+}
+
+pid_t keep(struct progress *progress, int pids_limit_fd) {
     sigset_t waited;
     sigemptyset(&waited);
     sigaddset(&waited, SIGCHLD);
@@ -53,7 +83,7 @@ pid_t keep(struct progress *progress) {
     pid_t program = fork();
     if (program == 0)
         return 0;
-    syscall(SYS_close_range, 0, ~0U, 0);
+    close_all_but(pids_limit_fd);
     if (program < 0)
         _exit(1);
     for (;;) {
@@ -66,7 +96,7 @@ pid_t keep(struct progress *progress) {
         for (pid_t pid; (pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0;)
             if (pid == program) {
                 report(progress, status, &usage);
-                sweep();
+                sweep(pids_limit_fd);
                 _exit(0);
             }
     }

@@ -165,7 +165,7 @@ static pid_t clear_and_keep(struct slot *s) {
         progress->error = errno;
         _exit(EXIT_NOT_CONFINED);
     }
-    return keep(progress);
+    return keep(progress, s->cgroup[CG_PIDS_LIMIT]);
 }
 
 /* Both the stub and the child are made in a new PID namespace; then the zygote's later children are its own again. */
@@ -280,6 +280,8 @@ static void note_keeper(struct slot *s) {
     s->cpu_ns = p->cpu_ns;
     s->waited_ns = p->waited_ns;
     s->ended_ns = p->ended_ns ? p->ended_ns : now_ns();
+    if (s->ended_by == BY_WALL && p->ended_ns && p->ended_ns < s->deadline_ns)
+        s->ended_by = BY_ITSELF; /* in time; what it left took longer to kill */
     if (!p->ended_ns)
         p->ready_ns = 0; /* killed from outside: nobody knows what became of the program */
 }
