@@ -97,9 +97,10 @@ def config_text(stage: Stage, block: UidBlock | None) -> str:
         *_python_mounts(stage),
         _bind(stage.packages, PACKAGES),
         _bind(stage.inside, INSIDE),
-        'mount { dst: "/dev" fstype: "tmpfs" rw: true options: "size=64k,mode=755" }',
+        'mount { dst: "/dev" fstype: "tmpfs" rw: false options: "size=64k,mode=755" }',
         *(_device(f"/dev/{name}") for name in ("null", "zero", "urandom", "random", "full")),
-        'mount { dst: "/w" fstype: "tmpfs" rw: true nosuid: true nodev: true options: "size=64k,mode=755" }',
+        # Read-only, as /dev: where programs have the uid of the jail's root, these folders are theirs.
+        'mount { dst: "/w" fstype: "tmpfs" rw: false nosuid: true nodev: true options: "size=64k,mode=755" }',
         # The zygote's own; each program has a fresh one mounted over it.
         'mount { dst: "/w/call" fstype: "tmpfs" rw: true nosuid: true nodev: true options: "size=16m,mode=755" }',
         *(f'mount {{ src: "{source}" dst: "{link}" is_symlink: true }}' for link, source in _LINKS.items()),
