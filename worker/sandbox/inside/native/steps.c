@@ -193,17 +193,27 @@ static int drop_identity(struct box *b) {
     return prctl(PR_SET_DUMPABLE, 1);
 }
 
-/* Where all programs have the zygote's own uid, which is root in its user namespace, they are at least no root. */
-static int drop_capabilities(struct box *b) {
-    if (b->house->layers & LAYER_UID)
+/* For good: also what an executed file could give back. Where even this is not allowed, no_new_privs has to do. */
+static int close_bounding_set(unsigned effective) {
+    if (!(effective & 1U << CAP_SETPCAP))
         return 0;
     for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
         if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
             return -1;
-    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct none[2] = {{0}};
     int bits = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED;
-    return prctl(PR_SET_SECUREBITS, bits, 0, 0, 0) || syscall(SYS_capset, &header, none);
+    return prctl(PR_SET_SECUREBITS, bits, 0, 0, 0);
+}
+
+/* Whoever the program is by now: a change of uid clears them only if it was root's, and without one they are all still there. */
+static int drop_capabilities(struct box *b) {
+    (void)b;
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct own[2], none[2] = {{0}};
+    if (syscall(SYS_capget, &header, own))
+        return -1;
+    if (!memcmp(own, none, sizeof own))
+        return 0;
+    return close_bounding_set(own[0].effective) || syscall(SYS_capset, &header, none);
 }
 
 /* After the change of uid, which clears the death signal. */
@@ -253,7 +263,7 @@ static const struct step {
     {"folder", enter_folder, 0},
     {"rlimits", set_rlimits, 0},
     {"identity", drop_identity, LAYER_UID},
-    {"capabilities", drop_capabilities, LAYER_PIDNS},
+    {"capabilities", drop_capabilities, 0},
     {"fate", bind_fate, 0},
     {"landlock", restrict_landlock, LAYER_LANDLOCK},
     {"seccomp", install_seccomp, LAYER_SECCOMP},
