@@ -287,7 +287,10 @@ def _below_workspace(path: str) -> str:
 
 
 def misfit(call: Call) -> str | None:
-    """Why the caller's files cannot be put into the workspace; None if they can. Found before a sandbox is made for them."""
+    """Why files cannot be put into the workspace or taken from it; None if they can. Found before a sandbox is made."""
+    for name, paths in (("files", call.files), ("fetch_files", call.fetch_files)):
+        if above := [path for path in paths if ".." in path.split("/")]:
+            return f"{name}: {above[0]!r} must not contain '..'"
     room = call.limits.file_mb << 20
     if not call.files and 4 * len(call.code) <= room:
         return None
