@@ -1,12 +1,14 @@
 """Programs that were compiled before, by content: a sealed file in memory each, the least recently used ones dropped.
 
-Calls that want the same program at the same time wait for one compilation.
+Calls that want the same program at the same time wait for one compilation, and share what the compiler says against it; whoever
+comes later has it compiled again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import hashlib
 import os
 from collections import OrderedDict
@@ -17,6 +19,7 @@ from worker.languages import Compiled
 from worker.sandbox.execution import sealed_program
 
 OUTPUT = "program"  # what the compiler is told to make, in its own folder
+MAX_PROGRAMS = 256  # each is a descriptor, of which a process has 1024 if nobody says otherwise
 
 Compile = Callable[[Call], Awaitable[Result]]
 
@@ -29,37 +32,42 @@ class CompileFailed(Exception):
 
 
 class CompileCache:
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
+    def __init__(self, max_bytes: int, max_programs: int = MAX_PROGRAMS) -> None:
+        self._max_bytes, self._max_programs = max_bytes, max_programs
+        self._bytes = 0
         self._programs: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> descriptor and size
-        self._running: dict[str, asyncio.Future[None]] = {}
+        self._running: dict[str, asyncio.Future[Result | None]] = {}  # a compile error, if that is what came of it
 
     async def program(self, language: Compiled, call: Call, compile: Compile) -> int:
         """A descriptor of the compiled program, the caller's own to close. `compile` runs the compiler."""
         key = _key(language, call)
         while key not in self._programs:
-            if key in self._running:
-                await asyncio.wait([self._running[key]])
-                continue
-            await self._compile(key, language, call, compile)
+            if key not in self._running:
+                await self._compile(key, language, call, compile)
+            elif (error := await asyncio.shield(self._running[key])) is not None:
+                raise CompileFailed(copy.copy(error))
         self._programs.move_to_end(key)
         return os.dup(self._programs[key][0])
 
     async def _compile(self, key: str, language: Compiled, call: Call, compile: Compile) -> None:
         self._running[key] = done = asyncio.get_running_loop().create_future()
+        error = None
         try:
             result = await compile(compiler_call(language, call))
             if result.status != "ok" or OUTPUT not in result.files:
-                raise CompileFailed(_as_compile_error(result))
+                failed = _as_compile_error(result)
+                # Not what happened to this one call alone, such as the end of its time.
+                error = failed if failed.status == "compile_error" else None
+                raise CompileFailed(failed)
             self._keep(key, base64.b64decode(result.files[OUTPUT]))
         finally:
             del self._running[key]
-            done.set_result(None)
+            done.set_result(error)
 
     def _keep(self, key: str, program: bytes) -> None:
         self._programs[key] = (sealed_program(program), len(program))
         self._bytes += len(program)
-        while self._bytes > self._max_bytes and len(self._programs) > 1:
+        while len(self._programs) > 1 and (self._bytes > self._max_bytes or len(self._programs) > self._max_programs):
             _, (fd, size) = self._programs.popitem(last=False)
             os.close(fd)
             self._bytes -= size

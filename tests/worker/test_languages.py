@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
+import os
 import time
 
 import pytest
 from sandbox_harness import Lab, laboratory
 
-from exec_wire import Result
-from worker.compile_cache import CompileCache
+from exec_wire import Call, Result, verdict
+from worker.compile_cache import OUTPUT, CompileCache
 from worker.languages import LANGUAGES, Compiled, Interpreted, installed
+from worker.languages.cpp import CPP
 
 _numbers = itertools.count()
 
@@ -216,6 +219,29 @@ async def test_calls_that_come_together_share_one_compilation(compilations: list
         assert len(compilations) == 1
 
 
+async def test_calls_that_come_together_share_one_compile_error(compilations: list[str]) -> None:
+    async with laboratory(slots=6) as lab:
+        code = fresh("int main( {")
+        results = await asyncio.gather(*(cpp(lab, code) for _ in range(6)))
+        assert {result.status for result in results} == {"compile_error"}
+        assert len({result.stderr for result in results}) == 1 and "error:" in results[0].stderr
+        assert len({id(result) for result in results}) == 6
+        assert len(compilations) == 1
+        await cpp(lab, code)
+        assert len(compilations) == 2
+
+
+async def test_compilation_that_ran_out_of_its_callers_time_leaves_the_others_to_compile(compilations: list[str]) -> None:
+    async with laboratory(slots=3) as lab:
+        code = fresh('#include <bits/stdc++.h>\nint main() { puts("x"); }')
+        hurried = asyncio.create_task(cpp(lab, code, deadline_s=0.1))
+        while not compilations:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        results = await asyncio.gather(hurried, cpp(lab, code), cpp(lab, code))
+        assert (results[0].status, results[0].blame) == ("timeout", "infra")
+        assert [result.stdout for result in results[1:]] == ["x\n", "x\n"]
+
+
 async def test_cancelled_compilation_leaves_the_others_to_compile(compilations: list[str]) -> None:
     async with laboratory(slots=3) as lab:
         code = fresh('#include <bits/stdc++.h>\nint main() { puts("x"); }')
@@ -285,6 +311,19 @@ async def test_cache_drops_what_was_not_used_for_longest(compilations: list[str]
         for index in (0, 1, 0, 2, 0, 1):
             assert (await cpp(lab, codes[index])).status == "ok"
         assert len(compilations) == 4  # 0, 1, 2, and 1 again
+
+
+async def test_cache_keeps_a_bounded_number_of_descriptors() -> None:
+    async def compile(_: Call) -> Result:
+        return verdict("ok", files={OUTPUT: base64.b64encode(b"x").decode()})
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    cache = CompileCache(max_bytes=1 << 20, max_programs=4)
+    for number in range(20):
+        os.close(await cache.program(CPP, Call(code=str(number)), compile))
+    assert len(os.listdir("/proc/self/fd")) == before + 4  # noqa: PTH208
+    cache.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 # -- the list -------------------------------------------------------------------------------------------------------------
