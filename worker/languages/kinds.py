@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import dataclass, field
 
@@ -51,6 +52,8 @@ class Compiled(Language):
         return self.path() is not None
 
 
+@functools.cache
 def find(command: str) -> str | None:
+    """Looked up once: a worker says what it has with every sign of life."""
     path = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin")
     return path if path is not None and path.startswith(_VISIBLE) else None

@@ -54,21 +54,14 @@ class Ground:
 
     def __exit__(self, *_: object) -> None:
         if self._block is not None:
-            uids.kill_all_of(range(self._block.base, self._block.base + uids.BLOCK_SIZE))
+            uids.kill_all_of(self._block.uids)
         if self._cgroups is not None:
             self._cgroups.close()
-        self._remove_folder()
-        if self._block is not None:
-            self._block.release()
-
-    def _remove_folder(self) -> None:
-        """Never a recursive removal where something is mounted below: it would empty what was only shown there."""
         if self._mounted:
             kernel.unmount(self._folder)  # with all that is in it
-        else:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            (self._folder / "jail.cfg").unlink(missing_ok=True)
-        self._folder.rmdir()
+        remove_folder(self._folder)
+        if self._block is not None:
+            self._block.release()
 
     def start_zygote(
         self, outer: Outer, layers: list[str], imports: list[str], stderr: int | None = None
@@ -149,13 +142,18 @@ class Ground:
 
 def sweep(block: uids.UidBlock) -> None:
     """Remove what a dead owner of this block left: its processes, its control groups, its folder."""
-    uids.kill_all_of(range(block.base, block.base + uids.BLOCK_SIZE))
+    uids.kill_all_of(block.uids)
     cgroups.remove_everywhere(block.name)
     folder = uids.STATE_FOLDER / block.name
-    if folder.is_dir():
-        shutil.rmtree(folder / "scratch", ignore_errors=True)  # what was mounted there was seen by its owner only
-        (folder / "jail.cfg").unlink(missing_ok=True)
-        folder.rmdir()
+    if folder.is_dir():  # what was mounted there was seen by its owner only
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Never all of it by recursion, where something may be mounted: that would empty what is only shown there."""
+    shutil.rmtree(folder / "scratch", ignore_errors=True)
+    (folder / "jail.cfg").unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def count_own_processes() -> int:

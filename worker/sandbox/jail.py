@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from worker.sandbox import kernel
-from worker.sandbox.uids import BLOCK_SIZE, UidBlock
+from worker.sandbox.uids import UidBlock
 
 Outer = Literal["range", "single", "none"]
 
@@ -25,8 +25,10 @@ INSIDE_UID_FIRST = 20000
 PACKAGES, OWN_CODE = "/opt/packages", "/opt/service"
 INSIDE = f"{OWN_CODE}/worker/sandbox/inside"  # the only folder of the service that is there, under its usual import name
 
+_DEVICES = [f"/dev/{name}" for name in ("null", "zero", "urandom", "random", "full")]
 # What a program may do with files; see native/landlock.c for the letters. The mount points of the workspace lie below /w.
-LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *((f"/dev/{name}", "d") for name in ("null", "zero", "urandom", "random", "full"))]
+_DEVICE_RULES = [(device, "d") for device in _DEVICES]
+LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *_DEVICE_RULES]
 
 # Of the zygote, inside its own user namespace; no program has any. SYS_PTRACE is for its memory watchdog.
 _CAPABILITIES = ["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE", "SYS_PTRACE"]
@@ -72,8 +74,7 @@ def rules_without_jail(stage: Stage) -> list[tuple[str, str]]:
     """What programs may read where there is no minimal root: a list, never `/`, or they would read the user's own files."""
     folders = [stage.python, stage.packages, stage.inside, "/usr", "/bin", "/lib", "/lib64", *_SYSTEM_FILES]
     rules = {os.path.realpath(path): "r" for path in map(str, folders) if Path(path).exists()}
-    rules |= {f"/dev/{name}": "d" for name in ("null", "zero", "urandom", "random", "full")}
-    return list(rules.items())
+    return [*rules.items(), *_DEVICE_RULES]
 
 
 def interpreter() -> str:
@@ -98,7 +99,7 @@ def config_text(stage: Stage, block: UidBlock | None) -> str:
         _bind(stage.packages, PACKAGES),
         _bind(stage.inside, INSIDE),
         'mount { dst: "/dev" fstype: "tmpfs" rw: false options: "size=64k,mode=755" }',
-        *(_device(f"/dev/{name}") for name in ("null", "zero", "urandom", "random", "full")),
+        *map(_device, _DEVICES),
         # Read-only, as /dev: where programs have the uid of the jail's root, these folders are theirs.
         'mount { dst: "/w" fstype: "tmpfs" rw: false nosuid: true nodev: true options: "size=64k,mode=755" }',
         # The zygote's own; each program has a fresh one mounted over it.
@@ -161,7 +162,7 @@ def _id_maps(kind: str, own: int, block: UidBlock | None) -> list[str]:
         return [f'{kind} {{ inside_id: "0" outside_id: "{own}" count: 1 }}']
     return [
         f'{kind} {{ inside_id: "0" outside_id: "{block.root}" count: 1 }}',
-        f'{kind} {{ inside_id: "{INSIDE_UID_FIRST}" outside_id: "{block.first}" count: {BLOCK_SIZE - 1} }}',
+        f'{kind} {{ inside_id: "{INSIDE_UID_FIRST}" outside_id: "{block.first}" count: {block.capacity} }}',
     ]
 
 

@@ -35,6 +35,10 @@ class UidBlock:
     def name(self) -> str:
         return f"exec-service-{self.base}"
 
+    @property
+    def uids(self) -> range:
+        return range(self.base, self.base + BLOCK_SIZE)
+
     def release(self) -> None:
         os.close(self._lock_fd)
 
@@ -49,8 +53,9 @@ def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBloc
         except BlockingIOError:
             os.close(fd)
             continue
-        kill_all_of(range(first, first + BLOCK_SIZE))
-        return UidBlock(first, fd)
+        block = UidBlock(first, fd)
+        kill_all_of(block.uids)
+        return block
     raise NoFreeUids(f"all {BLOCKS} uid blocks from {base} on are in use; see {folder}")
 
 
