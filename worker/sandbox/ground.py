@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from worker.sandbox import cgroups, jail, kernel, protocol, uids
+from worker.sandbox.inside import _zygote
 from worker.sandbox.jail import Outer
 
 log = logging.getLogger("runner")
@@ -151,7 +151,7 @@ def sweep(block: uids.UidBlock) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Never all of it by recursion, where something may be mounted: that would empty what is only shown there."""
-    shutil.rmtree(folder / "scratch", ignore_errors=True)
+    _zygote.remove_folder(str(folder / "scratch"))  # made by programs: as deep as they liked, locked, full of links
     (folder / "jail.cfg").unlink(missing_ok=True)
     folder.rmdir()
 

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <Python.h>
 
+#include "folder.h"
 #include "heap.h"
 #include "keeper.h"
 #include "landlock.h"
@@ -589,6 +590,16 @@ static PyObject *py_forbid_dumps(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *path;
+    if (!PyArg_ParseTuple(args, "s", &path))
+        return NULL;
+    if (remove_folder(path))
+        return fail(path);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef METHODS[] = {
     {"serve", (PyCFunction)(void (*)(void))py_serve, METH_VARARGS | METH_KEYWORDS, "Fork programs; returns in a child, its page."},
     {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
@@ -596,6 +607,7 @@ static PyMethodDef METHODS[] = {
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
     {"drop_capability", py_drop_capability, METH_VARARGS, "Give up a capability for good."},
     {"use_huge_pages", py_use_huge_pages, METH_VARARGS, "Put Python's objects on huge pages, up to so many bytes, until `serve`."},
+    {"remove_folder", py_remove_folder, METH_VARARGS, "Remove a folder, if it is there, and all below it; follows no link."},
     {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Keep /proc/PID of this process to root."},
     {0},
 };
