@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from judging_harness import Court
+from math_verify_directly import directly
 
 from exec_client import Verify
-from worker.config import default_packages
 
 # answer ~ truth; the answer in a box or in dollars, so that both ways look at the same text.
 PAIRS = r"""
@@ -82,12 +77,6 @@ The answer is $\frac{7}{8}$. ~ $0.875$
 I do not know ~ $42$
 \boxed{} ~ $42$
 """.strip().splitlines()
-DIRECTLY = """
-import json, logging, sys
-from math_verify import parse, verify
-logging.disable()
-print(json.dumps([verify(parse(truth), parse(answer)) for answer, truth in json.load(sys.stdin)]))
-"""
 ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
 
 
@@ -95,24 +84,9 @@ def pairs() -> list[tuple[str, str]]:
     return [(answer, truth) for answer, truth in (line.split(" ~ ") for line in PAIRS)]
 
 
-def directly() -> list[bool]:
-    done = subprocess.run(
-        [sys.executable, "-c", DIRECTLY],
-        input=json.dumps(pairs()),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env=os.environ | {"PYTHONPATH": default_packages()},
-        cwd=Path(default_packages()),
-    )
-    verdicts: list[bool] = json.loads(done.stdout)
-    return verdicts
-
-
 async def test_verdicts_are_those_of_math_verify_run_directly(here: Court) -> None:
     assert len(PAIRS) >= 60
-    direct = await asyncio.to_thread(directly)
+    direct = [direct.equal for direct in await asyncio.to_thread(directly, pairs())]
     for extract in ("auto", "none"):
         found = await here.client.verify_many(pairs(), extract=extract, wall_s=30, deadline_s=300)
         ours = [verification.equal for verification in found]
