@@ -62,6 +62,7 @@ async def test_removing_what_another_left_does_not_cost_a_program_its_time(one_s
     await one_slot.output(MANY_FILES, wall_s=30, cpu_s=30, memory_mb=512)
     result = await one_slot.run("import os\nprint(os.listdir('.'))", wall_s=0.15)
     assert (result.status, result.stdout) == ("ok", "[]\n"), result.error
+    assert result.usage.wall_s < 0.15
 
 
 async def test_locked_folders_links_and_pipes_that_another_left_are_gone(one_slot: Lab) -> None:

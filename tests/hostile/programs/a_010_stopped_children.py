@@ -1,5 +1,6 @@
 # A 10: leaves five stopped children
 # expect: status=ok max_wall_s=2
+# without uid: status=ok|error
 import os
 import signal
 import time

@@ -1,5 +1,6 @@
 # G 81: starts programs that have more rights than it
 # expect: status=ok
+# without uid: status=ok|error
 # needs: no_new_privs
 import os
 import subprocess

@@ -18,7 +18,7 @@ enum {
 /* Written by the child while it prepares itself, unmapped before the program's first byte runs. */
 struct progress {
     int64_t step, error, ready_ns;
-    int64_t status, cpu_ns, ended_ns, waited_ns; /* written by the keeper, where there is one */
+    int64_t cleared_ns, status, cpu_ns, ended_ns, waited_ns; /* written by the keeper, where there is one */
 };
 
 struct rule { /* of Landlock, see landlock.c */

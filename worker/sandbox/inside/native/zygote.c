@@ -166,6 +166,7 @@ static pid_t clear_and_keep(struct slot *s) {
         progress->error = errno;
         _exit(EXIT_NOT_CONFINED);
     }
+    progress->cleared_ns = now_ns();
     return keep(progress, s->cgroup[CG_PIDS_LIMIT]);
 }
 
@@ -280,6 +281,7 @@ static void note_keeper(struct slot *s) {
     s->status = p->status;
     s->cpu_ns = p->cpu_ns;
     s->waited_ns = p->waited_ns;
+    s->forked_ns = p->cleared_ns ? p->cleared_ns : s->forked_ns;
     s->ended_ns = p->ended_ns ? p->ended_ns : now_ns();
     if (s->ended_by == BY_WALL && p->ended_ns && p->ended_ns < s->deadline_ns)
         s->ended_by = BY_ITSELF; /* in time; what it left took longer to kill */
@@ -327,16 +329,17 @@ static int64_t file_size(int fd) {
     return fd < 0 || fstat(fd, &st) ? 0 : st.st_size;
 }
 
-/* The keeper still removes what the last program left, which is not to cost this one its time. */
-static int is_clearing(struct slot *s, int64_t now) {
-    return !s->stub && house.progress[s - slots].step < 0 && now - s->forked_ns < CLEARING_MOST_NS;
+/* While the keeper removes what the last program left, this one's time has not begun. */
+static void wait_for_keeper(struct slot *s, int64_t now) {
+    int64_t cleared_ns = house.progress[s - slots].cleared_ns;
+    if (!s->stub && now - s->forked_ns < CLEARING_MOST_NS)
+        s->deadline_ns = (cleared_ns ? cleared_ns : now) + s->ask.wall_ns;
 }
 
 static void watch(struct slot *s, int64_t now) {
     if (s->state != SLOT_RUNNING)
         return;
-    if (is_clearing(s, now))
-        s->deadline_ns = now + s->ask.wall_ns;
+    wait_for_keeper(s, now);
     if (now >= s->deadline_ns)
         end(s, BY_WALL);
     else if (file_size(s->fd[FD_STDOUT]) > s->ask.output_bytes || file_size(s->fd[FD_STDERR]) > s->ask.output_bytes)
