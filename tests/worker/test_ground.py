@@ -1,6 +1,7 @@
 """What a runner leaves when it goes: nothing, whatever programs left in its folder."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,18 @@ def test_folder_in_which_nothing_was_made_is_removed(tmp_path: Path) -> None:
     (tmp_path / "runner").mkdir()
     remove_folder(tmp_path / "runner")
     assert not (tmp_path / "runner").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_what_is_mounted_below_is_not_emptied(folder: Path, tmp_path: Path) -> None:
+    shown, place = tmp_path / "shown", folder / "scratch" / "mounted"
+    shown.mkdir()
+    (shown / "file").touch()
+    place.mkdir()
+    subprocess.run(["mount", "--bind", str(shown), str(place)], check=True)
+    try:
+        with pytest.raises(OSError, match="busy"):
+            remove_folder(folder)
+        assert (shown / "file").exists()
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

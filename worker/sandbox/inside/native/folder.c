@@ -8,10 +8,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Nothing that is mounted here is entered: what it shows belongs to somebody else. */
+static int is_mount_point(int fd) {
+    struct statx info;
+    return statx(fd, "", AT_EMPTY_PATH, STATX_TYPE, &info) || info.stx_attributes & STATX_ATTR_MOUNT_ROOT;
+}
+
 static DIR *open_folder(int parent, const char *name) {
     int fd = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return NULL;
+    if (is_mount_point(fd)) {
+        close(fd);
+        errno = EBUSY;
+        return NULL;
+    }
     char own[32];
     snprintf(own, sizeof own, "/proc/self/fd/%d", fd);
     chmod(own, 0700); /* its owner may have locked it */
