@@ -1,5 +1,5 @@
 # C 40: recursion without a limit
-# expect: status=memory_limit|timeout|signal|error blame=model
+# expect: status=memory_limit|timeout|signal|error
 # limits: wall_s=2
 import sys
 
