@@ -82,6 +82,9 @@ figure, axes = plt.subplots()
 axes.plot([1, 2], label="a"); axes.legend(); axes.set_title("t")
 figure.savefig(io.BytesIO(), format="png")
 plt.close("all")
+from matplotlib import font_manager
+for cached in vars(font_manager).values():  # a font keeps its file open, and a program inherits no descriptor: it has to open its own
+    getattr(cached, "cache_clear", int)()
 """
 
 # The parser of LaTeX learns its grammar by use: the first sight of each construct costs 10 to 200 ms.
