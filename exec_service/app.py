@@ -25,6 +25,9 @@ from starlette.responses import HTMLResponse
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.docs_page import CONTENT_SECURITY_POLICY, docs_page
+from exec_service.doors import OneSlash, door_routes
+from exec_service.doors.foreign_door import House
+from exec_service.errand import stop
 from exec_service.fleet import Fleet
 from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
 from exec_service.http_api import hot_routes, plain_routes
@@ -54,7 +57,8 @@ class Gateway:
         self.metrics = Metrics()
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics)
-        self.app = build_app(config, self.dispatch, self.fleet, self.metrics)
+        self._door_tasks: set[asyncio.Task[None]] = set()
+        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, self._door_tasks)
         self._refresh: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> Gateway:
@@ -68,6 +72,7 @@ class Gateway:
         if self._refresh is not None:
             self._refresh.cancel()
             await asyncio.gather(self._refresh, return_exceptions=True)
+        await stop(self._door_tasks)
 
     @property
     def not_ready_because(self) -> str:
@@ -83,7 +88,9 @@ class Gateway:
         await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)
 
 
-def build_app(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics) -> FastAPI:
+def build_app(
+    config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, door_tasks: set[asyncio.Task[None]]
+) -> FastAPI:
     app = FastAPI(
         title="exec-service",
         version=package_version(),
@@ -94,10 +101,12 @@ def build_app(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: 
     )
     validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
+    app.router.routes.extend(door_routes(House(config, dispatch, validator, fleet, metrics, door_tasks)))
     app.include_router(plain_routes(config, dispatch, fleet, metrics))
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
+    app.add_middleware(OneSlash)
     app.add_middleware(Guard, metrics=metrics)
     metrics.watch(
         fleet,

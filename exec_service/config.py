@@ -6,16 +6,26 @@ Each field's `Meta` carries its bounds and its one line of help, so that documen
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
+from exec_wire.messages import GivenLabel
+
 ENV_PREFIX = "EXEC_"
+DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
 class ConfigError(ValueError):
     """A setting has a value that cannot be meant; the message names it."""
+
+
+class OpenDoor(Struct, frozen=True, forbid_unknown_fields=True):
+    """A door for clients that send no key: whose calls these are, and how many of them may be inside at once."""
+
+    tenant: GivenLabel
+    max_calls: Annotated[int, Meta(ge=1)]
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):
@@ -47,6 +57,31 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for so long is disconnected")] = 60.0
     keep_alive_s: Annotated[int, Meta(ge=1, description="How long an idle connection is kept open")] = 75
     drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what was accepted")] = 30.0
+
+    doors: Annotated[
+        list[DoorName], Meta(description="Doors for clients of other services, see docs/move; what is not named is shut")
+    ] = msgspec.field(default_factory=lambda: list(get_args(DoorName)))
+    open_doors: Annotated[
+        dict[DoorName, OpenDoor],
+        Meta(
+            description="Doors whose clients send no key, each with its tenant and how many of its calls may be inside: "
+            '{"code-judge": {"tenant": "rl", "max_calls": 5000}}. Beyond loopback no other door is open without a key'
+        ),
+    ] = {}
+    codejudge_wall_s: Annotated[float, Meta(gt=0, le=3600, description="Wall time of a program of the code-judge door")] = 10.0
+    codejudge_memory_mb: Annotated[int, Meta(ge=16, le=1 << 16, description="Memory of a program of the code-judge door")] = 256
+    codejudge_deadline_s: Annotated[
+        float, Meta(gt=0, le=7200, description="The code-judge door answers queue_timeout for what is not done by then")
+    ] = 55.0
+    fusion_memory_mb: Annotated[
+        int, Meta(ge=16, le=1 << 16, description="Memory of a program of the sandbox-fusion door that names no limit")
+    ] = 1024
+    fusion_wait_s: Annotated[
+        float,
+        Meta(
+            gt=0, le=3600, description="The sandbox-fusion door answers 504 when a call waits longer than its limits and this"
+        ),
+    ] = 8.0
 
     def __post_init__(self) -> None:
         # Otherwise a request could be within its own limits and still be answered 429 for ever.

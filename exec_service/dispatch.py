@@ -186,7 +186,7 @@ class Dispatch:
         waiter.flight = None
         self.admission.charge(0, bytes_ - waiter.bytes)  # from now on it is the result that takes room
         waiter.bytes = bytes_
-        self._metrics.finished(result)
+        self._metrics.finished(result, order.origin.door)
         order.land(waiter, result)
 
     # -- deadlines, cancellation ------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Dispatch:
         for waiter in order.pending:
             self._deadlines.remove(waiter)
             self.admission.give_back(1, waiter.bytes)
-            self._metrics.cancelled()
+            self._metrics.cancelled(order.origin.door)
             flight, waiter.flight = waiter.flight, None
             if flight is not None:
                 self._unseat(waiter, flight)

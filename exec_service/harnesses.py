@@ -79,7 +79,7 @@ def python_checker(code: str) -> str:
 
 def quoted(code: str) -> str:
     """A literal that keeps its lines: a worker chooses the interpreter by the imports that it sees at their beginnings."""
-    escaped = code.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = code.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r").replace("\0", "\\x00")
     return f'"""\\\n{escaped}"""'
 
 

@@ -26,6 +26,7 @@ from exec_service.info import info_of
 from exec_service.metrics import Metrics
 from exec_service.refusals import IdempotencyConflict, Refusal
 from exec_service.responses import answers, query_parameters
+from exec_service.tools import TOOLS, Tools
 from exec_service.validate import Validator, read_selection
 from exec_service.waiters import Order
 from exec_wire.info import Info
@@ -245,6 +246,10 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
     @router.get("/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info))
     async def info() -> Response:
         return _json(info_of(config, fleet))
+
+    @router.get("/v1/tools", summary="Tools for a model, as OpenAI's chat completions take them", responses=answers(Tools))
+    async def tools() -> Response:
+        return _json(TOOLS)
 
     @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics_page() -> Response:

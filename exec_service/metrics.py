@@ -18,7 +18,10 @@ STAGES = ("queue", "start", "run", "total")
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 ROUTES = (
     *("/v1/run", "/v1/batch", "/v1/judge", "/v1/verify", "/v1/calls", "/v1/info"),
-    *("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"),
+    *("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/v1/tools", "/mcp"),
+    *("/ping", "/status", "/run", "/judge", "/run/batch", "/run/long-batch", "/judge/batch", "/judge/long-batch"),
+    *("/v1/ping", "/run_code", "/run_jupyter", "/submit", "/execute", "/sessions", "/health"),
+    *("/api/v2/execute", "/api/v2/runtimes"),
 )
 
 
@@ -28,6 +31,9 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._calls = self._counter("exec_calls", "Calls by what became of them", "status", "blame")
         self._call = {(status, blame): self._calls.labels(status, blame) for status, blame in BLAME.items()}
+        self._door_calls = self._counter(
+            "exec_door_calls", "Calls that came through a door for other clients", "door", "status", "blame"
+        )
         stages = Histogram(
             "exec_stage_seconds",
             "Time a call spent in each stage: waiting, starting, running, and all of it",
@@ -61,8 +67,8 @@ class Metrics:
             tiers.labels(tier).set_function(partial(fleet.workers_of, tier))
         self.registry.register(Layers(fleet))
 
-    def finished(self, result: Result) -> None:
-        self._count(result.status, result.blame)
+    def finished(self, result: Result, door: str = "") -> None:
+        self._count(result.status, result.blame, door)
         timings = result.timings
         self._queue.observe(timings.queue_ms / 1000)
         self._total.observe(timings.total_ms / 1000)
@@ -70,8 +76,8 @@ class Metrics:
             self._start.observe(timings.start_ms / 1000)
             self._run.observe(timings.run_ms / 1000)
 
-    def cancelled(self) -> None:
-        self._count("cancelled", "client")
+    def cancelled(self, door: str = "") -> None:
+        self._count("cancelled", "client", door)
 
     def late(self) -> None:
         self._late.inc()
@@ -89,11 +95,13 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _count(self, status: Status, blame: Blame) -> None:
+    def _count(self, status: Status, blame: Blame, door: str) -> None:
         child = self._call.get((status, blame))
         if child is None:
             child = self._call[(status, blame)] = self._calls.labels(status, blame)
         child.inc()
+        if door:
+            self._door_calls.labels(door, status, blame).inc()
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.registry)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from exec_service.http_api import NDJSON, Health, Ready, Results
 from exec_service.responses import REF, answers, schema_of
+from exec_service.tools import Tools
 from exec_wire.info import Info
 from exec_wire.judging import Judge, Judgement
 from exec_wire.messages import Batch, Call, Cancelled, Result
@@ -31,7 +32,7 @@ _HOT_PROBLEMS = (
 )
 _MESSAGES = (
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
-    *(Cancelled, Info, Health, Ready, Problem),
+    *(Cancelled, Info, Health, Ready, Problem, Tools),
 )
 
 

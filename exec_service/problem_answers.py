@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,7 +14,6 @@ from starlette.types import Message, Scope, Send
 
 from exec_service.metrics import Metrics
 from exec_service.refusals import Refusal
-from exec_wire.messages import encode_json
 from exec_wire.problems import CONTENT_TYPE, problem
 
 
@@ -21,7 +21,16 @@ async def send_refusal(refusal: Refusal, scope: Scope, send: Send, metrics: Metr
     await answer(refusal, scope, metrics)(scope, _receive_nothing, send)
 
 
-def answer(refusal: Refusal, scope: Scope, metrics: Metrics, headers: dict[str, str] | None = None) -> Response:
+def answer(
+    refusal: Refusal,
+    scope: Scope,
+    metrics: Metrics,
+    headers: dict[str, str] | None = None,
+    *,
+    status: int | None = None,
+    words_in: str = "",
+) -> Response:
+    """Other clients expect another `status`, or what went wrong in a member of another name: `words_in`."""
     facts = scope["exec"]
     facts.code = refusal.code
     metrics.rejected(refusal.code)
@@ -32,10 +41,13 @@ def answer(refusal: Refusal, scope: Scope, metrics: Metrics, headers: dict[str, 
         request_id=facts.origin.request_id,
         retry_after_s=refusal.retry_after_s,
     )
+    if status is not None:
+        body = msgspec.structs.replace(body, status=status)
     headers = dict(headers or {})
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after_s)))  # whole seconds, RFC 9110
-    return Response(encode_json(body), status_code=body.status, headers=headers, media_type=CONTENT_TYPE)
+    content = msgspec.to_builtins(body) | ({words_in: body.detail or body.title} if words_in else {})
+    return Response(msgspec.json.encode(content), status_code=body.status, headers=headers, media_type=CONTENT_TYPE)
 
 
 def refusal_of(error: Exception) -> Refusal:

@@ -47,20 +47,20 @@ class Validator:
         self._max_calls = max_calls_per_request
 
     def read_call(self, body: bytes) -> Call:
-        call = _decode(decode_call, body)
-        self._check(call, "$")
+        call = decode(decode_call, body)
+        self.check(call, "$")
         return call
 
     def read_batch(self, body: bytes) -> list[Call]:
-        calls = _decode(decode_batch, body).calls
-        self._check_number(len(calls), "calls")
+        calls = decode(decode_batch, body).calls
+        self.check_number(len(calls), "calls")
         for index, call in enumerate(calls):
-            self._check(call, f"$.calls[{index}]")
+            self.check(call, f"$.calls[{index}]")
         return calls
 
     def read_judge(self, body: bytes) -> Judge:
-        judge = _decode(decode_judge, body)
-        self._check_number(len(judge.tests), "tests")
+        judge = decode(decode_judge, body)
+        self.check_number(len(judge.tests), "tests")
         self._check_language(judge.language, "$.language")
         if judge.require_tier:
             self._check_tier(judge.require_tier, "$.require_tier")
@@ -77,21 +77,21 @@ class Validator:
         return judge
 
     def has_items(self, body: bytes) -> bool:
-        return bool(bytes(_decode(_decode_shape, body).items))
+        return bool(bytes(decode(_decode_shape, body).items))
 
     def read_verify(self, body: bytes) -> Verify:
-        return _decode(decode_verify, body)
+        return decode(decode_verify, body)
 
     def read_verify_batch(self, body: bytes) -> list[Verify]:
-        items = _decode(decode_verify_batch, body).items
-        self._check_number(len(items), "items")
+        items = decode(decode_verify_batch, body).items
+        self.check_number(len(items), "items")
         return items
 
-    def _check_number(self, count: int, name: str) -> None:
+    def check_number(self, count: int, name: str) -> None:
         if count > self._max_calls:
             raise Refusal("too_many_calls", f"{count} {name}; at most {self._max_calls} fit in one request", field=f"$.{name}")
 
-    def _check(self, call: Call, at: str) -> None:
+    def check(self, call: Call, at: str) -> None:
         self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")
@@ -155,7 +155,7 @@ def read_selection(query: bytes) -> Selection:
     return selection
 
 
-def _decode(decode: Callable[[bytes], T], body: bytes) -> T:
+def decode(decode: Callable[[bytes], T], body: bytes) -> T:
     try:
         return decode(body)
     except msgspec.ValidationError as error:

@@ -26,6 +26,7 @@ class Origin(Struct, frozen=True):
 
     request_id: str = ""
     traceparent: str = ""
+    door: str = ""  # of another service's clients, if it came through one (`exec_service.doors`)
 
 
 ANONYMOUS = Origin()

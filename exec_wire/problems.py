@@ -23,6 +23,8 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "wrong_content_type": (415, "The content type must be application/json"),
     "overloaded": (429, "The service is at its admission limit"),
     "internal": (500, "The service failed"),
+    "no_sessions": (501, "Programs that keep their state between calls are not there yet"),
+    "not_run": (503, "The program could not be run, for no fault of its own"),
     "draining": (503, "The service is shutting down"),
     "not_ready": (503, "The service cannot run programs now"),
 }

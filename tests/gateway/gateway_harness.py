@@ -180,7 +180,7 @@ async def serving(gateway: Gateway, stop: asyncio.Event) -> AsyncIterator[str]:
 @asynccontextmanager
 async def running(*, slots: int = 4, tier: str = "A", worker: bool = True, **settings: object) -> AsyncIterator[Service]:
     defaults: dict[str, object] = {"port": 0, "fleet_refresh_s": 0.02, "drain_s": 0.2}
-    config = GatewayConfig(**(defaults | settings))  # type: ignore[arg-type]
+    config = msgspec.convert(defaults | settings, GatewayConfig)
     queue = MemoryQueue()
     scripted = ScriptedWorker(queue, slots=slots, tier=tier)
     gateway = Gateway(config, queue.gateway("g1"))

@@ -22,15 +22,16 @@ class Court:
     client: AsyncClient
     pool: Pool
     gateway: Gateway
+    url: str
 
 
 @asynccontextmanager
-async def court(*profiles: str, slots: int = 2) -> AsyncIterator[Court]:
+async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIterator[Court]:
     queue, stop = MemoryQueue(), asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     chosen = {name: PROFILES[name] for name in profiles}
     async with (
-        Gateway(GatewayConfig(port=0, fleet_refresh_s=0.1), queue.gateway("g")) as gateway,
+        Gateway(GatewayConfig(port=0, fleet_refresh_s=0.1, **settings), queue.gateway("g")) as gateway,
         Pool(WorkerConfig(slots=slots, profiles=chosen)) as pool,
     ):
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))
@@ -41,7 +42,7 @@ async def court(*profiles: str, slots: int = 2) -> AsyncIterator[Court]:
                 await gateway.fleet.refresh()
                 gateway.dispatch.look_again()
                 async with AsyncClient(await url) as client:
-                    yield Court(client, pool, gateway)
+                    yield Court(client, pool, gateway, await url)
         finally:
             stop.set()
             await serving

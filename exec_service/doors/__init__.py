@@ -1,0 +1,40 @@
+"""Doors for clients of other services: each file translates one service's requests into calls, and results into its answers.
+
+Behind every door is what is behind our own routes: the same admission, queue, sandbox and metrics. What a door must not do is
+decide: a rule that only one of them has is a rule of the service that it stands for, and says so. `EXEC_DOORS` shuts them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from exec_service.doors import code_judge, mcp, nemo_skills, piston, sandbox_fusion
+from exec_service.doors.foreign_door import House
+
+_SLASHES = re.compile("/{2,}")
+ROUTES_OF = {
+    "code-judge": code_judge.routes,
+    "sandbox-fusion": sandbox_fusion.routes,
+    "nemo-skills": nemo_skills.routes,
+    "piston": piston.routes,
+    "mcp": mcp.routes,
+}
+
+
+def door_routes(house: House) -> list[BaseRoute]:
+    return [route for name in house.config.doors for route in ROUTES_OF[name](house)]
+
+
+class OneSlash:
+    """`//run` means `/run`: some clients join a path to an address that ends in a slash."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "//" in scope["path"]:
+            scope["path"] = _SLASHES.sub("/", scope["path"])  # in place: the guard, which is outside, logs it so
+        await self._app(scope, receive, send)

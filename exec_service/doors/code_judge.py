@@ -1,0 +1,206 @@
+"""code-judge: `/ping /status`, and `/run` and `/judge`, each alone, as `/batch` and as `/long-batch`.
+
+Every outcome is HTTP 200. Its clients send again what was answered `queue_timeout`, so that is what everything is called that
+another attempt may help; they give up after 60 s, so the door answers before that.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.routing import Route
+from starlette.types import Scope
+
+from exec_service.doors.foreign_door import Desk, ForeignDoor, House, bytes_of, get, in_order, limits, post
+from exec_service.errand import Errand
+from exec_service.guard import RequestFacts
+from exec_service.judging import words
+from exec_service.refusals import Refusal
+from exec_service.validate import decode
+from exec_service.verifying import bytes_of as bytes_of_verify
+from exec_service.verifying import verify
+from exec_wire.messages import Call, Result, Status
+from exec_wire.verifying import Verification, Verify
+
+Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
+
+SHOWN_CHARS = 1000
+TIMED_OUT = "Suicide from timeout."
+_REASONS: dict[Status, Reason] = {"timeout": "worker_timeout", "cpu_limit": "worker_timeout"}
+
+
+class Submission(Struct, frozen=True):
+    type: Literal["python", "cpp", "math"]
+    solution: str
+    sub_id: str | None = None
+    options: dict[str, str] | None = None
+    input: str | None = None
+    expected_output: str | None = None
+
+
+class BatchSubmission(Struct, frozen=True):
+    submissions: Annotated[list[Submission], Meta(min_length=1)]
+    sub_id: str | None = None
+    type: Literal["batch"] = "batch"
+
+
+class SubmissionResult(Struct):
+    sub_id: str
+    success: bool = False
+    run_success: bool = False
+    cost: float = 0.0
+    stdout: str | UnsetType | None = ""
+    stderr: str | UnsetType | None = ""
+    reason: Reason = ""
+
+
+class BatchResult(Struct):
+    sub_id: str
+    results: list[SubmissionResult]
+
+
+_decode_one = msgspec.json.Decoder(Submission).decode
+_decode_batch = msgspec.json.Decoder(BatchSubmission).decode
+
+
+class Judge(ForeignDoor):
+    """`/run` shows what was printed, `/judge` does not."""
+
+    name = "code-judge"
+
+    def __init__(self, house: House, desk: Desk, *, shows: bool) -> None:
+        super().__init__(house, desk)
+        self._shows = shows
+
+    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
+        return (await self._judge_all([decode(_decode_one, body)], facts))[0]
+
+    async def _judge_all(self, submissions: list[Submission], facts: RequestFacts) -> list[SubmissionResult]:
+        self._validator.check_number(len(submissions), "submissions")
+        work: list[Call | Verify | str] = [self._work_of(submission) for submission in submissions]
+        with self._desk.errand(facts, len(work), sum(map(_bytes_of, work))) as errand:
+            began = time.monotonic()
+            results = await in_order([_judge(*pair, errand, began) for pair in zip(submissions, work, strict=True)])
+        for result in results if not self._shows else []:
+            result.stdout = result.stderr = UNSET
+        return results
+
+    def _work_of(self, submission: Submission) -> Call | Verify | str:
+        """What there is to do; or, in words, why there is nothing."""
+        config, tenant = self._config, self._desk.tenant
+        if submission.type == "math":
+            if submission.expected_output is None:
+                return "a submission of the type math needs its expected_output"
+            item = Verify(
+                submission.solution, submission.expected_output, tenant=tenant, deadline_s=config.codejudge_deadline_s
+            )
+            return msgspec.structs.replace(item, wall_s=min(config.codejudge_wall_s, 60.0))
+        expected_bytes = len((submission.expected_output or "").encode("utf-8", "surrogatepass"))
+        call = Call(
+            code=submission.solution,
+            language=submission.type,
+            stdin=submission.input or "",
+            limits=limits(config.codejudge_wall_s, config.codejudge_memory_mb, output_bytes=expected_bytes),
+            deadline_s=config.codejudge_deadline_s,
+            tenant=tenant,
+        )
+        try:
+            self._validator.check(call, "$")
+        except Refusal as refusal:
+            return refusal.detail
+        return call
+
+
+class BatchJudge(Judge):
+    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
+        batch = decode(_decode_batch, body)
+        return BatchResult(batch.sub_id or str(uuid.uuid4()), await self._judge_all(batch.submissions, facts))
+
+
+def _bytes_of(work: Call | Verify | str) -> int:
+    if isinstance(work, Verify):
+        return bytes_of_verify(work)
+    return bytes_of(work) if isinstance(work, Call) else 0
+
+
+async def _judge(submission: Submission, work: Call | Verify | str, errand: Errand, began: float) -> SubmissionResult:
+    if isinstance(work, str):
+        made = SubmissionResult("", stderr=work, reason="invalid_input")
+    elif isinstance(work, Verify):
+        made = _of_verification(await verify(work, 0, errand))
+    else:
+        made = _of_result(await errand.run(work), submission.expected_output)
+    made.sub_id = submission.sub_id or str(uuid.uuid4())
+    if made.reason == "queue_timeout":
+        made.cost = round(time.monotonic() - began, 6)
+    return made
+
+
+def _of_result(result: Result, expected: str | None) -> SubmissionResult:
+    if reason := _not_run(result):
+        return SubmissionResult("", stderr=result.error[:SHOWN_CHARS], reason=reason)
+    if result.status == "compile_error":
+        return SubmissionResult("", stdout=result.stdout[:SHOWN_CHARS], stderr=result.stderr[:SHOWN_CHARS])
+    ran = result.status == "ok"
+    right = expected is None or (not result.truncated and result.stdout.strip() == expected.strip())
+    return SubmissionResult(
+        "",
+        success=ran and right,
+        run_success=ran,
+        cost=result.usage.wall_s,
+        stdout=_shown(result),
+        stderr=_told(result)[:SHOWN_CHARS],
+        reason=_REASONS.get(result.status, ""),
+    )
+
+
+def _not_run(made: Result | Verification) -> Reason:
+    """Why nothing is known of the program; empty if something is."""
+    if made.blame == "infra":
+        return "queue_timeout" if made.retryable else "internal_error"
+    if made.blame == "client":
+        return "internal_error" if made.status == "cancelled" else "invalid_input"
+    return ""
+
+
+def _shown(result: Result) -> str:
+    if _REASONS.get(result.status) != "worker_timeout":
+        return result.stdout[:SHOWN_CHARS]
+    printed = result.stdout if not result.stdout or result.stdout.endswith("\n") else result.stdout + "\n"
+    return f"{printed}{TIMED_OUT}\n"[:SHOWN_CHARS]
+
+
+def _told(result: Result) -> str:
+    """stderr; of a program that was stopped and could say nothing, why."""
+    return result.stderr or ("" if result.status in ("ok", "error", "timeout") else words(result))
+
+
+def _of_verification(made: Verification) -> SubmissionResult:
+    reason = _not_run(made)
+    return SubmissionResult(
+        "",
+        success=made.equal is True,
+        run_success=made.status == "ok" and made.equal is not None,
+        cost=0.0 if reason else round(made.timings.run_ms / 1000, 6),
+        stdout=(made.extracted or "")[:SHOWN_CHARS],
+        stderr=made.error[:SHOWN_CHARS],
+        reason=reason or _REASONS.get(made.status, ""),
+    )
+
+
+def routes(house: House) -> list[Route]:
+    desk = Desk("code-judge", house)
+
+    def status() -> dict[str, Any]:
+        waiting = house.dispatch.admission.calls - len(house.dispatch.released)
+        return {"queue": max(0, waiting), "num_workers": house.fleet.slots}
+
+    made = [get("/ping", lambda: "pong"), get("/status", status)]
+    for path, shows in (("/run", True), ("/judge", False)):
+        made.append(post(path, Judge(house, desk, shows=shows)))
+        made += [post(f"{path}/{kind}", BatchJudge(house, desk, shows=shows)) for kind in ("batch", "long-batch")]
+    return made

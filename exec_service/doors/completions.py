@@ -1,0 +1,80 @@
+"""How SandboxFusion's generic judge finds the program in a model's text, and when it takes an output for right."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from typing import Literal
+
+from exec_service.checkers import PAIRS_PER_TURN, number
+
+Found = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
+
+REL_TOL = 1e-5
+TAGS = {
+    "python": {"python", "py", "python3"},
+    "cpp": {"cpp", "c++", "cc"},
+    "javascript": {"javascript", "js", "nodejs", "node"},
+    "bash": {"bash", "sh", "shell"},
+}
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[^\n`]*$", re.M)
+# Where a program without a fence begins, if the text before it is prose.
+_BEGINS = re.compile(r"^(?:import |from \S+ import |def |class |@|#include|using namespace|#!/)", re.M)
+
+
+def extract(completion: str, language: str) -> tuple[str, Found]:
+    """The first fenced block of the language, else one without a language, else a fence that never ends, else a guess."""
+    tags = TAGS.get(language, {language.lower()})
+    blocks, open_block = _blocks(completion)
+    for wanted in (tags, {""}):
+        for tag, code in blocks:
+            if tag in wanted:
+                return code, "fenced"
+    if open_block is not None and open_block[0] in tags | {""}:
+        return open_block[1], "incomplete_fenced"
+    if not completion.strip():
+        return "", "empty"
+    begins = _BEGINS.search(completion)
+    return (completion[begins.start() :] if begins else completion).strip("\n"), "heuristic"
+
+
+def _blocks(text: str) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
+    """(tag, code) of every fenced block, and of the last one if it has no end."""
+    blocks: list[tuple[str, str]] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif not fence[1]:
+            blocks.append((opened[1].lower(), text[opened.end() + 1 : fence.start()]))
+            opened = None
+    return blocks, (opened[1].lower(), text[opened.end() + 1 :]) if opened else None
+
+
+async def same_output(output: str, expected: str) -> bool:
+    """Line by line, without regard to case; numbers may differ a little."""
+    got, wanted = output.strip().split("\n"), expected.strip().split("\n")
+    if len(got) != len(wanted):
+        return False
+    for place, (mine, theirs) in enumerate(zip(got, wanted, strict=True), 1):
+        if not _same_line(mine.strip().casefold(), theirs.strip().casefold()):
+            return False
+        if place % PAIRS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return True
+
+
+def _same_line(mine: str, theirs: str) -> bool:
+    if mine == theirs:
+        return True
+    a, b = number(mine), number(theirs)
+    return a is not None and b is not None and abs(a - b) <= REL_TOL * max(abs(a), abs(b))
+
+
+def base64_of(text: str) -> str:
+    return base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def text_of(encoded: str) -> str:
+    return base64.b64decode(encoded).decode("utf-8", "replace")

@@ -1,0 +1,147 @@
+"""What all doors have in common: how they submit calls, for whom, and how they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from exec_service.config import DoorName, GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.errand import Errand, raise_first, stop
+from exec_service.fleet import Fleet
+from exec_service.guard import RequestFacts
+from exec_service.http_api import Door
+from exec_service.judging import CALL_OVERHEAD_BYTES, words
+from exec_service.judging_api import unless_gone
+from exec_service.metrics import Metrics
+from exec_service.problem_answers import answer
+from exec_service.refusals import Overloaded, Refusal
+from exec_service.validate import Validator
+from exec_wire.messages import Call, Limits, Result, encode_json
+
+T = TypeVar("T")
+
+DEADLINE_MOST_S = 7200.0
+CPU_S = 3600.0  # the services that doors stand for bound wall time alone
+
+
+class House(NamedTuple):
+    """What a door opens to."""
+
+    config: GatewayConfig
+    dispatch: Dispatch
+    validator: Validator
+    fleet: Fleet
+    metrics: Metrics
+    tasks: set[asyncio.Task[None]]  # that are cancelled when the gateway stops
+
+
+class Desk:
+    """Where the routes of one door submit their calls. The tenant is that of the door, if it is one without keys."""
+
+    def __init__(self, name: DoorName, house: House) -> None:
+        open_door = house.config.open_doors.get(name)
+        self.tenant = open_door.tenant if open_door else ""
+        self._most = open_door.max_calls if open_door else 0
+        self._inside = 0
+        self._name, self._house = name, house
+
+    @contextmanager
+    def errand(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Errand]:
+        """Admit the calls of one request, or raise a `Refusal`. What fails for our fault is run again within its deadline."""
+        if self._most and self._inside + calls > self._most:
+            raise Overloaded(f"{self._inside} of the {self._most} calls that the door {self._name} may have are inside", 1.0)
+        self._inside += calls
+        try:
+            with self._house.dispatch.reserve(calls, bytes_) as room:
+                facts.calls = calls
+                yield Errand(self._house.dispatch, room, msgspec.structs.replace(facts.origin, door=self._name))
+        finally:
+            self._inside -= calls
+
+    async def run(self, call: Call, facts: RequestFacts) -> Result:
+        with self.errand(facts, 1, bytes_of(call)) as errand:
+            return await errand.run(call)
+
+
+class ForeignDoor(Door):
+    """A route that takes and answers JSON: `_serve` is the translation."""
+
+    name: ClassVar[DoorName]
+    statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # instead of our own, by problem code
+    words_in: ClassVar[str] = ""  # the member of an error's body in which its clients look for words
+
+    def __init__(self, house: House, desk: Desk) -> None:
+        super().__init__(house.config, house.dispatch, house.validator)
+        self._house, self._desk = house, desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except Refusal as refusal:
+            status = self.statuses.get(refusal.code)
+            response = answer(refusal, scope, self._house.metrics, status=status, words_in=self.words_in)
+            await response(scope, receive, send)
+
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        body = await self._read(scope, facts, receive)
+        made = await unless_gone(self._serve(body, scope, facts), receive)
+        await self._send_json(encode_json(made), send)
+
+    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> msgspec.Struct:
+        raise NotImplementedError
+
+
+def get(path: str, tell: Any) -> Route:
+    """A route that tells something in JSON and runs nothing."""
+
+    async def endpoint(request: Request) -> Response:
+        return Response(msgspec.json.encode(tell()), media_type="application/json")
+
+    return Route(path, endpoint, methods=["GET"])
+
+
+def post(path: str, door: ForeignDoor) -> Route:
+    return Route(path, door, methods=["POST"])
+
+
+def limits(wall_s: float, memory_mb: int, *, output_bytes: int = 0, file_bytes: int = 0) -> Limits:
+    """`output_bytes` and `file_bytes` come on top of what everybody has."""
+    usual = Limits()
+    return Limits(
+        wall_s=wall_s,
+        cpu_s=CPU_S,
+        memory_mb=min(max(memory_mb, 16), 1 << 16),
+        output_kb=min(usual.output_kb + (output_bytes >> 10), 1 << 16),
+        file_mb=min(usual.file_mb + (file_bytes >> 20), 1 << 16),
+    )
+
+
+def bytes_of(call: Call) -> int:
+    return len(call.code) + len(call.stdin) + sum(map(len, call.files.values())) + CALL_OVERHEAD_BYTES
+
+
+def not_ours(result: Result) -> Result:
+    """The result, if it tells something of the program. What we did wrong is no outcome: it is refused, to be tried again."""
+    if result.blame == "infra" and result.retryable:
+        raise Refusal("not_run", words(result), retry_after_s=1.0)
+    return result
+
+
+async def in_order(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All at the same time, the results in their order."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        raise_first(done)
+        return [task.result() for task in tasks]
+    finally:
+        await stop(tasks)

@@ -1,0 +1,162 @@
+"""Piston: `/api/v2/execute` and `/api/v2/runtimes`. Times are milliseconds, memory is bytes, errors are `{"message": …}`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import signal
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.routing import Route
+from starlette.types import Scope
+
+from exec_service.doors.foreign_door import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.guard import RequestFacts
+from exec_service.judging import INTERPRETED, words
+from exec_service.refusals import Refusal
+from exec_service.validate import decode
+from exec_wire.messages import Call, Result
+
+Milliseconds = Annotated[float, Meta(gt=0, le=3_600_000)]
+
+WAIT_S = 15.0  # for a slot; open-r1 gives up after 30 s of silence
+MEMORY_MB = 1024  # of a request that names no limit
+VERSION = "*"  # any: a selector that clients send back as they got it
+ALIASES = {"python": ["py", "python3"], "javascript": ["js", "node", "nodejs"], "c++": ["cpp", "g++"], "bash": ["sh"]}
+_OURS = {alias: "cpp" if name == "c++" else name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
+_THEIRS = {"cpp": "c++"}
+_STATUSES = {"error": "RE", "signal": "SG", "timeout": "TO", "cpu_limit": "TO", "memory_limit": "SG", "output_limit": "OL"}
+
+
+class File(Struct, frozen=True):
+    content: str
+    name: str | None = None
+    encoding: Literal["utf8", "base64", "hex"] = "utf8"
+
+
+class Execute(Struct, frozen=True):
+    language: str
+    version: str
+    files: Annotated[list[File], Meta(min_length=1)]
+    stdin: str = ""
+    args: list[str] = []
+    compile_timeout: Milliseconds = 10_000
+    run_timeout: Milliseconds = 3_000
+    compile_memory_limit: int = -1
+    run_memory_limit: int = -1
+
+
+class Stage(Struct):
+    stdout: str
+    stderr: str
+    output: str
+    code: int | None
+    signal: str | None
+    message: str | None
+    status: str | None
+    cpu_time: int
+    wall_time: int
+    memory: int
+
+
+class Executed(Struct, omit_defaults=True):
+    language: str
+    version: str
+    run: Stage
+    compile: Stage | None = None
+
+
+_decode_execute = msgspec.json.Decoder(Execute).decode
+
+
+class ExecuteDoor(ForeignDoor):
+    name = "piston"
+    statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
+    words_in = "message"
+
+    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
+        request = decode(_decode_execute, body)
+        main, *others = [_bytes_of(file, f"$.files[{index}]") for index, file in enumerate(request.files)]
+        memory_mb = request.run_memory_limit >> 20 if request.run_memory_limit > 0 else MEMORY_MB
+        wall_s = request.run_timeout / 1000
+        language = _OURS.get(request.language, request.language)
+        call = Call(
+            code=main.decode("utf-8", "replace"),
+            language=language,
+            stdin=request.stdin,
+            argv=request.args,
+            files={
+                file.name or f"file{index}": base64.b64encode(content).decode()
+                for index, (file, content) in enumerate(zip(request.files[1:], others, strict=True), 1)
+            },
+            limits=limits(wall_s, memory_mb, file_bytes=sum(map(len, others))),
+            deadline_s=min(wall_s + request.compile_timeout / 1000 + WAIT_S, DEADLINE_MOST_S),
+            tenant=self._desk.tenant,
+        )
+        try:
+            self._validator.check(call, "$")
+        except Refusal as refusal:
+            if refusal.code == "unknown_language":
+                refusal.detail = f"{request.language}-{request.version} runtime is unknown: {refusal.detail}"
+            raise
+        return executed(not_ours(await self._desk.run(call, facts)), language)
+
+
+def _bytes_of(file: File, at: str) -> bytes:
+    try:
+        match file.encoding:
+            case "base64":
+                return binascii.a2b_base64(file.content)
+            case "hex":
+                return bytes.fromhex(file.content)
+            case _:
+                return file.content.encode("utf-8", "surrogatepass")
+    except ValueError as error:
+        raise Refusal("bad_field", f"is not {file.encoding}: {error}", field=f"{at}.content") from None
+
+
+def executed(result: Result, language: str) -> Executed:
+    made = Executed(_THEIRS.get(language, language), VERSION, stage(result))
+    if result.status == "compile_error":
+        made.run.code = made.run.code or 1
+        made.compile = made.run  # the run has not begun; its clients look there all the same
+    elif language not in INTERPRETED:
+        made.compile = Stage("", "", "", 0, None, None, None, 0, 0, 0)
+    return made
+
+
+def stage(result: Result) -> Stage:
+    killed = result.signal or (signal.SIGKILL if result.status in ("timeout", "memory_limit", "output_limit") else 0)
+    usual = result.status in ("ok", "error", "compile_error")
+    return Stage(
+        stdout=result.stdout,
+        stderr=result.stderr,
+        output=result.stdout + result.stderr,
+        code=result.exit_code,
+        signal=_signal_name(killed) if killed else None,
+        message=None if usual else words(result),
+        status=None if result.status == "ok" else _STATUSES.get(result.status, "RE" if usual else "XX"),
+        cpu_time=round(result.usage.cpu_s * 1000),
+        wall_time=round(result.usage.wall_s * 1000),
+        memory=result.usage.memory_peak_bytes,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def routes(house: House) -> list[Route]:
+    def runtimes() -> list[dict[str, Any]]:
+        names = [_THEIRS.get(language, language) for language in house.fleet.languages]
+        return [{"language": name, "version": VERSION, "aliases": ALIASES.get(name, [])} for name in names]
+
+    return [
+        post("/api/v2/execute", ExecuteDoor(house, Desk("piston", house))),
+        get("/api/v2/runtimes", runtimes),
+    ]
