@@ -1,12 +1,13 @@
 # make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change)
 # make test     set everything up and run all tests
+# make test-integrations  published clients of other services, each in an environment of its own, against this one
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 PORT ?= 8080
 BIN := .venv/bin
 
-.PHONY: help install run test lint hostile bench clean
+.PHONY: help install run test test-integrations lint hostile bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -19,6 +20,10 @@ run: install
 
 test: install-dev
 	$(BIN)/pytest -q $(ARGS)
+
+test-integrations: install-dev
+	@sh tests/integrations/install.sh .integrations
+	EXEC_INTEGRATIONS=$(CURDIR)/.integrations $(BIN)/pytest -q tests/integrations $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -35,4 +40,4 @@ install-dev:
 	@sh deploy/setup.sh dev
 
 clean:
-	rm -rf .venv .sandbox-packages build *.egg-info
+	rm -rf .venv .integrations .sandbox-packages build *.egg-info
