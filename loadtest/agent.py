@@ -7,6 +7,7 @@ the last of them has ended. Kinds:
     nsjail   a fresh nsjail with a fresh interpreter per program
     zygote   the worker's pool, nothing around it
     http     a client of the service at the URL that follows: here only the load is made, the service is counted on its own
+    run, run_code, batch, long-batch    as `http`, but plain requests to that route: the first two one program each
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
+import httpx
 import msgspec
 from msgspec import Struct
 
@@ -39,6 +41,9 @@ from worker.sandbox import jail, kernel
 
 DEADLINE_S = 600.0  # of a call in the queue: a whole batch is submitted at once
 BUSY_PAUSE_S = 0.02
+IN_FLIGHT = 4  # requests at the same time for each program that can run, by what sends one program at a time
+SHOWN_CHARS = 1000  # of each stream, by code-judge
+CUT = "[cut]"  # instead of the last line of a stream that was longer
 
 
 class Outcome(Struct, frozen=True):
@@ -276,6 +281,96 @@ class Http(Agent):
         return [outcomes[index] for index in range(len(programs))]
 
 
+class Plain(Agent):
+    """Requests as any HTTP client makes them: `ask` is the body of one program, `tell` what its answer says."""
+
+    path = ""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=DEADLINE_S)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def _post(self, body: object) -> Any:
+        content = msgspec.json.encode(body)
+        answer = await self._http.post(self.path, content=content, headers={"content-type": "application/json"})
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content)
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        waiting = deque(enumerate(programs))
+        outcomes: dict[int, Outcome] = {}
+
+        async def work() -> None:
+            while waiting:
+                index, program = waiting.popleft()
+                started = time.perf_counter()
+                answer = await self._post(self.ask(program))
+                outcomes[index] = self.tell(answer, time.perf_counter() - started)
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT * concurrency)))
+        return [outcomes[index] for index in range(len(programs))]
+
+    @abstractmethod
+    def ask(self, program: Program) -> object: ...
+
+    @abstractmethod
+    def tell(self, answer: Any, latency_s: float) -> Outcome: ...
+
+
+class Run(Plain):
+    path = "/v1/run"
+
+    def ask(self, program: Program) -> object:
+        return _call(program)
+
+    def tell(self, answer: Any, latency_s: float) -> Outcome:
+        return _outcome(msgspec.convert(answer, Result), latency_s)
+
+
+class RunCode(Plain):
+    """SandboxFusion's."""
+
+    path = "/run_code"
+
+    def ask(self, program: Program) -> object:
+        return {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.wall_s}
+
+    def tell(self, answer: Any, latency_s: float) -> Outcome:
+        ran = answer["run_result"]
+        status = _status(ran["return_code"] or 0, ran["status"] == "TimeLimitExceeded")
+        return Outcome(status, ran["stdout"], last_line(ran["stderr"]), latency_s)
+
+
+class Batch(Run):
+    path, many, results = "/v1/batch?stream=false", "calls", "results"
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        started = time.perf_counter()
+        answer = await self._post({self.many: [self.ask(program) for program in programs]})
+        latency_s = time.perf_counter() - started
+        return [self.tell(one, latency_s) for one in answer[self.results]]
+
+
+class LongBatch(Batch):
+    """code-judge's. A limit of its own for each program is not in its language."""
+
+    path, many = "/run/long-batch", "submissions"
+
+    def ask(self, program: Program) -> object:
+        return {"type": "python", "solution": program.code, "input": program.stdin}
+
+    def tell(self, answer: Any, latency_s: float) -> Outcome:
+        status = (
+            "ok"
+            if answer["run_success"]
+            else {"": "error", "worker_timeout": "timeout"}.get(answer["reason"], answer["reason"])
+        )
+        stderr = answer["stderr"]
+        return Outcome(status, answer["stdout"], CUT if len(stderr) == SHOWN_CHARS else last_line(stderr), latency_s)
+
+
 def send_frame(stream: BinaryIO, message: Struct | bool) -> None:
     data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(8, "little") + data)
@@ -303,6 +398,7 @@ def main() -> None:
 
     kind, *rest = sys.argv[1:]
     agents: dict[str, type[Agent]] = {"spawn": Spawn, "nsjail": Nsjail, "zygote": Zygote, "http": Http}
+    agents |= {"run": Run, "run_code": RunCode, "batch": Batch, "long-batch": LongBatch}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the measurement, which closes our standard input
     uvloop.run(serve(agents[kind](*rest)))
 

@@ -4,7 +4,7 @@
         run = await arm.run(programs, concurrency=2)
 
 An arm is an agent (`loadtest.agent`) in a process of its own; `http` has a real `exec-service up` besides, and there the agent
-is only the load.
+is only the load. The arms of single routes are such agents too; they share one service.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from loadtest import meter
 from loadtest.agent import Outcome, Report, Request
 from loadtest.workload import Program
 
-ARMS = ("spawn", "nsjail", "zygote", "http")
+ROUTES = ("run", "run_code", "batch", "long-batch")
+ARMS = ("spawn", "nsjail", "zygote", "http", *ROUTES)
 START_S = 90.0
 SETTLE_S = 0.05  # after the last result: what is reaped and cleaned up then belongs to the calls
 
@@ -73,6 +74,9 @@ class Counted:
         return self._log.read().decode(errors="replace")[-4000:]
 
 
+Service = tuple[Counted, str]  # and its address
+
+
 @contextlib.asynccontextmanager
 async def counted(name: str, command: list[str]) -> AsyncGenerator[Counted, None]:
     cpu = meter.make_meter(name)
@@ -107,6 +111,10 @@ class Arm:
     def __init__(self, name: str, agent: Counted, service: Counted | None = None, url: str = "") -> None:
         self.name, self.url = name, url
         self._agent, self._service = agent, service
+
+    @property
+    def service(self) -> Service | None:
+        return (self._service, self.url) if self._service else None
 
     @property
     def counted_by(self) -> str:
@@ -151,12 +159,13 @@ async def _receive(stream: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def open_arm(name: str) -> AsyncGenerator[Arm, None]:
+async def open_arm(name: str, shared: Service | None = None) -> AsyncGenerator[Arm, None]:
+    """`shared`: a service that is there already, for an arm that needs one."""
     async with contextlib.AsyncExitStack() as stack:
-        if name != "http":
+        if name not in ("http", *ROUTES):
             yield Arm(name, await _agent(stack, name))
             return
-        service, url = await _service(stack)
+        service, url = shared or await _service(stack)
         yield Arm(name, await _agent(stack, name, url), service, url)
 
 

@@ -23,10 +23,11 @@ def main() -> None:
 
 
 def draw_bars(axes: Any, results: dict[str, Any], figure: str, title: str, ratio: bool = False) -> None:
-    mixes = list(dict.fromkeys(one["mix"] for one in results["figures"]))
-    arms = list(dict.fromkeys(one["arm"] for one in results["figures"]))
-    width = 0.8 / len(arms)
-    for one in results["figures"]:
+    figures = [one for one in results["figures"] if one["arm"] in COLOURS]  # single routes are in the table only
+    mixes = list(dict.fromkeys(one["mix"] for one in figures))
+    arms = list(dict.fromkeys(one["arm"] for one in figures))
+    width = 0.8 / max(1, len(arms))
+    for one in figures:
         at = mixes.index(one["mix"]) + (arms.index(one["arm"]) - (len(arms) - 1) / 2) * width
         spread = one[figure]
         error = [[spread["median"] - spread["low"]], [spread["high"] - spread["median"]]]

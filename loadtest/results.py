@@ -133,6 +133,8 @@ def _by_repeat(runs: list[RunRecord], mix: str, arm: str) -> dict[int, RunRecord
 
 
 TIMES_SPAWN = {"rollout": 20.0, "std": 4.0}
+DOORS = {"run_code": "run", "long-batch": "batch"}  # a route for other clients -> our own of the same shape
+OF_OWN_ROUTE = 0.8
 HTTP_OVER_ZYGOTE_MS, IDLE_P50_MS, IDLE_PSS_MB = 1.0, 15.0, 600.0
 
 
@@ -150,6 +152,13 @@ def judge(results: Results) -> list[Target]:
             over = http.cpu_ms_over_zygote.median
             words = f"{mix}: CPU per call, http minus zygote"
             targets.append(Target(words, f"≤ {HTTP_OVER_ZYGOTE_MS:g} ms", f"{over:+.2f} ms", over <= HTTP_OVER_ZYGOTE_MS))
+    for mix in TIMES_SPAWN:
+        for door, own in DOORS.items():
+            mine, ours = _by_repeat(results.runs, mix, door), _by_repeat(results.runs, mix, own)
+            if shares := [run.calls_per_s / ours[repeat].calls_per_s for repeat, run in mine.items() if repeat in ours]:
+                share = median(shares)
+                words = f"{mix}: {door} against {own}, calls/s"
+                targets.append(Target(words, f"≥ {OF_OWN_ROUTE:g} x", f"{share:.2f} x", share >= OF_OWN_ROUTE))
     if results.idle:
         p50, pss_mb = results.idle.p50_ms, max(results.idle.pss_bytes_at_start, results.idle.pss_bytes_after_load) / 1e6
         targets.append(

@@ -12,7 +12,7 @@ import pytest
 
 from loadtest import bench, meter
 from loadtest.agent import Outcome
-from loadtest.arms import ARMS, info, open_arm
+from loadtest.arms import ARMS, ROUTES, info, open_arm
 from loadtest.results import Results, RunRecord, judge, percentile, summarise
 from loadtest.workload import Program
 
@@ -41,9 +41,10 @@ async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
     need_sandbox()
     burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
     async with open_arm(name) as arm:
-        run = await arm.run(FOUR, 2)
+        four = FOUR[:3] if name in ROUTES else FOUR  # code-judge's clients cannot say how long a program may take
+        run = await arm.run(four, 2)
         # On a busy machine an endless program's time-out is the machine's fault, and says so.
-        assert [(one.status.removesuffix(" (infra)"), one.stdout) for one in run.outcomes] == WANTED
+        assert [(one.status.removesuffix(" (infra)"), one.stdout) for one in run.outcomes] == WANTED[: len(four)]
         assert run.outcomes[2].last_line == "ZeroDivisionError: division by zero"
         burned = await arm.run([burn] * 2, 2)
         assert burned.cpu_s > 2 * BURN_S * 0.9
@@ -121,6 +122,24 @@ def test_targets_are_judged_by_the_median() -> None:
     results = Results("", "", "", {}, "", 1, 2, "", "A", 2, {})
     results.figures = summarise([record("spawn", 0, 10, 200), record("http", 0, 190, 8), record("zygote", 0, 200, 6)])
     assert [(target.found, target.met) for target in judge(results)] == [("19.0 x", False), ("+2.00 ms", False)]
+
+
+def test_a_door_is_judged_beside_our_own_route_of_the_same_shape() -> None:
+    results = Results("", "", "", {}, "", 1, 2, "", "A", 2, {})
+    results.runs = [
+        record("run", 0, 100, 8),
+        record("run_code", 0, 90, 8),
+        record("batch", 0, 100, 8),
+        record("long-batch", 0, 70, 8),
+    ]
+    assert [(target.found, target.met) for target in judge(results)] == [("0.90 x", True), ("0.70 x", False)]
+
+
+def test_what_code_judge_cuts_is_compared_as_far_as_it_goes() -> None:
+    reference, found = outcome("error", "x" * 3000, "NameError: x"), outcome("error", "x" * 1000, bench.CUT)
+    assert bench.difference(bench.shown_by("long-batch", reference, found), found) == ""
+    assert bench.difference(bench.shown_by("run_code", reference, found), found) != ""
+    assert bench.difference(bench.shown_by("long-batch", reference, outcome("error", "x" * 1000, "other")), found) != ""
 
 
 def test_percentile_is_a_measured_value() -> None:
