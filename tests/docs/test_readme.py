@@ -26,7 +26,7 @@ from worker.config import default_packages
 from worker.sandbox.tiers import ALL_LAYERS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 URL_IN_TEXT = "http://127.0.0.1:8080"
 START_S, EXAMPLE_S, STOP_S = 120.0, 90.0, 60.0
 MEASURED = ("usage", "timings", "request_id", "sandbox")  # differ between two calls, or two machines
