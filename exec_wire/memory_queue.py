@@ -1,6 +1,7 @@
 """The job queue inside one process: the embedded default, with the same rules as every other (`exec_wire.queue`).
 
 Both ends live on one event loop. Nothing here survives the process: on one machine the gateway and its worker die together.
+One gateway uses it, so nothing is recorded for others and nobody is asked.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from exec_wire.queue import LEASE_S, Answer, Job, WorkerInfo
+from exec_wire.messages import Selection
+from exec_wire.queue import LEASE_S, Answer, Ask, Job, WorkerInfo
 
 T = TypeVar("T")
+_PYTHON = frozenset({"python"})  # taken by who has not said what it can run
 
 
 class _Inbox(Generic[T]):
@@ -55,6 +58,7 @@ class MemoryQueue:
         self._replies: dict[str, _Inbox[Answer]] = {}
         self._cancels: dict[str, _Inbox[str]] = {}
         self._workers: dict[str, tuple[WorkerInfo, float]] = {}
+        self._classes: dict[str, frozenset[str]] = {}  # what each worker takes
         self._left: set[str] = set()  # workers that said goodbye; one may still be asking
 
     def gateway(self, name: str) -> MemoryGatewayEnd:
@@ -76,16 +80,28 @@ class MemoryQueue:
         async with self._arrival:
             while True:
                 self._return_lapsed()
-                if self._waiting and worker not in self._left:
-                    return [self._lease_next(worker) for _ in range(min(most, len(self._waiting)))]
+                if worker not in self._left and (jobs := self._lease_next(worker, most)):
+                    return jobs
                 try:
                     await asyncio.wait_for(self._arrival.wait(), self._until_next_lapse())
                 except TimeoutError:
                     pass
 
-    def _lease_next(self, worker: str) -> Job:
+    def _lease_next(self, worker: str, most: int) -> list[Job]:
+        classes = self._classes.get(worker, _PYTHON)
+        jobs: list[Job] = []
+        passed: list[tuple[Job, float]] = []
+        while self._waiting and len(jobs) < most:
+            job, deadline = self._waiting.popleft()
+            if job.needs in classes:
+                jobs.append(self._lease(worker, job, deadline))
+            else:
+                passed.append((job, deadline))
+        self._waiting.extendleft(reversed(passed))
+        return jobs
+
+    def _lease(self, worker: str, job: Job, deadline: float) -> Job:
         now = self._clock()
-        job, deadline = self._waiting.popleft()
         job = msgspec.structs.replace(job, remaining_ms=round((deadline - now) * 1000))
         self._leases[job.id] = _Lease(job, worker, now + LEASE_S)
         self._deadlines[job.id] = deadline
@@ -131,6 +147,10 @@ class MemoryQueue:
                 self._cancels[lease.worker].put([id])
         return untaken
 
+    def _missing(self, ids: Sequence[str]) -> list[str]:
+        waiting = {job.id for job, _ in self._waiting}
+        return [id for id in ids if id not in waiting and id not in self._leases]
+
     async def _leave(self, worker: str) -> None:
         async with self._arrival:
             self._workers.pop(worker, None)
@@ -144,8 +164,13 @@ class MemoryQueue:
 
 
 class MemoryGatewayEnd:
+    shared = False
+
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self.name = queue, name
+
+    async def announce(self, backlog: bool) -> int:
+        return int(backlog)
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         await self._queue._publish(jobs)
@@ -156,8 +181,26 @@ class MemoryGatewayEnd:
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         return self._queue._cancel(ids)
 
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        return self._queue._missing(ids)
+
     async def workers(self) -> list[WorkerInfo]:
         return self._queue._alive()
+
+    async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
+        return [None] * len(names)
+
+    async def ask_others(self, selection: Selection) -> int:
+        return 0
+
+    async def asked(self) -> list[Ask]:
+        return await asyncio.Future()
+
+    async def tell(self, ask: Ask, cancelled: int) -> None:
+        raise NotImplementedError("nobody asks")
+
+    async def leave(self) -> None:
+        self._queue._replies.pop(self.name, None)
 
 
 class MemoryWorkerEnd:
@@ -167,6 +210,7 @@ class MemoryWorkerEnd:
 
     async def announce(self, info: WorkerInfo) -> None:
         self._queue._workers[self._name] = (info, self._queue._clock() + LEASE_S)
+        self._queue._classes[self._name] = frozenset(info.classes)
 
     async def take(self, most: int) -> list[Job]:
         jobs = await self._queue._take(self._name, most)

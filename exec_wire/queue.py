@@ -1,11 +1,12 @@
 """The job queue between gateways and workers: its envelopes and the rules every implementation keeps.
 
   Own        The gateway that accepted a call keeps its bytes until the answer; only it publishes the call again.
-  Take       A worker takes as many jobs as it has free slots, never more.
+  Take       A worker takes as many jobs as it has free slots, never more, and only of the classes that it can run.
   Lease      A worker renews what it runs every `RENEW_S`; what was not renewed for `LEASE_S` is handed to another worker.
              `Job.deliveries` counts; the worker that gets a job for the `MAX_STARTS + 1`-th time answers `worker_lost`.
-  Answer     Publishing the answer and ending the lease are one step; an answer to a job that is no longer leased to
-             anybody is still delivered, and the gateway drops all but the first answer of an id.
+  Answer     Publishing the answer, ending the lease and keeping the record are one step; an answer to a job that is no longer
+             leased to anybody is still delivered, and the gateway drops all but the first answer of an id.
+  Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
              no two hosts' clocks are compared.
 
@@ -14,32 +15,49 @@ Ids are made by the gateway; a caller's own `Call.id` is a label that never come
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
 from msgspec import Struct, field
 
+from exec_wire.messages import Selection, Tier
+
 RENEW_S = 2.0
 LEASE_S = 6.0
+RECONCILE_S = 12.0
+RECORD_S = 120  # how long a result is kept for who sends its idempotency key again
+
+TIERS: tuple[str, ...] = get_args(Tier)  # strongest first
 
 
-class Job(Struct, frozen=True):
+class QueueAway(Exception):
+    """The queue cannot be used now; another attempt may help. `sent`: what was asked may have been done all the same."""
+
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+class Job(Struct, frozen=True, array_like=True):
     """One call on its way to a worker. `payload` is a packed `Call`, passed on without decoding."""
 
     id: str
     payload: bytes
     remaining_ms: int
     reply_to: str
-    needs: str = "python"
+    needs: str = "python"  # a class, see `class_of`
     deliveries: int = 1
+    record_as: str = ""  # where a result that is not our fault is kept for other gateways; nowhere if empty
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, array_like=True):
     """One result on its way back. `stay_ms`: from the worker's receipt of the job to this answer."""
 
     id: str
     payload: bytes
     stay_ms: float = 0.0
+    record: bool = False  # may be kept, if the job says where
 
 
 class WorkerInfo(Struct, frozen=True):
@@ -48,20 +66,48 @@ class WorkerInfo(Struct, frozen=True):
     id: str
     slots: int
     busy: int = 0
-    needs: list[str] = field(default_factory=lambda: ["python"])
+    needs: list[str] = field(default_factory=lambda: ["python"])  # languages
     tier: str = "none"
     layers: list[str] = []
     profiles: list[str] = []
     missing_layers: list[str] = []  # that this worker could have and has not
+
+    @property
+    def classes(self) -> list[str]:
+        """The jobs that it can run: every language, with every tier that it is as strong as."""
+        tiers = TIERS[TIERS.index(self.tier) : -1] if self.tier in TIERS else ()
+        return [class_of(language, tier) for tier in ("", *tiers) for language in self.needs]
+
+
+class Ask(Struct, frozen=True, array_like=True):
+    """One gateway asks the others to cancel what they have of a selection."""
+
+    asker: str
+    id: str
+    selection: Selection
+
+
+def class_of(language: str, require_tier: str = "") -> str:
+    """What a worker must have to run a job."""
+    return f"{language}@{require_tier}" if require_tier else language
+
+
+def fingerprint(payload: bytes) -> bytes:
+    """Of a packed call: two calls with the same one are the same program."""
+    return hashlib.blake2b(payload, digest_size=16).digest()
 
 
 class GatewayQueue(Protocol):
     """The gateway's end."""
 
     name: str  # what its jobs carry as `reply_to`
+    shared: bool  # other gateways may use the same queue
+
+    async def announce(self, backlog: bool) -> int:
+        """Be seen for the next `LEASE_S`. Gives how many gateways have calls waiting, this one included."""
 
     async def publish(self, jobs: Sequence[Job]) -> None:
-        """Hand jobs to the workers. Returns when the queue has them."""
+        """Hand jobs to the workers: all of them or none. Returns when the queue has them."""
 
     async def receive(self) -> list[Answer]:
         """Wait for at least one answer addressed to this gateway, then give all that are there."""
@@ -69,18 +115,39 @@ class GatewayQueue(Protocol):
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """Have these jobs forgotten or killed. Gives those that are known to be with no worker: they will not be answered."""
 
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        """Which of these published jobs the queue does not have any more: answered, or lost."""
+
     async def workers(self) -> list[WorkerInfo]:
         """The workers that are alive."""
+
+    async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
+        """What is kept under each name: the fingerprint of the call, then its result as the worker packed it."""
+
+    async def ask_others(self, selection: Selection) -> int:
+        """Have the other gateways cancel what they have of this. Gives how many calls that were."""
+
+    async def asked(self) -> list[Ask]:
+        """Wait for at least one ask of another gateway, then give all that are there."""
+
+    async def tell(self, ask: Ask, cancelled: int) -> None:
+        """Answer an ask."""
+
+    async def leave(self) -> None:
+        """Be gone at once, and close what is open."""
 
 
 class WorkerQueue(Protocol):
     """The worker's end."""
 
     async def announce(self, info: WorkerInfo) -> None:
-        """Be seen for the next `LEASE_S`."""
+        """Be seen for the next `LEASE_S`, and take jobs of `info.classes` from now on."""
 
     async def take(self, most: int) -> list[Job]:
-        """Wait for at least one job, then take up to `most`; each is leased to this worker."""
+        """Wait for at least one job, then take up to `most`; each is leased to this worker.
+
+        A worker may get a job that it still runs: if it did not renew it in time, or if it was published twice.
+        """
 
     async def renew(self, ids: Sequence[str]) -> None:
         """Keep the leases of `ids`, which are all that this worker is still running."""

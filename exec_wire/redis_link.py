@@ -1,0 +1,263 @@
+"""Connections to Redis or Valkey, as the queue needs them: few, shared, and quick to admit that the server is away.
+
+redis-py finds the server, logs in and reads its answers. Its clients and pools are not used: a `Link` writes what all its
+callers say in one turn of the loop with one system call and hands out the answers in order, about ten times as many
+commands a second as a pool of connections. Time limits are ours too: redis-py's default of 5 s would end a blocking read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from hiredis import pack_command
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+
+from exec_wire.queue import QueueAway
+
+log = logging.getLogger("exec_wire.redis")
+
+CONNECT_S = 3.0
+ANSWER_S = 5.0  # a server that is silent for so long is away
+PAUSE_S, PAUSE_MOST_S = 0.05, 1.0  # between attempts to connect; doubled each time
+PING_S = 2.0
+
+Word = str | bytes | int | float
+Command = tuple[Word, ...]
+
+# Errors that pass: the server starts, is a replica, waits for its replicas or for a script, cannot write to its disk.
+_PASSING = ("LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN")
+
+
+class NoGroup(Exception):
+    """A stream or its group is not there (any more)."""
+
+
+def where(url: str) -> str:
+    """The server's address, without the password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+
+
+def opener(url: str) -> Callable[[], AbstractConnection]:
+    """Makes connections; `ValueError` if the URL is none."""
+    pool = ConnectionPool.from_url(
+        url,
+        protocol=2,  # plain lists, also for messages of a subscription
+        socket_timeout=None,
+        socket_connect_timeout=CONNECT_S,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=0,
+    )
+    return pool.make_connection
+
+
+class _Exchange:
+    """Commands on their way, and the answers that have come."""
+
+    __slots__ = ("answers", "count", "done")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.answers: list[Any] = []
+        self.done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # the caller may be gone
+
+
+class Link:
+    """One connection, opened when it is needed. Callers share it; nobody waits for another one's answer to send."""
+
+    def __init__(self, url: str) -> None:
+        self._open, self._where = opener(url), where(url)
+        self._connection: AbstractConnection | None = None
+        self._opening = asyncio.Lock()
+        self._pause_s = PAUSE_S
+        self._not_before = 0.0
+        self._outgoing: list[bytes] = []
+        self._exchanges: deque[_Exchange] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.client_id = 0  # of the connection, as the server knows it
+
+    async def call(self, *commands: Command, timeout_s: float = ANSWER_S) -> list[Any]:
+        """The answers of the server, in order. `QueueAway` if there are none, or if one says so; `NoGroup`."""
+        answers = await self.try_(*commands, timeout_s=timeout_s)
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                raise self._translated(answer)
+        return answers
+
+    async def try_(self, *commands: Command, timeout_s: float = ANSWER_S) -> list[Any]:
+        """As `call`, but what the server refuses is an answer like any other."""
+        while (connection := self._connection) is None:
+            await self._connect()
+        exchange = _Exchange(len(commands))
+        self._exchanges.append(exchange)
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, connection)
+        self._outgoing.extend(map(pack_command, commands))
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._drop, connection, f"no answer within {timeout_s} s")
+        try:
+            return await exchange.done
+        finally:
+            timer.cancel()
+
+    def _flush(self, connection: AbstractConnection) -> None:
+        if connection is self._connection and connection._writer is not None:
+            connection._writer.write(b"".join(self._outgoing))
+            self._outgoing = []
+
+    async def _connect(self) -> None:
+        async with self._opening:
+            if self._connection is not None:
+                return
+            if time.monotonic() < self._not_before:
+                raise QueueAway(f"{self._where} was not there a moment ago", sent=False)
+            connection = self._open()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await connection.connect()
+                    # An answer to a command of our own: a proxy in front may take connections for a server that is gone.
+                    await connection.send_command("CLIENT", "ID", check_health=False)
+                    self.client_id = await connection.read_response()
+            except (RedisError, OSError) as error:  # a TimeoutError is an OSError
+                await connection.disconnect(nowait=True)
+                self._not_before = time.monotonic() + self._pause_s * random.uniform(0.7, 1.3)
+                self._pause_s = min(2 * self._pause_s, PAUSE_MOST_S)
+                raise QueueAway(f"cannot connect to {self._where}: {error or type(error).__name__}", sent=False) from error
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            self._pause_s = PAUSE_S
+            self._connection = connection
+            self._hold(self._read_forever(connection))
+
+    async def _read_forever(self, connection: AbstractConnection) -> None:
+        try:
+            while True:
+                try:
+                    answer = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                except ResponseError as error:
+                    answer = error
+                exchange = self._exchanges[0]
+                exchange.answers.append(answer)
+                if len(exchange.answers) == exchange.count:
+                    self._exchanges.popleft()
+                    if not exchange.done.done():  # else the caller is gone
+                        exchange.done.set_result(exchange.answers)
+        except (RedisError, OSError) as error:
+            self._drop(connection, str(error) or type(error).__name__)
+
+    def _drop(self, connection: AbstractConnection, why: str) -> None:
+        """Nothing more can come in order from this connection."""
+        if connection is not self._connection:
+            return
+        self._connection = None
+        self._outgoing = []
+        exchanges, self._exchanges = self._exchanges, deque()
+        for exchange in exchanges:
+            exchange.fail(QueueAway(f"{self._where}: {why}", sent=True))
+        self._hold(connection.disconnect(nowait=True))
+
+    def _translated(self, error: ResponseError) -> Exception:
+        words = str(error)
+        if "NOGROUP" in words:
+            return NoGroup(words)
+        if isinstance(error, ReadOnlyError) or words.startswith("READONLY"):
+            # The address may lead to the new primary when it is asked again.
+            if self._connection is not None:
+                self._drop(self._connection, words)
+            return QueueAway(f"{self._where}: {words}", sent=False)
+        if isinstance(error, OutOfMemoryError) or words.startswith(_PASSING):
+            return QueueAway(f"{self._where}: {words}", sent=False)
+        return error
+
+    def _hold(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            self._drop(self._connection, "closed")
+        self._not_before = float("inf")
+        tasks = list(self._tasks)
+        await asyncio.wait(tasks, timeout=1.0) if tasks else None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Subscription:
+    """What is said on some channels. A message that is said while the connection is broken is lost."""
+
+    def __init__(self, url: str, channels: Sequence[str]) -> None:
+        self._open, self._channels = opener(url), list(channels)
+        self._connection: AbstractConnection | None = None
+        self._opening = asyncio.Lock()
+
+    async def listen(self) -> None:
+        """Hear everything from now on. `QueueAway` if that cannot be."""
+        try:
+            await self._listen()
+        except (RedisError, OSError) as error:
+            raise QueueAway(f"cannot listen: {error or type(error).__name__}", sent=False) from error
+
+    async def message(self) -> tuple[str, bytes]:
+        """The next one, with its channel. `QueueAway` if the connection breaks; the next call makes a new one."""
+        try:
+            connection = await self._listen()
+            while True:
+                said = await self._read(connection)
+                if said[0] == b"message":
+                    return said[1].decode(), said[2]
+        except (RedisError, OSError) as error:
+            await self.close()
+            raise QueueAway(f"cannot listen: {error or type(error).__name__}", sent=False) from error
+
+    async def _listen(self) -> AbstractConnection:
+        async with self._opening:
+            if self._connection is None:
+                self._connection = await self._subscribe()
+            return self._connection
+
+    async def _subscribe(self) -> AbstractConnection:
+        connection = self._open()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await connection.connect()
+                await connection.send_command("SUBSCRIBE", *self._channels, check_health=False)
+                for _ in self._channels:
+                    await connection.read_response(disable_decoding=True)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def _read(self, connection: AbstractConnection) -> list[bytes]:
+        """Anything at all; a silent connection is asked whether it lives."""
+        said = await connection.read_response(disable_decoding=True, timeout=PING_S, disconnect_on_error=False)
+        if said is None:
+            await connection.send_command("PING", check_health=False)
+            said = await connection.read_response(disable_decoding=True, timeout=ANSWER_S, disconnect_on_error=False)
+        if said is None:
+            raise TimeoutError(f"no answer within {ANSWER_S} s")
+        answer: list[bytes] = said
+        return answer
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)

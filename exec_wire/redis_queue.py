@@ -1,0 +1,656 @@
+"""The job queue on Redis or Valkey streams: any number of gateways and workers, one primary (7.0 or newer), no Redis Cluster.
+
+    x:jobs:{class}        stream, group `workers`   released calls: one entry each, field j = a packed `Job`
+    x:reply@{gateway}     stream, 60 s, renewed     answers: field a = packed `Answer`s; a dead gateway's is not made again
+    x:worker:{id}         string, 6 s, renewed      `WorkerInfo` as JSON        x:workers    set of ids
+    x:gateway:{id}        string, 6 s, renewed      1 if calls wait there       x:gateways   set of ids
+    x:idem:{digest}       string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
+    x:cancel              channel (with the number of the database)   ids of jobs that their workers shall kill
+    x:cancel@gateways     channel (likewise)                          an `Ask` to all gateways
+    x:cancel@{gateway}    channel (likewise)                          what one gateway tells another that asked
+
+Rules (`exec_wire.queue`) and how they are kept here:
+
+  Take       A worker with free slots asks for exactly so many, over all streams that it can serve; only if there is nothing does
+             it block. What a blocking read brings too much (it counts per stream) is handed back at once.
+  Lease      An entry's idle time in the group. A renewal is an XCLAIM to oneself, done only if the entry is still one's own.
+             Handing back is an XCLAIM to nobody that makes the entry look idle; its id stays, so its gateway can still find it.
+  Answer     One script: XACK, XDEL, XADD NOMKSTREAM, SET. If the gateway's stream is not there, the worker keeps the answer for
+             a while: after a FLUSHALL the gateway makes its stream again.
+  Time       How long an entry waited in its stream is told by the clock that stamped its id: the primary's own.
+  Memory     In a script that has written once, Redis lets further writes pass although `maxmemory` is reached. So nothing new
+             is published then, but whatever frees memory or keeps a lease alive still works.
+
+A script is sent with its text (EVAL): a server that was restarted knows no hashes, and the text is small beside the payloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from exec_wire.messages import Selection
+from exec_wire.queue import LEASE_S, RECORD_S, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint
+from exec_wire.redis_link import Command, Link, NoGroup, Subscription, Word, opener
+
+log = logging.getLogger("exec_wire.redis")
+
+GROUP, NOBODY = "workers", "nobody"
+REPLY_S = 60  # a gateway that is gone for longer finds its answers gone too
+BLOCK_S = 1.0  # of a blocking read; between two of them lapsed leases are looked for
+READ_COUNT = 256
+ANSWERS_AT_ONCE, ANSWER_BYTES_AT_ONCE = 512, 4 << 20
+ASK_S = 1.5  # how long other gateways have to say what they cancelled
+UNDELIVERED_PAUSE_S = 0.5
+SWEEP_MS = 3_600_000
+RECORDED_BYTES = 64 << 20  # of results that one worker keeps in Redis within `RECORD_S`
+_LEASE_MS = round(LEASE_S * 1000)
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_job = msgspec.msgpack.Decoder(Job).decode
+_unpack_answers = msgspec.msgpack.Decoder(list[Answer]).decode
+_unpack_ask = msgspec.msgpack.Decoder(Ask).decode
+_unpack_told = msgspec.msgpack.Decoder(tuple[str, int]).decode
+_read_info = msgspec.json.Decoder(WorkerInfo).decode
+
+# KEYS: streams. ARGV: the number of a stream and a job, again and again.
+PUBLISH = """
+local ids = {}
+for at = 1, #ARGV, 2 do
+  ids[#ids + 1] = redis.call('XADD', KEYS[tonumber(ARGV[at])], '*', 'j', ARGV[at + 1])
+end
+return ids
+"""
+# KEYS: streams, in the order in which they are served. ARGV: group, consumer, how many, idle time from which a lease has lapsed
+# (0: do not look for any). Gives the time, then {stream, id, job, deliveries} of each.
+TAKE = """
+local group, me, left, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = redis.call('TIME')
+local found = {string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))}
+local function add(number, entry, deliveries)
+  found[#found + 1] = {number, entry[1], entry[2][2], deliveries}
+  left = left - 1
+end
+for number, stream in ipairs(KEYS) do
+  if lease > 0 and left > 0 then
+    for _, pending in ipairs(redis.call('XPENDING', stream, group, 'IDLE', lease, '-', '+', left)) do
+      local claimed = redis.call('XCLAIM', stream, group, me, lease, pending[1])
+      if claimed[1] and claimed[1][2] then add(number, claimed[1], pending[4] + 1) end
+    end
+  end
+end
+for number, stream in ipairs(KEYS) do
+  if left > 0 then
+    local read = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', left, 'STREAMS', stream, '>')
+    for _, entry in ipairs(read and read[1][2] or {}) do add(number, entry, 1) end
+  end
+end
+return found
+"""
+# KEYS: streams. ARGV: group, consumer, then the number of a stream and an id, again and again.
+RENEW = """
+for at = 3, #ARGV, 2 do
+  local stream, id = KEYS[tonumber(ARGV[at])], ARGV[at + 1]
+  if #redis.call('XPENDING', stream, ARGV[1], id, id, 1, ARGV[2]) > 0 then
+    redis.call('XCLAIM', stream, ARGV[1], ARGV[2], 0, id, 'JUSTID')
+  end
+end
+"""
+# As if it had not been delivered. KEYS: streams. ARGV: group, consumer, idle time to set, then stream, id and the deliveries
+# before this one, again and again.
+HAND_BACK = """
+for at = 4, #ARGV, 3 do
+  local stream, id = KEYS[tonumber(ARGV[at])], ARGV[at + 1]
+  if #redis.call('XPENDING', stream, ARGV[1], id, id, 1, ARGV[2]) > 0 then
+    redis.call('XCLAIM', stream, ARGV[1], 'nobody', 0, id, 'IDLE', ARGV[3], 'RETRYCOUNT', ARGV[at + 2], 'JUSTID')
+  end
+end
+"""
+# All that a worker has. A consumer is deleted only when nothing is pending with it: what is would never be delivered again.
+# KEYS: its value, the set of all, streams. ARGV: group, consumer, idle time to set.
+LEAVE = """
+redis.call('UNLINK', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[2])
+for number = 3, #KEYS do
+  local pending = redis.pcall('XPENDING', KEYS[number], ARGV[1], '-', '+', 100, ARGV[2])
+  while not pending.err and #pending > 0 do
+    for _, entry in ipairs(pending) do
+      redis.call('XCLAIM', KEYS[number], ARGV[1], 'nobody', 0, entry[1], 'IDLE', ARGV[3], 'JUSTID')
+    end
+    pending = redis.call('XPENDING', KEYS[number], ARGV[1], '-', '+', 100, ARGV[2])
+  end
+  if not pending.err then redis.call('XGROUP', 'DELCONSUMER', KEYS[number], ARGV[1], ARGV[2]) end
+end
+"""
+# Consumers of workers that died long ago. KEYS: streams. ARGV: group, idle time.
+SWEEP = """
+for _, stream in ipairs(KEYS) do
+  for _, facts in ipairs(redis.call('XINFO', 'CONSUMERS', stream, ARGV[1])) do
+    local of = {}
+    for at = 1, #facts, 2 do of[facts[at]] = facts[at + 1] end
+    if of.pending == 0 and of.idle > tonumber(ARGV[2]) then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], of.name) end
+  end
+end
+"""
+# KEYS: job streams, reply streams, records. ARGV: group, seconds of a record, how many job streams and reply streams, then for
+# each job stream how many ids and the ids, for each reply stream its answers, for each record its value.
+# Gives for each reply stream whether it was there.
+ANSWER = """
+local jobs, replies, at, delivered = tonumber(ARGV[3]), tonumber(ARGV[4]), 5, {}
+for number = 1, jobs do
+  local last = at + tonumber(ARGV[at])
+  redis.call('XACK', KEYS[number], ARGV[1], unpack(ARGV, at + 1, last))
+  redis.call('XDEL', KEYS[number], unpack(ARGV, at + 1, last))
+  at = last + 1
+end
+for number = jobs + 1, jobs + replies do
+  delivered[#delivered + 1] = redis.call('XADD', KEYS[number], 'NOMKSTREAM', '*', 'a', ARGV[at]) and 1 or 0
+  at = at + 1
+end
+for number = jobs + replies + 1, #KEYS do
+  redis.call('SET', KEYS[number], ARGV[at], 'EX', ARGV[2])
+  at = at + 1
+end
+return delivered
+"""
+# KEYS: streams. ARGV: group, channel, then stream, entry and job, again and again; entry - if it is not known.
+# Gives the jobs that were with no worker; the workers are told of the others.
+CANCEL = """
+local untaken, taken = {}, {}
+for at = 3, #ARGV, 3 do
+  local stream, id, job = KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2]
+  local pending, removed = {}, 0
+  if id ~= '-' then
+    pending = redis.pcall('XPENDING', stream, ARGV[1], id, id, 1)
+    removed = redis.call('XDEL', stream, id)
+  end
+  if removed == 1 and (pending.err or #pending == 0) then
+    untaken[#untaken + 1] = job
+  else
+    if removed == 1 then redis.call('XACK', stream, ARGV[1], id) end
+    taken[#taken + 1] = job
+  end
+end
+if #taken > 0 then redis.call('PUBLISH', ARGV[2], table.concat(taken, ' ')) end
+return untaken
+"""
+# KEYS: streams. ARGV: stream and entry, again and again. Gives the positions of those that are gone, from 0.
+MISSING = """
+local gone = {}
+for at = 1, #ARGV, 2 do
+  if #redis.call('XRANGE', KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 1]) == 0 then gone[#gone + 1] = (at - 1) / 2 end
+end
+return gone
+"""
+# KEYS: the value of this one, the set of all. ARGV: its id, its value, how long it is seen (ms).
+ANNOUNCE = """
+redis.call('SADD', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+"""
+# KEYS: the reply stream of this gateway. ARGV: seconds it lives.
+KEEP_REPLY = """
+if redis.call('EXPIRE', KEYS[1], ARGV[1]) == 0 then
+  redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'a', ''))
+  redis.call('EXPIRE', KEYS[1], ARGV[1])
+end
+"""
+# KEYS: a set of ids. ARGV: what their keys begin with. Gives the values of those that are alive.
+ALIVE = """
+local values = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local value = redis.call('GET', ARGV[1] .. id)
+  if value then values[#values + 1] = value else redis.call('SREM', KEYS[1], id) end
+end
+return values
+"""
+# Written first in a script that must work although memory is full: see the top of this file.
+_FREELY = "redis.call('UNLINK', 'x:')\n"
+
+
+def script(text: str, keys: Sequence[Word], *arguments: Word) -> Command:
+    return ("EVAL", text, len(keys), *keys, *arguments)
+
+
+def jobs_key(needs: str) -> str:
+    return f"x:jobs:{needs}"
+
+
+def reply_key(gateway: str) -> str:
+    return f"x:reply@{gateway}"
+
+
+def record_key(name: str) -> str:
+    return f"x:idem:{name}"
+
+
+def record_name(tenant: str, key: str) -> str:
+    """A digest: of fixed length, whatever callers choose, and no pair of tenant and key is taken for another one."""
+    return hashlib.blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=16).hexdigest()
+
+
+class Entry(NamedTuple):
+    """Where a job is in its stream, and how often it was delivered from there."""
+
+    stream: str
+    id: str
+    deliveries: int = 1
+
+
+class Streams:
+    """The keys of a script, each once, and the number by which the script knows it."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, stream: str) -> int:
+        return self.numbers.setdefault(stream, len(self.numbers) + 1)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.numbers)
+
+
+class RedisQueue:
+    """`gateway()` and `worker()` open the two ends. `ValueError` if the URL is none."""
+
+    def __init__(self, url: str) -> None:
+        database = opener(url)().db or 0
+        self.url = url
+        self.cancels = f"x:cancel:{database}"
+        self.asks = f"x:cancel@gateways:{database}"
+
+    def told(self, gateway: str) -> str:
+        return f"x:cancel@{gateway}:{self.asks.rpartition(':')[2]}"
+
+    def gateway(self, name: str) -> RedisGatewayEnd:
+        return RedisGatewayEnd(self, name)
+
+    def worker(self, name: str) -> RedisWorkerEnd:
+        return RedisWorkerEnd(self, name)
+
+
+class RedisGatewayEnd:
+    shared = True
+
+    def __init__(self, queue: RedisQueue, name: str) -> None:
+        self.name = name
+        self._queue = queue
+        self._commands, self._reads = Link(queue.url), Link(queue.url)
+        self._notes = Subscription(queue.url, [queue.asks, queue.told(name)])
+        self._reply = reply_key(name)
+        self._read: list[bytes] = []  # entries of the reply stream that were handed out
+        self._entries: dict[str, Entry] = {}  # of published jobs that were not answered
+        self._told: dict[str, asyncio.Queue[int]] = {}
+
+    async def announce(self, backlog: bool) -> int:
+        _, _, others = await self._commands.call(
+            script(_FREELY + ANNOUNCE, [f"x:gateway:{self.name}", "x:gateways"], self.name, int(backlog), _LEASE_MS),
+            script(_FREELY + KEEP_REPLY, [self._reply], REPLY_S),
+            script(ALIVE, ["x:gateways"], "x:gateway:"),
+        )
+        return sum(value == b"1" for value in others)
+
+    async def publish(self, jobs: Sequence[Job]) -> None:
+        streams = Streams()
+        arguments: list[Word] = []
+        for job in jobs:
+            arguments += (streams.number(jobs_key(job.needs)), _pack(job))
+        [ids] = await self._commands.call(script(PUBLISH, streams.keys, *arguments))
+        for job, id in zip(jobs, ids, strict=True):
+            self._entries[job.id] = Entry(jobs_key(job.needs), id.decode())
+
+    async def receive(self) -> list[Answer]:
+        while True:
+            # What was handed out is deleted with the next read. All that is there is unread, so reading starts at 0: ids
+            # of a primary that took over with a slower clock may be smaller than those before.
+            commands: list[Command] = [("XDEL", self._reply, *self._read)] if self._read else []
+            commands.append(("XREAD", "COUNT", READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", self._reply, "0"))
+            *_, streams = await self._reads.call(*commands, timeout_s=BLOCK_S + 5)
+            self._read = []
+            if not streams:
+                continue
+            entries = streams[0][1]
+            self._read = [id for id, _ in entries]
+            answers = [answer for _, (_, packed) in entries for answer in _unpack_answers(packed)]
+            for answer in answers:
+                self._entries.pop(answer.id, None)
+            if answers:
+                return answers
+
+    async def cancel(self, ids: Sequence[str]) -> list[str]:
+        streams = Streams()
+        arguments: list[Word] = []
+        for id in ids:
+            entry = self._entries.get(id, Entry(jobs_key("python"), "-"))
+            arguments += (streams.number(entry.stream), entry.id, id)
+        [untaken] = await self._commands.call(script(CANCEL, streams.keys, GROUP, self._queue.cancels, *arguments))
+        for id in ids:
+            self._entries.pop(id, None)
+        return [id.decode() for id in untaken]
+
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        known = [id for id in ids if id in self._entries]
+        streams = Streams()
+        arguments: list[Word] = []
+        for id in known:
+            entry = self._entries[id]
+            arguments += (streams.number(entry.stream), entry.id)
+        if not known:
+            return []
+        [gone] = await self._commands.call(script(MISSING, streams.keys, *arguments))
+        return [known[position] for position in gone]
+
+    async def workers(self) -> list[WorkerInfo]:
+        [values] = await self._commands.call(script(ALIVE, ["x:workers"], "x:worker:"))
+        return sorted((_read_info(value) for value in values), key=lambda info: info.id)
+
+    async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
+        [found] = await self._commands.call(("MGET", *map(record_key, names)))
+        return list(found)
+
+    async def ask_others(self, selection: Selection) -> int:
+        ask = Ask(self.name, secrets.token_hex(8), selection)
+        told = self._told[ask.id] = asyncio.Queue()
+        total = 0
+        try:
+            await self._notes.listen()
+            [listeners] = await self._commands.call(("PUBLISH", self._queue.asks, _pack(ask)))
+            async with asyncio.timeout(ASK_S):
+                for _ in range(listeners - 1):
+                    total += await told.get()
+        except TimeoutError:
+            log.warning("not every gateway said what it cancelled")
+        finally:
+            del self._told[ask.id]
+        return total
+
+    async def asked(self) -> list[Ask]:
+        while True:
+            channel, data = await self._notes.message()
+            if channel == self._queue.asks:
+                ask = _unpack_ask(data)
+                if ask.asker != self.name:
+                    return [ask]
+            else:
+                id, cancelled = _unpack_told(data)
+                if id in self._told:
+                    self._told[id].put_nowait(cancelled)
+
+    async def tell(self, ask: Ask, cancelled: int) -> None:
+        await self._commands.call(("PUBLISH", self._queue.told(ask.asker), _pack((ask.id, cancelled))))
+
+    async def leave(self) -> None:
+        try:
+            await self._commands.call(
+                ("UNLINK", f"x:gateway:{self.name}", self._reply), ("SREM", "x:gateways", self.name), timeout_s=1.0
+            )
+        except QueueAway as away:
+            log.warning("left without a word: %s", away)
+        for part in (self._commands, self._reads, self._notes):
+            await part.close()
+
+
+class _Taken(msgspec.Struct):
+    """A job that this worker has, wherever it was published."""
+
+    job: Job
+    entries: list[Entry]
+    at: float
+    fingerprint: bytes = b""
+
+
+class _Outgoing(NamedTuple):
+    answer: Answer
+    reply_to: str
+    sent: asyncio.Future[None]
+
+
+class RedisWorkerEnd:
+    def __init__(self, queue: RedisQueue, name: str) -> None:
+        self._queue, self._name = queue, name
+        self._commands, self._blocking = Link(queue.url), Link(queue.url)
+        self._notes = Subscription(queue.url, [queue.cancels])
+        self._streams = [jobs_key("python")]
+        self._turn = 0  # which stream is served first
+        self._claimed_at = float("-inf")
+        self._taken: dict[str, _Taken] = {}
+        self._taking: asyncio.Task[list[Job]] | None = None
+        self._left = False
+        self._outbox: deque[_Outgoing] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._undelivered: set[asyncio.Task[None]] = set()
+        self._recorded: deque[tuple[float, int]] = deque()  # when, and how many bytes
+        self._recorded_bytes = 0
+
+    async def announce(self, info: WorkerInfo) -> None:
+        self._streams = [jobs_key(needs) for needs in info.classes]
+        await self._commands.call(
+            script(_FREELY + ANNOUNCE, [f"x:worker:{self._name}", "x:workers"], self._name, msgspec.json.encode(info), _LEASE_MS)
+        )
+
+    # -- taking -----------------------------------------------------------------------------------------------------------
+
+    async def take(self, most: int) -> list[Job]:
+        # In a task of its own: a caller that is cancelled must not lose what the server has handed out meanwhile.
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take(most))
+        await asyncio.wait({self._taking})
+        if self._left:
+            await asyncio.Future()  # whoever asks after leaving waits in vain
+        taking, self._taking = self._taking, None
+        jobs = taking.result()
+        if len(jobs) > most:
+            await self._hand_back(jobs[most:])
+        return jobs[:most]
+
+    async def _take(self, most: int) -> list[Job]:
+        await self._notes.listen()  # before anything is taken that may be cancelled
+        while not self._left:
+            try:
+                if jobs := await self._take_now(most) or await self._wait():
+                    return jobs
+            except NoGroup:
+                await self._make_groups()
+        return []
+
+    async def _take_now(self, most: int) -> list[Job]:
+        look_for_lapsed = time.monotonic() >= self._claimed_at + BLOCK_S
+        streams = self._in_turn()
+        [(now, *found)] = await self._commands.call(
+            script(TAKE, streams, GROUP, self._name, most, _LEASE_MS if look_for_lapsed else 0)
+        )
+        if look_for_lapsed:
+            self._claimed_at = time.monotonic()
+        return [self._keep(streams[number - 1], id, job, deliveries, int(now)) for number, id, job, deliveries in found]
+
+    def _in_turn(self) -> list[str]:
+        """Each stream is first as often as any other."""
+        self._turn = (self._turn + 1) % len(self._streams)
+        return self._streams[self._turn :] + self._streams[: self._turn]
+
+    async def _wait(self) -> list[Job]:
+        """For the first job to come, as long as lapsed leases need not be looked for."""
+        places = [">"] * len(self._streams)
+        read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
+        streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), timeout_s=BLOCK_S + 5)
+        now = int(seconds) * 1000 + int(micros) // 1000
+        return [self._keep(stream.decode(), id, fields[1], 1, now) for stream, entries in streams or [] for id, fields in entries]
+
+    def _keep(self, stream: str, id: bytes, packed: bytes, deliveries: int, now_ms: int) -> Job:
+        job = _unpack_job(packed)
+        entry = Entry(stream, id.decode(), deliveries)
+        waited_ms = max(0, now_ms - int(entry.id.partition("-")[0]))
+        job = msgspec.structs.replace(
+            job, remaining_ms=job.remaining_ms - waited_ms, deliveries=job.deliveries + deliveries - 1
+        )
+        before = self._taken.get(job.id)
+        entries = [entry, *(other for other in (before.entries if before else ()) if other.id != entry.id)]
+        self._taken[job.id] = _Taken(job, entries, time.monotonic(), fingerprint(job.payload) if job.record_as else b"")
+        return job
+
+    async def _make_groups(self) -> None:
+        """From 0, so that what was published before the group was there is not passed over."""
+        make: list[Command] = [("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM") for stream in self._streams]
+        for answer in await self._commands.try_(*make):
+            if isinstance(answer, Exception) and "BUSYGROUP" not in str(answer):
+                raise QueueAway(f"cannot make a group: {answer}", sent=False)
+        await self._commands.call(script(SWEEP, self._streams, GROUP, SWEEP_MS))
+
+    async def _hand_back(self, jobs: Sequence[Job]) -> None:
+        streams = Streams()
+        arguments: list[Word] = []
+        for job in jobs:
+            for entry in self._taken.pop(job.id).entries:
+                arguments += (streams.number(entry.stream), entry.id, entry.deliveries - 1)
+        await self._commands.call(script(HAND_BACK, streams.keys, GROUP, self._name, 2 * _LEASE_MS, *arguments))
+
+    # -- leases -----------------------------------------------------------------------------------------------------------
+
+    async def renew(self, ids: Sequence[str]) -> None:
+        wanted = set(ids)
+        lapsed_at = time.monotonic() - 2 * LEASE_S  # nobody can be running these
+        for id in [id for id, taken in self._taken.items() if id not in wanted and taken.at < lapsed_at]:
+            del self._taken[id]
+        streams = Streams()
+        arguments: list[Word] = []
+        for id in wanted & self._taken.keys():
+            for entry in self._taken[id].entries:
+                arguments += (streams.number(entry.stream), entry.id)
+        if arguments:
+            try:
+                await self._commands.call(script(RENEW, streams.keys, GROUP, self._name, *arguments))
+            except NoGroup:
+                await self._make_groups()
+
+    # -- answering --------------------------------------------------------------------------------------------------------
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        sent = []
+        for answer in answers:
+            taken = self._taken.get(answer.id)
+            if taken is not None:
+                sent.append(asyncio.get_running_loop().create_future())
+                self._outbox.append(_Outgoing(answer, taken.job.reply_to, sent[-1]))
+        if sent and self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        await asyncio.gather(*sent)
+
+    async def _send_all(self) -> None:
+        """What is answered while one script is on its way goes with the next one."""
+        try:
+            while self._outbox:
+                part = self._next_part()
+                try:
+                    await self._send(part)
+                except Exception as error:
+                    for outgoing in part:
+                        if not outgoing.sent.done():
+                            outgoing.sent.set_exception(error)
+                else:
+                    for outgoing in part:
+                        if not outgoing.sent.done():
+                            outgoing.sent.set_result(None)
+        finally:
+            self._sending = None
+
+    def _next_part(self) -> list[_Outgoing]:
+        part: list[_Outgoing] = []
+        size = 0
+        while self._outbox and len(part) < ANSWERS_AT_ONCE and size < ANSWER_BYTES_AT_ONCE:
+            part.append(self._outbox.popleft())
+            size += len(part[-1].answer.payload)
+        return part
+
+    async def _send(self, part: Sequence[_Outgoing]) -> None:
+        entries: dict[str, list[str]] = {}
+        replies: dict[str, list[Answer]] = {}
+        records: dict[str, bytes] = {}
+        for answer, reply_to, _ in part:
+            replies.setdefault(reply_to, []).append(answer)
+            taken = self._taken.get(answer.id)
+            if taken is None:
+                continue  # answered twice
+            for entry in taken.entries:
+                entries.setdefault(entry.stream, []).append(entry.id)
+            if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
+                records[record_key(taken.job.record_as)] = taken.fingerprint + answer.payload
+        packed = {gateway: _pack(answers) for gateway, answers in replies.items()}
+        arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed)]
+        for ids in entries.values():
+            arguments += (len(ids), *ids)
+        keys = [*entries, *map(reply_key, packed), *records]
+        [delivered] = await self._commands.call(script(ANSWER, keys, *arguments, *packed.values(), *records.values()))
+        for answer, _, _ in part:
+            self._taken.pop(answer.id, None)
+        for gateway, there in zip(packed, delivered, strict=True):
+            if not there:
+                self._keep_trying(gateway, packed[gateway])
+
+    def _may_record(self, size: int) -> bool:
+        """Within the budget: what this worker has recorded and is not forgotten yet."""
+        now = time.monotonic()
+        while self._recorded and self._recorded[0][0] < now - RECORD_S:
+            self._recorded_bytes -= self._recorded.popleft()[1]
+        if self._recorded_bytes + size > RECORDED_BYTES:
+            return False
+        self._recorded.append((now, size))
+        self._recorded_bytes += size
+        return True
+
+    def _keep_trying(self, gateway: str, packed: bytes) -> None:
+        """Its stream is not there. If the gateway lives it makes the stream again; if not, nobody waits for this."""
+
+        async def deliver() -> None:
+            give_up = time.monotonic() + LEASE_S
+            while time.monotonic() < give_up:
+                await asyncio.sleep(UNDELIVERED_PAUSE_S)
+                try:
+                    [[delivered]] = await self._commands.call(
+                        script(_FREELY + ANSWER, [reply_key(gateway)], GROUP, RECORD_S, 0, 1, packed)
+                    )
+                except QueueAway:
+                    continue
+                if delivered:
+                    return
+            log.warning("answers for a gateway that is gone were dropped", extra={"gateway": gateway})
+
+        task = asyncio.create_task(deliver())
+        self._undelivered.add(task)
+        task.add_done_callback(self._undelivered.discard)
+
+    # -- cancellation, leaving --------------------------------------------------------------------------------------------
+
+    async def cancelled(self) -> list[str]:
+        while True:
+            _, data = await self._notes.message()
+            if mine := [id for id in data.decode().split() if id in self._taken]:
+                return mine
+
+    async def leave(self) -> None:
+        self._left = True
+        try:
+            await self._stop_taking()
+            keys = [f"x:worker:{self._name}", "x:workers", *self._streams]
+            await self._commands.call(script(LEAVE, keys, GROUP, self._name, 2 * _LEASE_MS), timeout_s=2.0)
+        except QueueAway as away:
+            log.warning("left without a word; others take what ran here when its lease has lapsed: %s", away)
+        for task in [*self._undelivered, *([self._taking] if self._taking else [])]:
+            task.cancel()
+        for part in (self._commands, self._blocking, self._notes):
+            await part.close()
+
+    async def _stop_taking(self) -> None:
+        """The server ends the blocking read, so that it hands out nothing after this. Answers on their way are let through."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending}, timeout=BLOCK_S)
+        if self._taking is not None:
+            await self._commands.call(("CLIENT", "UNBLOCK", self._blocking.client_id))
+            await asyncio.wait({self._taking}, timeout=BLOCK_S + 1)

