@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,9 +56,23 @@ def build_parser() -> argparse.ArgumentParser:
     runner.add_argument("--packages", type=Path, help="folder of the packages that programs may import")
     runner.set_defaults(run=run_runner)
 
-    for name, words in (("gateway", "the doors alone"), ("worker", "the sandboxes alone")):
-        part = commands.add_parser(name, help=f"{words}, joined to others by a shared queue")
-        part.set_defaults(run=refuse_without_queue)
+    gateway = commands.add_parser("gateway", help="the doors alone, joined to workers by Redis")
+    gateway.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    gateway.add_argument("--port", type=int, help="port to listen on (default 8080)")
+    gateway.set_defaults(run=run_gateway)
+
+    worker = commands.add_parser("worker", help="the sandboxes alone, joined to gateways by Redis")
+    worker.add_argument("--slots", type=int, help="programs that run at the same time (default: the number of cores)")
+    worker.add_argument("--min-tier", choices="ABCDE", help="refuse to run programs in a weaker sandbox (default B)")
+    worker.add_argument("--runtime", choices=("sandbox", "echo"), help="echo runs nothing, for benchmarks; needs --insecure")
+    worker.add_argument("--insecure", action="store_true", help="run programs even where there is no isolation")
+    worker.set_defaults(run=run_worker)
+
+    for part in (gateway, worker):
+        part.add_argument(
+            "--redis", metavar="URL", help="redis://, rediss:// or unix:// (or EXEC_REDIS, which ps does not show)"
+        )
+        part.add_argument("--metrics-port", type=int, help="port for metrics and health (default: a free one)")
 
     run = commands.add_parser("run", help="run one program and show what it printed")
     run.add_argument("file", nargs="?", help="a file, or - for standard input")
@@ -128,12 +142,53 @@ def run_runner(options: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_without_queue(options: argparse.Namespace) -> int:
-    return fail(
-        "a gateway and a worker in processes of their own need a shared queue, which this version does not have yet; "
-        "`exec-service up` runs both in one process",
-        EXIT_USAGE,
-    )
+def run_gateway(options: argparse.Namespace) -> int:
+    from exec_service.config import GatewayConfig, read_environment
+
+    def start() -> Coroutine[Any, Any, None]:
+        from exec_service import cluster
+
+        given = {"host": options.host, "port": options.port, "redis": options.redis, "metrics_port": options.metrics_port}
+        return cluster.run_gateway(read_environment(GatewayConfig, os.environ, **given))
+
+    return _run_part(start)
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    from exec_service.config import ConfigError, read_environment
+    from worker.config import WorkerConfig
+
+    def start() -> Coroutine[Any, Any, None]:
+        from exec_service import cluster
+
+        given = {"slots": options.slots, "runtime": options.runtime, "redis": options.redis}
+        tier = "E" if options.insecure else options.min_tier
+        config = read_environment(WorkerConfig, os.environ, min_tier=tier, metrics_port=options.metrics_port, **given)
+        if config.runtime == "echo" and not options.insecure:
+            raise ConfigError("--runtime echo runs no programs but pretends to: it is for benchmarks, and needs --insecure")
+        return cluster.run_worker(config)
+
+    return _run_part(start)
+
+
+def _run_part(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """One process of a cluster, until a signal comes."""
+    import logging
+
+    from exec_service.app import PortTaken
+    from exec_service.config import ConfigError
+    from exec_service.guard import BindRefused
+    from exec_service.logs import log_json_lines
+    from worker.sandbox.runner_link import SandboxUnavailable
+
+    log_json_lines(sys.stderr, logging.WARNING)
+    try:
+        _run_loop(start())
+    except (PortTaken, SandboxUnavailable) as error:
+        return fail(str(error), EXIT_UNAVAILABLE)
+    except (ConfigError, BindRefused) as error:
+        return fail(str(error), EXIT_USAGE)
+    return 0
 
 
 def run_program(options: argparse.Namespace) -> int:

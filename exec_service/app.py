@@ -38,7 +38,7 @@ from exec_service.openapi import openapi_of
 from exec_service.problem_answers import error_answerer
 from exec_service.refusals import Refusal
 from exec_service.validate import Validator
-from exec_wire.queue import GatewayQueue
+from exec_wire.queue import GatewayQueue, QueueAway
 
 log = logging.getLogger("exec_service")
 
@@ -55,15 +55,20 @@ class Gateway:
     def __init__(self, config: GatewayConfig, queue: GatewayQueue) -> None:
         self.config = config
         self.metrics = Metrics()
+        self._queue = queue
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics)
         self._door_tasks: set[asyncio.Task[None]] = set()
-        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, self._door_tasks)
+        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, self._door_tasks, cluster=queue.shared)
         self._refresh: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> Gateway:
-        await self.fleet.refresh()
-        self._refresh = asyncio.create_task(self.fleet.refresh_forever(self.dispatch.look_again))
+        try:
+            await self.fleet.refresh()
+        except QueueAway as away:
+            self.dispatch.queue_is(str(away))
+        dispatch = self.dispatch
+        self._refresh = asyncio.create_task(self.fleet.refresh_forever(lambda: bool(dispatch.waiting), dispatch.look_again))
         self.dispatch.start()
         return self
 
@@ -73,6 +78,7 @@ class Gateway:
             self._refresh.cancel()
             await asyncio.gather(self._refresh, return_exceptions=True)
         await stop(self._door_tasks)
+        await self._queue.leave()
 
     @property
     def not_ready_because(self) -> str:
@@ -89,7 +95,13 @@ class Gateway:
 
 
 def build_app(
-    config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, door_tasks: set[asyncio.Task[None]]
+    config: GatewayConfig,
+    dispatch: Dispatch,
+    fleet: Fleet,
+    metrics: Metrics,
+    door_tasks: set[asyncio.Task[None]],
+    *,
+    cluster: bool = False,
 ) -> FastAPI:
     app = FastAPI(
         title="exec-service",
@@ -102,7 +114,7 @@ def build_app(
     validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(door_routes(House(config, dispatch, validator, fleet, metrics, door_tasks)))
-    app.include_router(plain_routes(config, dispatch, fleet, metrics))
+    app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
@@ -114,6 +126,7 @@ def build_app(
         in_flight_bytes=lambda: dispatch.admission.bytes,
         waiting=lambda: len(dispatch.waiting),
         released=lambda: len(dispatch.released),
+        queue_up=lambda: not dispatch.away_because,
     )
     return app
 

@@ -33,6 +33,12 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
     backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
 
+    redis: Annotated[
+        str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
+    ] = ""
+    metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health, in a cluster")] = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="That port; 0 takes a free one")] = 0
+
     max_calls: Annotated[int, Meta(ge=1, description="Calls admitted and not yet delivered; beyond it 429")] = 60_000
     max_bytes: Annotated[int, Meta(ge=1, description="Bytes of admitted calls and undelivered results; beyond it 429")] = (
         1 << 30
@@ -41,7 +47,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
 
     release_factor: Annotated[
-        float, Meta(ge=1, description="Calls released to workers and unanswered, as a multiple of all their slots")
+        float,
+        Meta(
+            ge=1, description="Calls released to workers and unanswered, of all gateways together, as a multiple of all slots"
+        ),
     ] = 1.25
     answer_grace_s: Annotated[
         float, Meta(ge=0, description="How long a worker may take to answer a call whose deadline passed or that was cancelled")

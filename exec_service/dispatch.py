@@ -1,7 +1,9 @@
 """From acceptance to results: admission, waiting, release to the workers by credit, deadlines, cancellation.
 
 Knows no HTTP: every door decodes, calls `accept`, and encodes what lands. No task per call: one task reads answers, one
-releases calls, and one timer watches all deadlines.
+releases calls, one looks for calls that the queue has lost, and one timer watches all deadlines.
+
+While the queue is away, what was accepted is kept and published when it is back; new calls are accepted while there is room.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -23,18 +25,23 @@ from exec_service.fleet import Fleet
 from exec_service.flight import Flight, Key, Waiter
 from exec_service.idempotency import Idempotency, PayloadDiffers, Record
 from exec_service.metrics import Metrics
-from exec_service.refusals import Draining, IdempotencyConflict, NotReady
+from exec_service.refusals import Draining, IdempotencyConflict, NotReady, Overloaded
+from exec_service.released import Released
 from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
-from exec_service.waiting import Waiting
-from exec_wire.messages import Call, Result, Selection, Tags, unpack_result, verdict
-from exec_wire.queue import Answer, GatewayQueue, Job
+from exec_service.waiting import Waiting, same_weight
+from exec_wire.messages import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
+from exec_wire.queue import RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
 
 log = logging.getLogger("exec_service.dispatch")
 
 RETRY_S = 0.5
 CANCELS_PER_TURN = 500  # of the event loop: answering one takes about 20 µs
+RELEASED_AT_ONCE, BYTES_AT_ONCE = 512, 4 << 20  # in one publication, which is all or nothing
+LOOK_UP_S = 1.0  # for the records of other gateways; a call that waits longer for them is run
+EARLY_S = 1.0  # a worker that finds a call late by more than this before its deadline was told a wrong time
 _pack_sorted = msgspec.msgpack.Encoder(order="deterministic").encode  # the order of `files` and `env` says nothing
 _NO_TAGS = Tags()
+FINGERPRINT_BYTES = 16  # of a record, before its result
 _UNTIMED_S = 60.0  # the default of `Call.deadline_s`, which packing leaves out
 
 
@@ -51,14 +58,17 @@ class Dispatch:
         fleet: Fleet,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        weight_of: Callable[[str], float] = same_weight,
     ) -> None:
         self._config, self._queue, self._fleet, self._metrics, self._clock = config, queue, fleet, metrics, clock
         self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock)
-        self.waiting = Waiting()
-        self.released: set[Flight] = set()
+        self.waiting = Waiting(weight_of)
+        self.released = Released()
         self.draining = False
+        self.away_because = ""  # if not empty, the queue cannot be used, in these words
+        self._reached = False  # since it was last away, the queue has answered
         self.not_ready_because = ""  # if not empty, nothing can be run here, in these words
-        self._waiters = Waiters(queue, self._answered, metrics.late)
+        self._waiters = Waiters(queue, self._answered, metrics.late, self.queue_is)
         self._idempotency = Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock)
         self._deadlines: Deadlines[Waiter] = Deadlines(self._overdue, clock)
         self._to_cancel: list[str] = []
@@ -92,22 +102,55 @@ class Dispatch:
         if self.not_ready_because:
             raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
 
+    def check_ready(self) -> None:
+        """Raise a `Refusal` if no call can be kept: while the queue is away, only as many as there is room for."""
+        self.check_open()
+        if self.away_because:
+            self._admit(1)
+
     def reserve(self, calls: int, bytes_: int) -> Room:
         """Admit calls that are accepted later, or raise a `Refusal`."""
         self.check_open()
+        self._admit(calls, bytes_)
         room = Room(self.admission, calls, bytes_, self._vacated)
         self._rooms.add(room)
         return room
+
+    def _admit(self, calls: int, bytes_: int = 0) -> None:
+        try:
+            self.admission.check(calls, bytes_)
+        except Overloaded as overloaded:
+            if not self.away_because:
+                raise
+            words = f"the queue is away ({self.away_because}) and no more calls can be kept: {overloaded.detail}"
+            raise NotReady(words, overloaded.retry_after_s or self._config.retry_after_max_s) from None
+
+    async def look_up(self, calls: Sequence[Call]) -> None:
+        """Before `accept`: learn what other gateways' calls with the same keys have come to."""
+        if not self._queue.shared or self.away_because:
+            return
+        keys = {Key(call.tenant, call.idempotency_key) for call in calls if call.idempotency_key}
+        unknown = [key for key in keys if not self._idempotency.knows(key)]
+        if not unknown:
+            return
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                found = await self._queue.recorded([record_name(key.tenant, key.key) for key in unknown])
+        except (QueueAway, TimeoutError):
+            return  # it is run again, which nobody can tell
+        for key, record in zip(unknown, found, strict=True):
+            if record is not None:
+                self._idempotency.adopt(key, record[:FINGERPRINT_BYTES], record[FINGERPRINT_BYTES:])
 
     def accept(self, calls: Sequence[Call], origin: Origin, room: Room | None = None) -> Order:
         """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them. Those of a `room` are admitted."""
         if room is None:
             self.check_open()
-            self.admission.check(len(calls))  # before the work of packing
+            self._admit(len(calls))  # before the work of packing
         programs = [program_of(call) for call in calls]
         self._check_keys(calls, programs)
         if room is None:
-            self.admission.check(len(calls), sum(map(len, programs)))
+            self._admit(len(calls), sum(map(len, programs)))
         else:
             room.use(len(calls), sum(map(len, programs)))
 
@@ -146,13 +189,14 @@ class Dispatch:
         if isinstance(found, Record):
             self._land(waiter, unpack_result(found.payload), len(found.payload))
             return
-        flight = found or self._take_off(program, call.language, key)
+        flight = found or self._take_off(program, call, key)
         flight.waiters.append(waiter)
         waiter.flight = flight
         self._deadlines.set(waiter, waiter.deadline_at)
 
-    def _take_off(self, program: bytes, needs: str, key: Key | None) -> Flight:
-        flight = Flight(next(self._ids), program, needs, key)
+    def _take_off(self, program: bytes, call: Call, key: Key | None) -> Flight:
+        needs = class_of(call.language, call.require_tier)
+        flight = Flight(next(self._ids), program, needs, key, call.priority, call.tenant)
         self._idempotency.start(flight)
         self._waiters.expect(flight)  # before it is released: a fast worker may answer first
         self.waiting.put(flight)
@@ -162,8 +206,14 @@ class Dispatch:
 
     def _answered(self, flight: Flight, answer: Answer) -> None:
         self.waiting.remove(flight)  # a publication that failed half way may be answered while it waits again
-        self.released.discard(flight)
         first = read_result(answer)
+        if first.status == "expired" and self._is_early(flight):
+            self._waiters.expect(flight)
+            self._publish_again([flight])
+            return
+        self.released.remove(flight)
+        if flight.publications > 1:
+            self._to_cancel.append(flight.id)  # the other copy
         if not flight.cancelled:
             self._idempotency.finish(flight, answer.payload, first.blame)
         elif first.status != "cancelled":
@@ -173,6 +223,10 @@ class Dispatch:
             result = first if waiter is waiters[0] else read_result(answer)
             self._land(waiter, result, len(answer.payload), answer.stay_ms)
         self._work.set()
+
+    def _is_early(self, flight: Flight) -> bool:
+        """Only the clock of the queue's server can have jumped: ours says that there is time left."""
+        return self._queue.shared and not flight.cancelled and self._clock() < flight.deadline_at - EARLY_S
 
     def _land(self, waiter: Waiter, result: Result, bytes_: int, stay_ms: float = 0.0) -> None:
         """Make the result this caller's own and hand it over."""
@@ -217,13 +271,34 @@ class Dispatch:
         self._waiters.forget(flight)
         self._idempotency.stop(flight)
         self.waiting.remove(flight)
-        if flight in self.released:
-            self.released.remove(flight)
+        if self.released.remove(flight):
             self._to_cancel.append(flight.id)
         self._work.set()
 
     async def cancel(self, selection: Selection) -> int:
-        """Cancel what it picks, and say how many that were. What waits is answered at once, what runs when it was killed."""
+        """Cancel what it picks, here and at other gateways, and say how many that were.
+
+        What waits is answered at once, what runs when it was killed.
+        """
+        here = await self._cancel_here(selection)
+        try:
+            return here + await self._queue.ask_others(selection)
+        except QueueAway as away:
+            log.warning("cannot ask other gateways to cancel: %s", away)
+            return here
+
+    async def _serve_asks_forever(self) -> NoReturn:
+        while True:
+            try:
+                for ask in await self._queue.asked():
+                    await self._queue.tell(ask, await self._cancel_here(ask.selection))
+            except QueueAway:
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                log.exception("cannot serve another gateway")
+                await asyncio.sleep(RETRY_S)
+
+    async def _cancel_here(self, selection: Selection) -> int:
         flights = [flight for flight in self._waiters.flights() if not flight.cancelled]
         picked = [waiter for flight in flights for waiter in flight.waiters if selection.picks(waiter.tags, waiter.tenant)]
         count = 0
@@ -272,7 +347,8 @@ class Dispatch:
     # -- releasing to the workers -----------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """The fleet may have changed, and with it the credit."""
+        """The fleet was read and may have changed, and with it the credit."""
+        self._reached = True
         self._work.set()
 
     async def _release_forever(self) -> NoReturn:
@@ -282,40 +358,101 @@ class Dispatch:
             try:
                 await self._send_cancels()
                 await self._release()
+                if self._reached:
+                    self.queue_is("")
+                continue
+            except QueueAway as away:
+                self.queue_is(str(away))
             except Exception:
                 log.exception("cannot hand calls to the queue; trying again")
-                await asyncio.sleep(RETRY_S)
-                self._work.set()
+            await asyncio.sleep(RETRY_S)
+            self._work.set()
+
+    def queue_is(self, away_because: str) -> None:
+        """Away for that reason, or there if it is empty."""
+        if away_because and not self.away_because:
+            log.warning("the queue is away: %s; %d calls are kept", away_because, self.admission.calls)
+        elif self.away_because and not away_because:
+            log.warning("the queue is back; %d calls were kept", self.admission.calls)
+        self.away_because = away_because
+        self._reached = self._reached and not away_because
 
     async def _release(self) -> None:
         self._deadlines.run_due()  # what is overdue must not be started, even if the loop was late
-        flights = self.waiting.take(self._fleet.window - len(self.released))
-        if not flights:
-            return
-        jobs = [self._job(flight) for flight in flights]
-        for flight in flights:
-            flight.released = True
-        self.released.update(flights)
+        while flights := self.waiting.take(min(RELEASED_AT_ONCE, self._fleet.window - len(self.released)), self._room_for):
+            now = self._clock()
+            for flight in flights:
+                flight.released = True
+                self.released.add(flight, now)
+            for at, part in portions(flights):
+                try:
+                    await self._publish(part)
+                except BaseException:
+                    self._take_back(flights[at:])
+                    raise
+
+    def _room_for(self, needs: str) -> int:
+        return self._fleet.window_for(needs) - self.released.of_class(needs)
+
+    async def _publish(self, flights: list[Flight]) -> None:
+        jobs = [self._job(flight) for flight in flights if flight in self.released]  # else given up while the rest was sent
         try:
             await self._queue.publish(jobs)
-        except Exception:
-            self._take_back(flights)
+        except QueueAway as away:
+            if not away.sent:
+                for flight in flights:
+                    flight.publications -= 1
             raise
 
     def _job(self, flight: Flight) -> Job:
         remaining_ms = round((flight.deadline_at - self._clock()) * 1000)
-        return Job(flight.id, flight.payload, max(0, remaining_ms), self._queue.name, flight.needs)
+        flight.publications += 1
+        record_as = record_name(flight.key.tenant, flight.key.key) if flight.key and self._queue.shared else ""
+        return Job(
+            flight.id, flight.payload, max(0, remaining_ms), self._queue.name, flight.needs, flight.publications, record_as
+        )
 
     def _take_back(self, flights: list[Flight]) -> None:
         """The queue may or may not have these; they are published again, and the first answer wins."""
         for flight in flights:
             if flight.cancelled:
                 self._never_ran(flight)
-        still_wanted = [flight for flight in flights if flight in self.released]
-        self.released.difference_update(still_wanted)
-        for flight in still_wanted:
+        self._publish_again([flight for flight in flights if flight in self.released])
+
+    def _publish_again(self, flights: list[Flight]) -> None:
+        again = []
+        for flight in flights:
+            self.released.remove(flight)
             flight.released = False
-        self.waiting.put_back(still_wanted)
+            if flight.publications < MAX_STARTS:
+                again.append(flight)
+                continue
+            for waiter in list(flight.waiters):
+                words = "the queue lost this call again and again; its program may have been started every time"
+                self._give_up(waiter, verdict("worker_lost", starts=MAX_STARTS, error=words))
+        self.waiting.put_back(again)
+        self._work.set()
+
+    async def _reconcile_forever(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._reconcile()
+            except QueueAway as away:
+                self.queue_is(str(away))
+            except Exception:
+                log.exception("cannot look for lost calls")
+
+    async def _reconcile(self) -> None:
+        """Publish again what the queue does not have any more and nobody has answered."""
+        old = {flight.id: flight for flight in self.released.before(self._clock() - RECONCILE_S) if not flight.cancelled}
+        if not old:
+            return
+        lost = [old[id] for id in await self._queue.missing(list(old)) if old[id] in self.released]
+        if lost:
+            log.warning("%d calls were lost by the queue and are published again", len(lost))
+            self._metrics.republished(len(lost))
+            self._publish_again(lost)
 
     async def _send_cancels(self) -> None:
         ids, self._to_cancel = self._to_cancel, []
@@ -339,7 +476,10 @@ class Dispatch:
     # -- life -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._waiters.read_forever()), asyncio.create_task(self._release_forever())]
+        loops = [self._waiters.read_forever, self._release_forever]
+        if self._queue.shared:  # else it cannot lose anything, and nobody asks
+            loops += [self._reconcile_forever, self._serve_asks_forever]
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing, wait for what is inside, answer what is left when the time is over."""
@@ -373,6 +513,17 @@ class Dispatch:
         for flight in self._waiters.flights():
             for waiter in list(flight.waiters):
                 self._give_up(waiter, _shut_down())
+
+
+def portions(flights: list[Flight]) -> Iterator[tuple[int, list[Flight]]]:
+    """In parts of at most about `BYTES_AT_ONCE`, each with its position."""
+    start = size = 0
+    for position, flight in enumerate(flights):
+        if size > BYTES_AT_ONCE:
+            yield start, flights[start:position]
+            start, size = position, 0
+        size += len(flight.payload)
+    yield start, flights[start:]
 
 
 def _shut_down() -> Result:

@@ -8,11 +8,9 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
-from exec_wire.queue import GatewayQueue, WorkerInfo
+from exec_wire.queue import TIERS, GatewayQueue, QueueAway, WorkerInfo
 
 log = logging.getLogger("exec_service.fleet")
-
-TIERS = ("S", "A", "B", "C", "D", "E", "none")  # strongest first
 
 
 def strength(tier: str) -> int:
@@ -24,6 +22,8 @@ class Fleet:
     def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float) -> None:
         self._queue, self._refresh_s, self._release_factor = queue, refresh_s, release_factor
         self.workers: list[WorkerInfo] = []
+        self.sharing = 1  # gateways that have calls waiting, this one included
+        self._slots_for: dict[str, int] = {}  # slots of the workers that can run a class
         self.languages = ["python"]  # what some worker has; while none is alive, what the last ones had
 
     @property
@@ -36,10 +36,18 @@ class Fleet:
 
     @property
     def window(self) -> int:
-        """How many calls may be released and unanswered: a little more than the slots, so that none waits for us."""
-        if not self.workers:
-            return 0
-        return max(1, math.ceil(self._release_factor * self.slots))
+        """How many calls may be released and unanswered: a little more than the slots, so that none waits for us.
+
+        Gateways with calls waiting share the slots equally.
+        """
+        return self._window(self.slots)
+
+    def window_for(self, needs: str) -> int:
+        """As `window`, of calls that only the workers of a class can run."""
+        return self._window(self._slots_for.get(needs, 0))
+
+    def _window(self, slots: int) -> int:
+        return math.ceil(self._release_factor * slots / self.sharing)
 
     @property
     def best_tier(self) -> str:
@@ -69,16 +77,23 @@ class Fleet:
     def workers_of(self, tier: str) -> int:
         return sum(worker.tier == tier for worker in self.workers)
 
-    async def refresh(self) -> None:
+    async def refresh(self, backlog: bool = False) -> None:
+        self.sharing = max(1, await self._queue.announce(backlog))
         self.workers = await self._queue.workers()
         if self.workers:
             self.languages = sorted({language for worker in self.workers for language in worker.needs})
+        self._slots_for = {}
+        for worker in self.workers:
+            for needs in worker.classes:
+                self._slots_for[needs] = self._slots_for.get(needs, 0) + worker.slots
 
-    async def refresh_forever(self, changed: Callable[[], None]) -> NoReturn:
+    async def refresh_forever(self, has_backlog: Callable[[], bool], changed: Callable[[], None]) -> NoReturn:
         while True:
             try:
-                await self.refresh()
+                await self.refresh(has_backlog())
                 changed()
+            except QueueAway:
+                pass  # whoever has something to send says so; the last list is kept
             except Exception:
                 log.exception("cannot read the list of workers; keeping the last one")
             await asyncio.sleep(self._refresh_s)

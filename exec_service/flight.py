@@ -27,8 +27,11 @@ class Key:
 class Flight:
     id: str  # of the gateway's own making
     payload: bytes  # kept until the answer: only the gateway that accepted a call can publish it again
-    needs: str
+    needs: str  # the class of workers that can run it
     key: Key | None = None
+    priority: str = "train"
+    tenant: str = ""
+    publications: int = 0  # each may have started the program once
     released: bool = False
     cancelled: bool = False  # on request; its last waiter stays until the worker has killed it
     waiters: list[Waiter] = field(default_factory=list)

@@ -81,7 +81,8 @@ class Door:
         self._dispatch.check_open()  # before what a call asks for is compared with what is there
         return body
 
-    def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
+    async def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
+        await self._dispatch.look_up(calls)
         try:
             order = self._dispatch.accept(calls, facts.origin)
         except IdempotencyConflict as conflict:
@@ -114,7 +115,7 @@ class RunDoor(Door):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         call = self._validator.read_call(await self._read(scope, facts, receive))
-        with self._accept([call], facts, "$") as order:
+        with await self._accept([call], facts, "$") as order:
             async with closed_by_disconnect(order, receive):
                 results = await order.take_all()
             if not results:
@@ -128,7 +129,7 @@ class BatchDoor(Door):
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         stream = flag(scope, "stream", default=True)
         calls = self._validator.read_batch(await self._read(scope, facts, receive))
-        with self._accept(calls, facts, "$.calls[{}]") as order:
+        with await self._accept(calls, facts, "$.calls[{}]") as order:
             async with closed_by_disconnect(order, receive):
                 if stream:
                     await self._send_stream(order, send)
@@ -220,7 +221,8 @@ def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) 
     ]
 
 
-def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics) -> APIRouter:
+def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, *, cluster: bool) -> APIRouter:
+    """A gateway of a cluster is ready when it can keep calls, whoever runs them; its metrics are at a port of their own."""
     router = APIRouter()
 
     @router.get("/healthz", summary="Is the process alive?", responses=answers(Health))
@@ -229,8 +231,8 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
 
     @router.get("/readyz", summary="Can it run programs now?", responses=answers(Ready, "not_ready", "draining"))
     async def readyz() -> Response:
-        dispatch.check_open()
-        if not fleet.alive:
+        dispatch.check_ready()
+        if not cluster and not fleet.alive:
             raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)
         return _json(Ready("ready", fleet.tier))
 
@@ -251,9 +253,11 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
     async def tools() -> Response:
         return _json(TOOLS)
 
-    @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
-    async def metrics_page() -> Response:
-        return Response(metrics.text(), headers={"content-type": metrics_text.CONTENT_TYPE})
+    if not cluster:
+
+        @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
+        async def metrics_page() -> Response:
+            return Response(metrics.text(), headers={"content-type": metrics_text.CONTENT_TYPE})
 
     return router
 

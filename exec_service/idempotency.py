@@ -1,12 +1,11 @@
 """The same key runs once: joins what is running, repeats what has finished.
 
 Records live in this gateway's memory for a while and within a byte budget, oldest out first. Only results whose blame
-is not infra are recorded, so that what we did wrong is tried again.
+is not infra are recorded, so that what we did wrong is tried again. What others recorded is adopted when it is asked for.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from msgspec import Struct
 
 from exec_service.flight import Flight, Key
 from exec_wire.messages import Blame
+from exec_wire.queue import fingerprint
 
 RECORD_OVERHEAD_BYTES = 512  # what a record costs besides its payload
 
@@ -32,10 +32,6 @@ class Record(Struct, frozen=True):
     @property
     def bytes(self) -> int:
         return len(self.payload) + RECORD_OVERHEAD_BYTES
-
-
-def fingerprint(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=16).digest()
 
 
 class Idempotency:
@@ -58,6 +54,15 @@ class Idempotency:
             raise PayloadDiffers
         return record
 
+    def knows(self, key: Key) -> bool:
+        self._forget_lapsed()
+        return key in self._running or key in self._records
+
+    def adopt(self, key: Key, fingerprint: bytes, result_payload: bytes) -> None:
+        """A record that was made elsewhere."""
+        if not self.knows(key):
+            self._keep(key, Record(fingerprint, result_payload, self._clock() + self._ttl_s))
+
     def start(self, flight: Flight) -> None:
         if flight.key is not None:
             self._running[flight.key] = flight
@@ -71,10 +76,12 @@ class Idempotency:
         self.stop(flight)
         if flight.key is None or blame == "infra":
             return
-        record = Record(fingerprint(flight.payload), result_payload, self._clock() + self._ttl_s)
+        self._keep(flight.key, Record(fingerprint(flight.payload), result_payload, self._clock() + self._ttl_s))
+
+    def _keep(self, key: Key, record: Record) -> None:
         if record.bytes > self._max_bytes:
             return
-        self._records[flight.key] = record
+        self._records[key] = record
         self._bytes += record.bytes
         self._forget_lapsed()
         while self._bytes > self._max_bytes:

@@ -10,8 +10,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from exec_service.fleet import TIERS, Fleet
+from exec_service.fleet import Fleet
 from exec_wire.messages import BLAME, Blame, Result, Status
+from exec_wire.queue import TIERS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STAGES = ("queue", "start", "run", "total")
@@ -51,16 +52,24 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._republished = Counter(
+            "exec_republished",
+            "Calls published again because the queue had lost them",
+            registry=self.registry,
+        )
+
     def watch(self, fleet: Fleet, **depths: Callable[[], float]) -> None:
-        """Gauges that are read when somebody looks: `depths` is in_flight, in_flight_bytes, waiting, released."""
+        """Gauges that are read when somebody looks: `depths` is in_flight, in_flight_bytes, waiting, released, queue_up."""
         help_of = {
             "in_flight": "Calls accepted and not yet delivered",
             "in_flight_bytes": "Bytes of accepted calls and undelivered results",
             "waiting": "Calls waiting in the gateway for a place at the workers",
             "released": "Calls released to workers and unanswered",
+            "queue_up": "1 if the job queue can be used",
         }
         for name, read in depths.items():
             Gauge(f"exec_{name}", help_of[name], registry=self.registry).set_function(read)
+        Gauge("exec_workers", "Live workers", registry=self.registry).set_function(lambda: len(fleet.workers))
         Gauge("exec_slots", "Slots of all live workers", registry=self.registry).set_function(lambda: fleet.slots)
         tiers = Gauge("exec_sandbox_tier", "Live workers by the isolation tier they offer", ["tier"], registry=self.registry)
         for tier in TIERS:
@@ -81,6 +90,9 @@ class Metrics:
 
     def late(self) -> None:
         self._late.inc()
+
+    def republished(self, calls: int) -> None:
+        self._republished.inc(calls)
 
     def rejected(self, code: str) -> None:
         self._rejected.labels(code).inc()

@@ -70,7 +70,7 @@ async def _work(
     """The worker's life: until the gateway has drained, so that what was accepted is finished."""
     say("warming up the interpreters …")
     async with Pool(config) as pool:
-        if not await _unless(stop, _prove(pool)):
+        if not await unless(stop, prove(pool)):
             return
         async with Consumer(NAME, pool, queue.worker(NAME)):
             await gateway.fleet.refresh()
@@ -79,14 +79,14 @@ async def _work(
             await asyncio.wait({serving})
 
 
-async def _prove(pool: Pool) -> None:
+async def prove(pool: Pool) -> None:
     """Every profile is warm, and hostile programs were contained."""
     await pool.wait_ready()
     if pool.sandbox.tier != "E" and (problems := await self_test(pool)):
         raise SandboxUnavailable("the self-test failed:\n  " + "\n  ".join(problems))
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Do `work`, or leave it when `stop` comes first."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)

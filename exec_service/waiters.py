@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from exec_service.flight import Flight, Waiter
 from exec_wire.messages import Result
-from exec_wire.queue import Answer, GatewayQueue
+from exec_wire.queue import Answer, GatewayQueue, QueueAway
 
 log = logging.getLogger("exec_service.waiters")
 
@@ -104,8 +104,15 @@ class Order:
 class Waiters:
     """The flights that await an answer, by id."""
 
-    def __init__(self, queue: GatewayQueue, answered: Callable[[Flight, Answer], None], late: Callable[[], None]) -> None:
-        self._queue, self._answered, self._late = queue, answered, late
+    def __init__(
+        self,
+        queue: GatewayQueue,
+        answered: Callable[[Flight, Answer], None],
+        late: Callable[[], None],
+        queue_is: Callable[[str], None],
+    ) -> None:
+        """`queue_is` is told why the queue is away."""
+        self._queue, self._answered, self._late, self._queue_is = queue, answered, late, queue_is
         self._flights: dict[str, Flight] = {}
 
     def __len__(self) -> int:
@@ -128,6 +135,9 @@ class Waiters:
             try:
                 for answer in await self._queue.receive():
                     self._resolve(answer)
+            except QueueAway as away:
+                self._queue_is(str(away))
+                await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("cannot receive answers; trying again")
                 await asyncio.sleep(RETRY_S)

@@ -1,31 +1,178 @@
-"""Calls that wait in the gateway's memory for a place at the workers: first come, first served."""
+"""Calls that wait in the gateway's memory for a place at the workers, in a fair order.
+
+Priorities share by weight (train 16 : eval 4 : bulk 1, so that nothing starves), within each the tenants by theirs, within each
+first come, first served. Whoever had nothing waiting does not save up turns. A call whose class has no room is passed over, so
+that what only few workers can run does not hold up the rest.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 
 from exec_service.flight import Flight
 
+PRIORITY_WEIGHTS = {"train": 16.0, "eval": 4.0, "bulk": 1.0}
+LEAST_WEIGHT = 0.001
+LINES_KEPT = 1000  # of tenants that have nothing waiting, per priority
 
-class Waiting:
-    # Not a plain dict: taking the first of a dict again and again scans the holes that the earlier ones left.
+Room = Callable[[str], int]  # of a class: how many more may be released
+
+
+class _Line:
+    """What one tenant has waiting at one priority: per class, first come, first served."""
+
     def __init__(self) -> None:
-        self._line: OrderedDict[Flight, None] = OrderedDict()
+        self.weight = 1.0
+        self.turn = 0.0  # grows by 1/weight with every call taken; the smallest is next
+        self.listed = False
+        # Not a plain dict: taking the first of a dict again and again scans the holes that the earlier ones left.
+        self.flights: dict[str, OrderedDict[Flight, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._line)
+        return sum(map(len, self.flights.values()))
+
+    def next_class(self, room: dict[str, int]) -> str | None:
+        """Of the one that has waited longest among those with room."""
+        open_classes = [needs for needs, flights in self.flights.items() if flights and room[needs] > 0]
+        return min(open_classes, key=lambda needs: next(iter(self.flights[needs].values())), default=None)
+
+
+class _Priority:
+    """The tenants of one priority, in turn."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.turn = 0.0
+        self.now = 0.0  # the turn of the tenant that was served last
+        self.lines: dict[str, _Line] = {}
+        self._order: list[tuple[float, int, _Line]] = []  # a heap of those that have something
+        self._numbers = itertools.count()
+
+    def line_of(self, tenant: str) -> _Line:
+        if tenant not in self.lines:
+            if len(self.lines) > LINES_KEPT:
+                # Whoever had more than its share of late is remembered, lest it be first again with every new call.
+                self.lines = {name: line for name, line in self.lines.items() if len(line) or line.turn > self.now}
+            self.lines[tenant] = _Line()
+        return self.lines[tenant]
+
+    def list(self, line: _Line) -> None:
+        line.listed = True
+        line.turn = max(line.turn, self.now)
+        self._push(line)
+
+    def next_line(self, room: dict[str, int]) -> tuple[_Line, str] | None:
+        """Whose turn it is, and for which class. Lines without room keep their place."""
+        passed: list[_Line] = []
+        found: tuple[_Line, str] | None = None
+        while self._order and found is None:
+            line = heapq.heappop(self._order)[2]
+            if not len(line):
+                line.listed = False
+            elif (needs := line.next_class(room)) is None:
+                passed.append(line)
+            else:
+                found = line, needs
+        for line in passed:
+            self._push(line)
+        return found
+
+    def served(self, line: _Line) -> None:
+        self.now = line.turn
+        line.turn += 1 / line.weight
+        self._push(line)
+
+    def put_off(self, line: _Line) -> None:
+        """It was its turn, but that of another priority was earlier."""
+        self._push(line)
+
+    def _push(self, line: _Line) -> None:
+        heapq.heappush(self._order, (line.turn, next(self._numbers), line))
+
+
+def same_weight(tenant: str) -> float:
+    return 1.0
+
+
+class Waiting:
+    def __init__(self, weight_of: Callable[[str], float] = same_weight) -> None:
+        """`weight_of` a tenant is asked whenever it starts to wait anew."""
+        self._weight_of = weight_of
+        self._priorities = {name: _Priority(weight) for name, weight in PRIORITY_WEIGHTS.items()}
+        self._now = 0.0  # the turn of the priority that was served last
+        self._count = 0
+        self._numbers = itertools.count()
+        self._front = itertools.count(-1, -1)
+
+    def __len__(self) -> int:
+        return self._count
 
     def put(self, flight: Flight) -> None:
-        self._line[flight] = None
+        self._line_of(flight).setdefault(flight, next(self._numbers))
+        self._count += 1
 
     def put_back(self, flights: list[Flight]) -> None:
         """Return what could not be released to where it was: first in line."""
         for flight in reversed(flights):
-            self._line[flight] = None
-            self._line.move_to_end(flight, last=False)
+            line = self._line_of(flight)
+            line[flight] = next(self._front)
+            line.move_to_end(flight, last=False)
+            self._count += 1
 
-    def take(self, most: int) -> list[Flight]:
-        return [self._line.popitem(last=False)[0] for _ in range(min(most, len(self._line)))]
+    def take(self, most: int, room: Room) -> list[Flight]:
+        """Up to `most` of them, of each class as many as it has room for, in the order in which they shall be released."""
+        left = _Room(room)
+        taken: list[Flight] = []
+        while len(taken) < most and (flight := self._take_next(left)) is not None:
+            left[flight.needs] -= 1
+            taken.append(flight)
+        self._count -= len(taken)
+        return taken
 
     def remove(self, flight: Flight) -> None:
-        self._line.pop(flight, None)
+        line = self._priorities[flight.priority].lines.get(flight.tenant)
+        flights = line.flights.get(flight.needs) if line is not None else None
+        if flights is not None and flights.pop(flight, None) is not None:
+            self._count -= 1
+
+    def _take_next(self, left: _Room) -> Flight | None:
+        best: tuple[_Priority, _Line, str] | None = None
+        for priority in self._priorities.values():
+            if (found := priority.next_line(left)) is None:
+                priority.turn = max(priority.turn, self._now)  # who has nothing to release saves no turns
+            elif best is None or priority.turn < best[0].turn:
+                if best is not None:
+                    best[0].put_off(best[1])
+                best = priority, *found
+            else:
+                priority.put_off(found[0])
+        if best is None:
+            return None
+        priority, line, needs = best
+        self._now = priority.turn
+        priority.turn += 1 / priority.weight
+        priority.served(line)
+        return line.flights[needs].popitem(last=False)[0]
+
+    def _line_of(self, flight: Flight) -> OrderedDict[Flight, int]:
+        priority = self._priorities[flight.priority]
+        line = priority.line_of(flight.tenant)
+        if not line.listed:
+            line.weight = max(self._weight_of(flight.tenant), LEAST_WEIGHT)
+            priority.list(line)
+        return line.flights.setdefault(flight.needs, OrderedDict())
+
+
+class _Room(dict[str, int]):
+    """Asked once per class."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self._room = room
+
+    def __missing__(self, needs: str) -> int:
+        self[needs] = self._room(needs)
+        return self[needs]

@@ -97,6 +97,11 @@ def fingerprint(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
+def record_name(tenant: str, key: str) -> str:
+    """A digest: of fixed length, whatever callers choose, and no pair of tenant and key is taken for another one."""
+    return hashlib.blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=16).hexdigest()
+
+
 class GatewayQueue(Protocol):
     """The gateway's end."""
 

@@ -45,7 +45,9 @@ class NoGroup(Exception):
 def where(url: str) -> str:
     """The server's address, without the password."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+    return (
+        f"{parts.scheme}://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+    )
 
 
 def opener(url: str) -> Callable[[], AbstractConnection]:
@@ -107,7 +109,7 @@ class Link:
         self._exchanges.append(exchange)
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush, connection)
-        self._outgoing.extend(map(pack_command, commands))
+        self._outgoing.extend(pack_command(command) for command in commands)  # type: ignore[arg-type]
         timer = asyncio.get_running_loop().call_later(timeout_s, self._drop, connection, f"no answer within {timeout_s} s")
         try:
             return await exchange.done
@@ -128,7 +130,7 @@ class Link:
             connection = self._open()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await connection.connect()
+                    await connection.connect()  # type: ignore[no-untyped-call]
                     # An answer to a command of our own: a proxy in front may take connections for a server that is gone.
                     await connection.send_command("CLIENT", "ID", check_health=False)
                     self.client_id = await connection.read_response()
@@ -237,7 +239,7 @@ class Subscription:
         connection = self._open()
         try:
             async with asyncio.timeout(CONNECT_S):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
                 await connection.send_command("SUBSCRIBE", *self._channels, check_health=False)
                 for _ in self._channels:
                     await connection.read_response(disable_decoding=True)

@@ -11,8 +11,8 @@
 
 Rules (`exec_wire.queue`) and how they are kept here:
 
-  Take       A worker with free slots asks for exactly so many, over all streams that it can serve; only if there is nothing does
-             it block. What a blocking read brings too much (it counts per stream) is handed back at once.
+  Take       A worker with free slots asks for exactly so many, over all streams that it can serve; only if there is nothing
+             does it block. What a blocking read brings too much (it counts per stream) is handed back at once.
   Lease      An entry's idle time in the group. A renewal is an XCLAIM to oneself, done only if the entry is still one's own.
              Handing back is an XCLAIM to nobody that makes the entry look idle; its id stays, so its gateway can still find it.
   Answer     One script: XACK, XDEL, XADD NOMKSTREAM, SET. If the gateway's stream is not there, the worker keeps the answer for
@@ -27,13 +27,12 @@ A script is sent with its text (EVAL): a server that was restarted knows no hash
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -229,11 +228,6 @@ def reply_key(gateway: str) -> str:
 
 def record_key(name: str) -> str:
     return f"x:idem:{name}"
-
-
-def record_name(tenant: str, key: str) -> str:
-    """A digest: of fixed length, whatever callers choose, and no pair of tenant and key is taken for another one."""
-    return hashlib.blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=16).hexdigest()
 
 
 class Entry(NamedTuple):
@@ -433,7 +427,9 @@ class RedisWorkerEnd:
     async def announce(self, info: WorkerInfo) -> None:
         self._streams = [jobs_key(needs) for needs in info.classes]
         await self._commands.call(
-            script(_FREELY + ANNOUNCE, [f"x:worker:{self._name}", "x:workers"], self._name, msgspec.json.encode(info), _LEASE_MS)
+            script(
+                _FREELY + ANNOUNCE, [f"x:worker:{self._name}", "x:workers"], self._name, msgspec.json.encode(info), _LEASE_MS
+            )
         )
 
     # -- taking -----------------------------------------------------------------------------------------------------------
@@ -480,9 +476,13 @@ class RedisWorkerEnd:
         """For the first job to come, as long as lapsed leases need not be looked for."""
         places = [">"] * len(self._streams)
         read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
-        streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), timeout_s=BLOCK_S + 5)
+        streams, (seconds, micros) = await self._blocking.call(
+            (*read, *self._streams, *places), ("TIME",), timeout_s=BLOCK_S + 5
+        )
         now = int(seconds) * 1000 + int(micros) // 1000
-        return [self._keep(stream.decode(), id, fields[1], 1, now) for stream, entries in streams or [] for id, fields in entries]
+        return [
+            self._keep(stream.decode(), id, fields[1], 1, now) for stream, entries in streams or [] for id, fields in entries
+        ]
 
     def _keep(self, stream: str, id: bytes, packed: bytes, deliveries: int, now_ms: int) -> Job:
         job = _unpack_job(packed)

@@ -25,6 +25,16 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     slots: Annotated[
         int, Meta(ge=1, le=1023, description="Programs that run at the same time; the number of cores if not set")
     ] = field(default_factory=usable_cores)
+    redis: Annotated[
+        str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
+    ] = ""
+    metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health, in a cluster")] = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="That port; 0 takes a free one")] = 0
+    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what runs before it is handed back")] = 30.0
+    runtime: Annotated[
+        Literal["sandbox", "echo"],
+        Meta(description="echo: run nothing and answer at once, to measure the path to a worker; only with --insecure"),
+    ] = "sandbox"
     packages: Annotated[str, Meta(description="Folder of the packages that programs may import")] = field(
         default_factory=default_packages
     )

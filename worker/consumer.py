@@ -1,6 +1,7 @@
 """Takes jobs from the queue as slots become free, has them run, and answers each exactly once.
 
-What was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it.
+What was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. While the queue is
+away, what runs goes on, and its results are kept in their slots until they can be sent.
 """
 
 from __future__ import annotations
@@ -8,29 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
-from exec_wire.queue import RENEW_S, Answer, Job, WorkerInfo, WorkerQueue
+from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
 from worker import languages
+from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
 
 log = logging.getLogger("worker")
 
 BUSY_PAUSE_S = 0.02
+AWAY_PAUSE_S = 0.3
+LATE_S = 10.0  # after its deadline nobody waits for a result that could not be sent
 
 
 class Consumer:
-    def __init__(self, name: str, pool: Pool, queue: WorkerQueue) -> None:
+    def __init__(self, name: str, pool: Pool | EchoPool, queue: WorkerQueue) -> None:
         self._name, self._pool, self._queue = name, pool, queue
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._answering: set[str] = set()  # have ended; their results are on their way
+        self._away = False
+        self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
+        self.taken = self.taken_again = 0  # the latter: had been delivered before, here or elsewhere
         self._slot_free = asyncio.Event()
         self._slot_free.set()
         self._background: list[asyncio.Task[None]] = []
         self._draining = False
 
     async def __aenter__(self) -> Consumer:
-        await self._queue.announce(self._info())
+        await self._announce()
         self._take_task = asyncio.create_task(self._take_forever())
         self._background = [asyncio.create_task(loop()) for loop in (self._renew_forever, self._cancel_forever)]
         return self
@@ -52,17 +61,48 @@ class Consumer:
         if self._running:
             await asyncio.wait(self._running.values())
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def queue_is_away(self) -> bool:
+        return self._away
+
     async def _take_forever(self) -> None:
         while True:
             await self._slot_free.wait()
-            jobs = await self._queue.take(self._pool.free_slots)
+            try:
+                jobs = await self._queue.take(self._pool.free_slots)
+            except QueueAway as away:
+                await self._wait_for_queue(away)
+                continue
+            self._queue_is_back()
             for job in jobs:
-                slot = self._pool.take_slot()
-                task = asyncio.create_task(self._work(job, slot))
-                self._running[job.id] = task
-                task.add_done_callback(self._ended(job.id, slot))
+                self._start(job)
             if not self._pool.free_slots:
                 self._slot_free.clear()
+
+    def _start(self, job: Job) -> None:
+        self.taken += 1
+        self.taken_again += job.deliveries > 1
+        if job.id in self._running:
+            return  # it was published twice, or its lease lapsed while this process stood still
+        slot = self._pool.take_slot()
+        task = asyncio.create_task(self._work(job, slot))
+        self._running[job.id] = task
+        task.add_done_callback(self._ended(job.id, slot))
+
+    async def _wait_for_queue(self, away: QueueAway) -> None:
+        if not self._away:
+            log.warning("the queue is away: %s; what runs goes on", away)
+        self._away = True
+        await asyncio.sleep(AWAY_PAUSE_S)
+
+    def _queue_is_back(self) -> None:
+        if self._away:
+            log.warning("the queue is back")
+        self._away = False
 
     def _ended(self, id: str, slot: int) -> Callable[[asyncio.Task[None]], None]:
         def end(task: asyncio.Task[None]) -> None:
@@ -86,8 +126,26 @@ class Consumer:
             log.exception("a call failed inside the worker")
             result = verdict("internal_error", error=f"{type(error).__name__} in the worker")
         result.worker = self._name
+        self._answering.add(job.id)
+        try:
+            await self._answer(job, result, received)
+        finally:
+            self._answering.discard(job.id)
+
+    async def _answer(self, job: Job, result: Result, received: float) -> None:
         stay_ms = (time.monotonic() - received) * 1000
-        await self._queue.answer([Answer(job.id, pack(result), stay_ms)])
+        record = result.blame != "infra" and result.status != "cancelled"
+        answer = Answer(job.id, pack(result), stay_ms, record)
+        give_up_at = received + job.remaining_ms / 1000 + LATE_S
+        while True:
+            try:
+                await self._queue.answer([answer])
+                break
+            except QueueAway as away:
+                if time.monotonic() > give_up_at:
+                    raise
+                await self._wait_for_queue(away)
+        self.answered[result.status, result.blame] += 1
 
     async def _run(self, job: Job, slot: int, received: float) -> Result:
         call = unpack_call(job.payload)
@@ -110,14 +168,29 @@ class Consumer:
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            await self._queue.renew(list(self._running))
+            try:
+                await self._queue.renew(list(self._running))
+            except QueueAway as away:
+                await self._wait_for_queue(away)
+                continue
             if not self._draining and self._pool.alive:  # else the gateways see us go, and say so
-                await self._queue.announce(self._info())
+                await self._announce()
+
+    async def _announce(self) -> None:
+        try:
+            await self._queue.announce(self._info())
+        except QueueAway as away:
+            await self._wait_for_queue(away)
 
     async def _cancel_forever(self) -> None:
         while True:
-            for id in await self._queue.cancelled():
-                if id in self._running:
+            try:
+                ids = await self._queue.cancelled()
+            except QueueAway as away:
+                await self._wait_for_queue(away)
+                continue
+            for id in ids:
+                if id in self._running and id not in self._answering:
                     self._running[id].cancel()
 
     def _info(self) -> WorkerInfo:

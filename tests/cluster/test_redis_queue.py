@@ -9,8 +9,8 @@ import pytest
 from redis_harness import MovedServer
 
 from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, Answer, Job, QueueAway, WorkerInfo, fingerprint
-from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd, record_name
+from exec_wire.queue import LEASE_S, Answer, Job, QueueAway, WorkerInfo, fingerprint, record_name
+from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
 
 
 class Ends:
@@ -115,7 +115,11 @@ async def test_a_gateway_that_does_not_answer_holds_up_a_cancellation_only_so_lo
 
 
 async def test_what_a_blocking_read_brings_too_much_is_handed_to_others_uncounted(ends: Ends) -> None:
-    gateway, worker, other = await ends.gateway(), await ends.worker(needs=["python", "cpp"]), await ends.worker("w2", needs=["cpp"])
+    gateway, worker, other = (
+        await ends.gateway(),
+        await ends.worker(needs=["python", "cpp"]),
+        await ends.worker("w2", needs=["cpp"]),
+    )
     taking = asyncio.create_task(worker.take(1))
     await asyncio.sleep(0.1)
     await gateway.publish([job("j1"), job("j2", needs="cpp")])  # one script: both are there when the reader wakes

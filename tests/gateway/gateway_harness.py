@@ -18,19 +18,29 @@ import msgspec
 
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
-from exec_wire.memory_queue import MemoryQueue
+from exec_wire.memory_queue import MemoryQueue, MemoryWorkerEnd
 from exec_wire.messages import Call, Result, Timings, pack, unpack_call, verdict
 from exec_wire.queue import Answer, Job, WorkerInfo
+from exec_wire.redis_queue import RedisQueue
 
 T = TypeVar("T")
 JSON = {"content-type": "application/json"}
 
 
 class ScriptedWorker:
-    def __init__(self, queue: MemoryQueue, name: str = "w1", slots: int = 4, tier: str = "A") -> None:
+    def __init__(
+        self,
+        queue: MemoryQueue | RedisQueue,
+        name: str = "w1",
+        slots: int = 4,
+        tier: str = "A",
+        needs: tuple[str, ...] = ("python",),
+    ) -> None:
         self.end = queue.worker(name)
         layers = ["seccomp", "landlock"]
-        self.info = WorkerInfo(name, slots, tier=tier, layers=layers, profiles=["bare"], missing_layers=["cgroup"])
+        self.info = WorkerInfo(
+            name, slots, needs=list(needs), tier=tier, layers=layers, profiles=["bare"], missing_layers=["cgroup"]
+        )
         self.let_go = asyncio.Event()
         self.jobs: list[Job] = []  # every job taken, in order
         self.calls: list[Call] = []
@@ -115,6 +125,7 @@ class ScriptedWorker:
         answer = Answer(job.id, pack(result), stay_ms=3.0)
         await self.end.answer([answer])
         if verb == "twice":
+            assert isinstance(self.end, MemoryWorkerEnd)
             self.end._reply_to[job.id] = job.reply_to  # as a worker does whose lease went to another one
             await self.end.answer([answer])
 

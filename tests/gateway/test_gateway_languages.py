@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from gateway_harness import Service, problem, running, until
+from gateway_harness import ScriptedWorker, Service, problem, running, until
 
 from exec_wire.queue import WorkerInfo
 
@@ -13,10 +13,10 @@ async def languages(service: Service) -> list[str]:
 
 
 async def test_languages_are_those_of_all_live_workers(service: Service) -> None:
-    await service.queue.worker("w2").announce(WorkerInfo("w2", 1, needs=["python", "cpp"]))
-    await until(lambda: len(service.gateway.fleet.workers) == 2)
-    assert await languages(service) == ["cpp", "python"]
-    assert (await service.run("say hi", language="cpp")).status_code == 200
+    async with ScriptedWorker(service.queue, "w2", needs=("python", "cpp")):
+        await until(lambda: len(service.gateway.fleet.workers) == 2)
+        assert await languages(service) == ["cpp", "python"]
+        assert (await service.run("say hi", language="cpp")).json()["worker"] == "w2"
 
 
 async def test_missing_language_is_422_and_lists_what_is_there(service: Service) -> None:

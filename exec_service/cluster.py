@@ -1,0 +1,93 @@
+"""Gateways and workers in processes of their own, joined by Redis: any number of each, on any machines.
+
+The story of a stop (SIGTERM, Ctrl-C). A gateway admits nothing new, finishes what it accepted or answers it, closes the doors
+and leaves. A worker takes nothing more and is not counted any more, finishes what runs or hands it back, leaves, and ends its
+runner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+
+from exec_service.app import Gateway, serve
+from exec_service.config import ConfigError, GatewayConfig
+from exec_service.refusals import Refusal
+from exec_service.side_door import SideDoor, side_door
+from exec_service.up import prove, say, stop_on_signals, unless
+from exec_service.worker_metrics import WorkerMetrics
+from exec_wire.redis_link import where
+from exec_wire.redis_queue import RedisQueue
+from worker.config import WorkerConfig
+from worker.consumer import Consumer
+from worker.echo import EchoPool
+from worker.pool import Pool
+
+GATEWAY = "exec-service: gateway {name} is ready on {url} (queue: {queue}, metrics: {side}/metrics)"
+WORKER = "exec-service: worker {name} takes calls: {slots} slots, sandbox tier {tier} (queue: {queue}, metrics: {side}/metrics)"
+
+
+async def run_gateway(config: GatewayConfig) -> None:
+    """Serve until a signal comes. Raises `ConfigError`, `BindRefused` or `PortTaken`, with words for the user."""
+    queue, name, stop = open_queue(config.redis), own_name(), stop_on_signals()
+    gateway = Gateway(config, queue.gateway(name))
+    door = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))
+    async with gateway, side_door(door, config.metrics_host, config.metrics_port) as side:
+        words = GATEWAY.format(name=name, url="{}", queue=where(config.redis), side=side)
+        await serve(gateway, stop=stop, listening=lambda url: say(words.format(url)))
+
+
+def not_ready_because(gateway: Gateway) -> str:
+    try:
+        gateway.dispatch.check_ready()
+    except Refusal as refusal:
+        return str(refusal)
+    return ""
+
+
+async def run_worker(config: WorkerConfig) -> None:
+    """Work until a signal comes. Raises `ConfigError`, `PortTaken` or `SandboxUnavailable`, with words for the user."""
+    queue, name, stop = open_queue(config.redis), own_name(), stop_on_signals()
+    async with contextlib.AsyncExitStack() as stack:
+        pool = await _pool(config, stack, stop)
+        if pool is None:
+            return
+        consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name)))
+        door = SideDoor(WorkerMetrics(pool, consumer).text, lambda: _cannot_work_because(pool, consumer))
+        side = await stack.enter_async_context(side_door(door, config.metrics_host, config.metrics_port))
+        say(WORKER.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), side=side))
+        await stop.wait()
+        await consumer.drain(config.drain_s)
+
+
+async def _pool(config: WorkerConfig, stack: contextlib.AsyncExitStack, stop: asyncio.Event) -> Pool | EchoPool | None:
+    """Warm and proven; None if `stop` came first."""
+    if config.runtime == "echo":
+        return EchoPool(config)
+    pool = await stack.enter_async_context(Pool(config))
+    return pool if await unless(stop, prove(pool)) else None
+
+
+def _cannot_work_because(pool: Pool | EchoPool, consumer: Consumer) -> str:
+    if consumer.draining:
+        return "draining: what runs is finished, nothing more is taken"
+    if not pool.alive:
+        return "there is no runner"
+    return "the queue is away" if consumer.queue_is_away else ""
+
+
+def open_queue(url: str) -> RedisQueue:
+    if not url:
+        raise ConfigError("which queue? Give --redis redis://HOST:6379/0 or EXEC_REDIS; `exec-service up` needs none")
+    try:
+        return RedisQueue(url)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the URL of the queue: {error}") from None
+
+
+def own_name() -> str:
+    """Anew with every start: nobody is taken for what was there before."""
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
