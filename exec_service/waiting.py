@@ -48,14 +48,16 @@ class _Priority:
         self.turn = 0.0
         self.now = 0.0  # the turn of the tenant that was served last
         self.lines: dict[str, _Line] = {}
+        self._lines_most = LINES_KEPT
         self._order: list[tuple[float, int, _Line]] = []  # a heap of those that have something
         self._numbers = itertools.count()
 
     def line_of(self, tenant: str) -> _Line:
         if tenant not in self.lines:
-            if len(self.lines) > LINES_KEPT:
+            if len(self.lines) >= self._lines_most:
                 # Whoever had more than its share of late is remembered, lest it be first again with every new call.
-                self.lines = {name: line for name, line in self.lines.items() if len(line) or line.turn > self.now}
+                self.lines = {name: line for name, line in self.lines.items() if line.listed or line.turn > self.now}
+                self._lines_most = max(LINES_KEPT, 2 * len(self.lines))
             self.lines[tenant] = _Line()
         return self.lines[tenant]
 
@@ -78,6 +80,8 @@ class _Priority:
                 found = line, needs
         for line in passed:
             self._push(line)
+        if not passed and found is None:  # nobody waits, so nobody has had too much
+            self.lines, self.now = {}, 0.0
         return found
 
     def served(self, line: _Line) -> None:
