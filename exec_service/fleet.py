@@ -22,7 +22,7 @@ class Fleet:
     def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float) -> None:
         self._queue, self._refresh_s, self._release_factor = queue, refresh_s, release_factor
         self.workers: list[WorkerInfo] = []
-        self.sharing = 1  # gateways that have calls waiting, this one included
+        self.sharing = 1  # this gateway and the others that have calls waiting
         self._slots_for: dict[str, int] = {}  # slots of the workers that can run a class
         self.languages = ["python"]  # what some worker has; while none is alive, what the last ones had
 
@@ -78,7 +78,7 @@ class Fleet:
         return sum(worker.tier == tier for worker in self.workers)
 
     async def refresh(self, backlog: bool = False) -> None:
-        self.sharing = max(1, await self._queue.announce(backlog))
+        self.sharing = 1 + await self._queue.announce(backlog)
         self.workers = await self._queue.workers()
         if self.workers:
             self.languages = sorted({language for worker in self.workers for language in worker.needs})

@@ -109,7 +109,7 @@ class GatewayQueue(Protocol):
     shared: bool  # other gateways may use the same queue
 
     async def announce(self, backlog: bool) -> int:
-        """Be seen for the next `LEASE_S`. Gives how many gateways have calls waiting, this one included."""
+        """Be seen for the next `LEASE_S`. Gives how many other gateways have calls waiting."""
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the workers: all of them or none. Returns when the queue has them."""

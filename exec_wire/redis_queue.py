@@ -285,12 +285,12 @@ class RedisGatewayEnd:
         self._told: dict[str, asyncio.Queue[int]] = {}
 
     async def announce(self, backlog: bool) -> int:
-        _, _, others = await self._commands.call(
+        _, _, gateways = await self._commands.call(
             script(_FREELY + ANNOUNCE, [f"x:gateway:{self.name}", "x:gateways"], self.name, int(backlog), _LEASE_MS),
             script(_FREELY + KEEP_REPLY, [self._reply], REPLY_S),
             script(ALIVE, ["x:gateways"], "x:gateway:"),
         )
-        return sum(value == b"1" for value in others)
+        return sum(value == b"1" for value in gateways) - backlog
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()

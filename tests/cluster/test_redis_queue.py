@@ -72,16 +72,17 @@ async def test_a_worker_records_no_more_than_its_budget(ends: Ends, monkeypatch:
     assert [bool(kept) for kept in await gateway.recorded(["one", "two", "three"])] == [True, False, True]
 
 
-async def test_gateways_know_how_many_of_them_have_calls_waiting(ends: Ends) -> None:
+async def test_gateways_know_how_many_others_have_calls_waiting(ends: Ends) -> None:
     one, two, three = [await ends.gateway(name) for name in ("g1", "g2", "g3")]
-    assert await one.announce(True) == 1
-    assert await two.announce(True) == 2
+    assert await one.announce(True) == 0
+    assert await two.announce(True) == 1
     assert await three.announce(False) == 2
     await ends.server.pass_s(LEASE_S + 0.1)
-    assert await one.announce(True) == 1
+    assert await one.announce(True) == 0
     await two.announce(True)
-    await two.leave()
     assert await one.announce(True) == 1
+    await two.leave()
+    assert await one.announce(True) == 0
 
 
 async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(ends: Ends) -> None:
@@ -169,7 +170,7 @@ async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(end
         with pytest.raises(QueueAway, match="memory") as refused:
             await gateway.publish([job("j3")])
         assert not refused.value.sent
-        assert await gateway.announce(True) == 1
+        assert await gateway.announce(True) == 0
         await worker.announce(WorkerInfo("w1", 4))
         await worker.renew(["j1", "j2"])
         await worker.answer([Answer("j1", b"result")])

@@ -122,7 +122,7 @@ class ScriptedWorker:
         }.get(verb, lambda: verdict("ok", stdout=text, completed=True))()
         result.worker = self.info.id
         result.timings = Timings(start_ms=1.0, run_ms=2.0)
-        answer = Answer(job.id, pack(result), stay_ms=3.0)
+        answer = Answer(job.id, pack(result), stay_ms=3.0, record=result.blame != "infra")
         await self.end.answer([answer])
         if verb == "twice":
             assert isinstance(self.end, MemoryWorkerEnd)

@@ -1,0 +1,127 @@
+"""Gateways and workers of a cluster in this process, a real server between them, and a proxy that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+from gateway_harness import ScriptedWorker, lines, serving
+
+from exec_service.app import Gateway
+from exec_service.config import GatewayConfig
+from exec_wire import Result
+from exec_wire.redis_queue import RedisQueue
+from worker.config import WorkerConfig
+from worker.consumer import Consumer
+from worker.echo import EchoPool
+
+
+@dataclass
+class Door:
+    """One gateway and a client of it."""
+
+    gateway: Gateway
+    client: httpx.AsyncClient
+    stop: asyncio.Event
+
+    async def run(self, code: str = "say hi", **fields: object) -> httpx.Response:
+        return await self.client.post("/v1/run", json={"code": code, **fields})
+
+    async def batch(self, *calls: object) -> list[Result]:
+        return lines(await self.client.post("/v1/batch", json={"calls": list(calls)}))
+
+
+@dataclass
+class Cluster:
+    url: str
+    stack: AsyncExitStack
+    doors: list[Door] = field(default_factory=list)
+
+    async def add_gateway(self, **settings: object) -> Door:
+        defaults: dict[str, object] = {"port": 0, "fleet_refresh_s": 0.05, "drain_s": 0.2}
+        config = GatewayConfig(**(defaults | settings))  # type: ignore[arg-type]
+        gateway = Gateway(config, RedisQueue(self.url).gateway(f"g{len(self.doors) + 1}"))
+        stop = asyncio.Event()
+        await self.stack.enter_async_context(gateway)
+        url = await self.stack.enter_async_context(serving(gateway, stop))
+        client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        self.doors.append(Door(gateway, client, stop))
+        return self.doors[-1]
+
+    async def add_worker(self, name: str = "w1", **facts: object) -> ScriptedWorker:
+        worker = ScriptedWorker(RedisQueue(self.url), name, **facts)  # type: ignore[arg-type]
+        await self.stack.enter_async_context(worker)
+        return worker
+
+    @asynccontextmanager
+    async def echo_worker(self, name: str, slots: int = 4) -> AsyncIterator[Consumer]:
+        pool = EchoPool(WorkerConfig(slots=slots))
+        async with Consumer(name, pool, RedisQueue(self.url).worker(name)) as consumer:
+            yield consumer
+
+
+@asynccontextmanager
+async def cluster_on(url: str) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        yield Cluster(url, stack)
+
+
+class Proxy:
+    """Forwards to a server, or nothing at all: `stall` keeps connections open and takes new ones, but no byte passes."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._open = asyncio.Event()
+        self._open.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def stall(self) -> None:
+        self._open.clear()
+
+    def go_on(self) -> None:
+        self._open.set()
+
+    def cut(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        there_writer = None
+        try:
+            await self._open.wait()
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            for end in (writer, there_writer):
+                if end is not None:
+                    end.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._open.wait()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionError("one end has closed")
