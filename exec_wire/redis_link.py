@@ -93,15 +93,18 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
         self.client_id = 0  # of the connection, as the server knows it
 
-    async def call(self, *commands: Command, timeout_s: float = ANSWER_S) -> list[Any]:
-        """The answers of the server, in order. `QueueAway` if there are none, or if one says so; `NoGroup`."""
-        answers = await self.try_(*commands, timeout_s=timeout_s)
+    async def call(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
+        """The answers of the server, in order. `QueueAway` if there are none, or if one says so; `NoGroup`.
+
+        `block_s`: how long the server may wait before it answers.
+        """
+        answers = await self.try_(*commands, block_s=block_s)
         for answer in answers:
             if isinstance(answer, ResponseError):
                 raise self._translated(answer)
         return answers
 
-    async def try_(self, *commands: Command, timeout_s: float = ANSWER_S) -> list[Any]:
+    async def try_(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
         """As `call`, but what the server refuses is an answer like any other."""
         while (connection := self._connection) is None:
             await self._connect()
@@ -110,7 +113,8 @@ class Link:
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush, connection)
         self._outgoing.extend(pack_command(command) for command in commands)  # type: ignore[arg-type]
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._drop, connection, f"no answer within {timeout_s} s")
+        limit_s = block_s + ANSWER_S
+        timer = asyncio.get_running_loop().call_later(limit_s, self._drop, connection, f"no answer within {limit_s} s")
         try:
             return await exchange.done
         finally:

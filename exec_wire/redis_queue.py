@@ -290,7 +290,7 @@ class RedisGatewayEnd:
             script(_FREELY + KEEP_REPLY, [self._reply], REPLY_S),
             script(ALIVE, ["x:gateways"], "x:gateway:"),
         )
-        return sum(value == b"1" for value in gateways) - backlog
+        return len([value for value in gateways if value == b"1"]) - backlog
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
@@ -307,7 +307,7 @@ class RedisGatewayEnd:
             # of a primary that took over with a slower clock may be smaller than those before.
             commands: list[Command] = [("XDEL", self._reply, *self._read)] if self._read else []
             commands.append(("XREAD", "COUNT", READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", self._reply, "0"))
-            *_, streams = await self._reads.call(*commands, timeout_s=BLOCK_S + 5)
+            *_, streams = await self._reads.call(*commands, block_s=BLOCK_S)
             self._read = []
             if not streams:
                 continue
@@ -384,7 +384,7 @@ class RedisGatewayEnd:
     async def leave(self) -> None:
         try:
             await self._commands.call(
-                ("UNLINK", f"x:gateway:{self.name}", self._reply), ("SREM", "x:gateways", self.name), timeout_s=1.0
+                ("UNLINK", f"x:gateway:{self.name}", self._reply), ("SREM", "x:gateways", self.name)
             )
         except QueueAway as away:
             log.warning("left without a word: %s", away)
@@ -477,7 +477,7 @@ class RedisWorkerEnd:
         places = [">"] * len(self._streams)
         read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
         streams, (seconds, micros) = await self._blocking.call(
-            (*read, *self._streams, *places), ("TIME",), timeout_s=BLOCK_S + 5
+            (*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S
         )
         now = int(seconds) * 1000 + int(micros) // 1000
         return [
@@ -639,7 +639,7 @@ class RedisWorkerEnd:
         try:
             await self._stop_taking()
             keys = [f"x:worker:{self._name}", "x:workers", *self._streams]
-            await self._commands.call(script(LEAVE, keys, GROUP, self._name, 2 * _LEASE_MS), timeout_s=2.0)
+            await self._commands.call(script(LEAVE, keys, GROUP, self._name, 2 * _LEASE_MS))
         except QueueAway as away:
             log.warning("left without a word; others take what ran here when its lease has lapsed: %s", away)
         for task in [*self._undelivered, *([self._taking] if self._taking else [])]:
