@@ -215,13 +215,6 @@ def test_up_on_an_address_that_others_reach_is_refused_with_words(host: str) -> 
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("part", ["gateway", "worker"])
-def test_parts_that_need_a_shared_queue_say_so(part: str) -> None:
-    ended = command(part)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "need a shared queue" in ended.stderr
-
-
 def test_version_is_told() -> None:
     ended = command("--version")
     assert (ended.returncode, ended.stdout.split()[0]) == (0, "exec-service")

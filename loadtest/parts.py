@@ -1,0 +1,118 @@
+"""The processes of a cluster on this machine, each a real `exec-service gateway` or `worker`.
+
+    with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, slots=2) as worker:
+        ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+ROOT = Path(__file__).parents[1]
+START_S, STOP_S = 90.0, 45.0
+_READY = re.compile(r"(?:is ready on (?P<url>http://\S+) \(|takes calls: .*\().*metrics: (?P<side>http://\S+)/metrics\)")
+
+
+def environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """This process's variables without settings of the service, and those that are given, by their names in small letters."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("EXEC_")}
+    return own | {f"EXEC_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+class PartFailed(Exception):
+    """It did not start; the message has what it said."""
+
+
+class Part:
+    """A process that was started; ready when it has said so."""
+
+    url = ""  # of a gateway
+    side_url = ""  # of its metrics
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "exec_service", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            cwd=ROOT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+    @classmethod
+    def gateway(cls, redis: str, *arguments: str, **settings: object) -> Part:
+        return cls(["gateway", "--port", "0", *arguments], environment({"redis": redis, **settings}))
+
+    @classmethod
+    def worker(cls, redis: str, *arguments: str, **settings: object) -> Part:
+        return cls(["worker", *arguments], environment({"redis": redis, **settings}))
+
+    @classmethod
+    def echo(cls, redis: str, slots: int = 64, **settings: object) -> Part:
+        return cls.worker(redis, "--runtime", "echo", "--insecure", slots=slots, **settings)
+
+    def __enter__(self) -> Self:
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def words(self) -> str:
+        """What it has said on stderr."""
+        return os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0).decode(errors="replace")
+
+    def wait_ready(self) -> None:
+        give_up = time.monotonic() + START_S
+        while (ready := _READY.search(self.words)) is None:
+            if not self.alive or time.monotonic() > give_up:
+                words = self.words
+                self.close()
+                raise PartFailed(f"it did not start:\n{words}")
+            time.sleep(0.02)
+        self.url, self.side_url = ready["url"] or "", ready["side"]
+
+    def metrics(self) -> dict[str, float]:
+        with urllib.request.urlopen(f"{self.side_url}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, patience_s: float = STOP_S) -> int:
+        return self.process.wait(patience_s)
+
+    def close(self) -> None:
+        if self.alive:
+            self.kill(signal.SIGCONT)
+            self.kill(signal.SIGTERM)
+            try:
+                self.wait()
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self.wait()
+        with contextlib.suppress(OSError):
+            self._stderr.close()
