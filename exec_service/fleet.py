@@ -40,14 +40,14 @@ class Fleet:
 
         Gateways with calls waiting share the slots equally.
         """
-        return self._window(self.slots)
+        return self._window(self.slots if self.workers else None)
 
     def window_for(self, needs: str) -> int:
         """As `window`, of calls that only the workers of a class can run."""
-        return self._window(self._slots_for.get(needs, 0))
+        return self._window(self._slots_for.get(needs))
 
-    def _window(self, slots: int) -> int:
-        return math.ceil(self._release_factor * slots / self.sharing)
+    def _window(self, slots: int | None) -> int:
+        return max(1, math.ceil(self._release_factor * slots / self.sharing)) if slots is not None else 0
 
     @property
     def best_tier(self) -> str:

@@ -383,9 +383,7 @@ class RedisGatewayEnd:
 
     async def leave(self) -> None:
         try:
-            await self._commands.call(
-                ("UNLINK", f"x:gateway:{self.name}", self._reply), ("SREM", "x:gateways", self.name)
-            )
+            await self._commands.call(("UNLINK", f"x:gateway:{self.name}", self._reply), ("SREM", "x:gateways", self.name))
         except QueueAway as away:
             log.warning("left without a word: %s", away)
         for part in (self._commands, self._reads, self._notes):
@@ -476,9 +474,7 @@ class RedisWorkerEnd:
         """For the first job to come, as long as lapsed leases need not be looked for."""
         places = [">"] * len(self._streams)
         read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
-        streams, (seconds, micros) = await self._blocking.call(
-            (*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S
-        )
+        streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S)
         now = int(seconds) * 1000 + int(micros) // 1000
         return [
             self._keep(stream.decode(), id, fields[1], 1, now) for stream, entries in streams or [] for id, fields in entries

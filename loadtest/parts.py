@@ -1,7 +1,7 @@
 """The processes of a cluster on this machine, each a real `exec-service gateway` or `worker`.
 
-    with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, slots=2) as worker:
-        ...
+with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, slots=2) as worker:
+    ...
 """
 
 from __future__ import annotations

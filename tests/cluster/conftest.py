@@ -9,10 +9,10 @@ import pytest
 # The scripted worker and the served gateway are the same with any queue.
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 
-from cluster_harness import Cluster, cluster_on  # noqa: E402
-from redis_harness import MovedServer, need_redis  # noqa: E402
+from cluster_harness import Cluster, cluster_on
+from redis_harness import MovedServer, need_redis
 
-from loadtest.redis_server import RedisServer  # noqa: E402
+from loadtest.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -174,7 +174,7 @@ async def test_a_worker_that_dies_loses_nothing(cluster: Cluster, moved_server: 
     answering = soon(door.run("say x"))
     await until(lambda: bool(door.gateway.dispatch.waiting))
     await dead.announce(WorkerInfo("dead", 1))
-    [job] = await asyncio.wait_for(dead.take(1), 5)
+    assert len(await asyncio.wait_for(dead.take(1), 5)) == 1
     await moved_server.pass_s(LEASE_S + 0.1)
     worker = await cluster.add_worker()
     result = (await answering).json()

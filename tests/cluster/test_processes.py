@@ -16,7 +16,7 @@ import httpx
 import pytest
 from redis_harness import need_redis
 
-from exec_client import AsyncClient
+from exec_client import Client
 from exec_wire.queue import Answer, Job, WorkerInfo
 from exec_wire.redis_queue import RedisQueue
 from loadtest.parts import ROOT, Part, environment
@@ -59,10 +59,10 @@ def test_a_worker_refuses_a_sandbox_weaker_than_b() -> None:
     assert code == 69 and "tier B is required" in words
 
 
-async def test_parts_tell_where_they_are_and_stop_cleanly(own_server: RedisServer) -> None:
+def test_parts_tell_where_they_are_and_stop_cleanly(own_server: RedisServer) -> None:
     with Part.gateway(own_server.url) as gateway, Part.echo(own_server.url) as worker:
-        async with AsyncClient(gateway.url) as client:
-            results = await client.run_many([f"program {number}" for number in range(200)])
+        with Client(gateway.url) as client:
+            results = client.run_many([f"program {number}" for number in range(200)])
         assert [result.stdout for result in results] == [f"program {number}" for number in range(200)]
         assert {result.sandbox.tier for result in results} == {"none"}
         assert gateway.metrics()['exec_calls_total{blame="none",status="ok"}'] == 200
@@ -130,9 +130,11 @@ async def test_a_password_comes_with_the_address() -> None:
 async def test_tls_comes_with_the_address(own_server: RedisServer, tmp_path: Path) -> None:
     """The server here may be built without TLS; what ends it in front of the server is a stock library."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
-        + ["subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)],
+    subprocess.run(  # noqa: ASYNC221
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)),
+        ],
         check=True,
         capture_output=True,
     )
