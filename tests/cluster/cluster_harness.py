@@ -47,7 +47,7 @@ class Cluster:
         stop = asyncio.Event()
         await self.stack.enter_async_context(gateway)
         url = await self.stack.enter_async_context(serving(gateway, stop))
-        client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
         self.doors.append(Door(gateway, client, stop))
         return self.doors[-1]
 
