@@ -301,9 +301,9 @@ async def test_cancelling_a_full_gateway_lets_others_have_their_turn() -> None:
         async def watch() -> None:
             nonlocal turns, longest_s
             while True:
-                began = time.monotonic()
+                began = time.thread_time()  # of this loop alone, however busy the machine is
                 await asyncio.sleep(0)
-                longest_s = max(longest_s, time.monotonic() - began)
+                longest_s = max(longest_s, time.thread_time() - began)
                 turns += 1
 
         watching = soon(watch())
