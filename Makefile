@@ -3,11 +3,12 @@
 # make test-integrations  published clients of other services, each in an environment of its own, against this one
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
+# make proto    compile exec_wire/exec.proto anew (after a change to it)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 PORT ?= 8080
 BIN := .venv/bin
 
-.PHONY: help install run test test-integrations lint hostile bench clean
+.PHONY: help install run test test-integrations lint hostile proto bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,6 +33,9 @@ lint: install-dev
 
 hostile: install-dev
 	@$(BIN)/python tests/hostile $(ARGS)
+
+proto: install-dev
+	$(BIN)/python -m grpc_tools.protoc -I exec_wire --descriptor_set_out=exec_wire/exec.binpb exec_wire/exec.proto
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)

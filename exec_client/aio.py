@@ -12,7 +12,7 @@ from exec_client.calls import CallFields, make_call, make_selection
 from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Outbox, Policy
-from exec_client.transport import DEFAULT_URL, HttpTransport, Transport
+from exec_client.transport import Transport, TransportName, make_transport, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 T = TypeVar("T")
@@ -30,21 +30,26 @@ class AsyncClient:
     call `run` at once. A `Result` comes back for everything the program did: an error, a time-out, too much output. What the
     service did wrong is retried within the call's `deadline_s` and then raised as `Unavailable`; it is never a `Result`.
 
-    `transport` replaces HTTP; it is closed with the client. One client belongs to one event loop.
+    `api_key` is that of a service that asks for one; if it is not given, the variable EXEC_API_KEY is looked at.
+    `transport="grpc"`, or an address that begins with grpc://, speaks gRPC; an object in place of HTTP is closed with the
+    client. One client belongs to one event loop.
     """
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str = "",
         *,
+        api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        transport: Transport | None = None,
+        transport: Transport | TransportName | None = None,
         policy: Policy = Policy(),  # noqa: B008 (frozen)
     ) -> None:
         self._base_url = base_url
-        self._headers = dict(headers or {})
+        self._headers = with_key(headers, api_key)
         self._given_transport = transport
-        self._transport: Transport = transport or HttpTransport(base_url, headers=headers)
+        self._transport = (
+            make_transport(base_url, self._headers, transport) if transport is None or isinstance(transport, str) else transport
+        )
         self._policy = policy
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -286,13 +291,19 @@ def _give_up(futures: list[asyncio.Future[Result]]) -> None:
             future.exception()  # seen: nobody will look at the failures after the first
 
 
-def _rebuild(client_type: Any, base_url: str, headers: dict[str, str], policy: Policy) -> object:
-    return client_type(base_url, headers=headers, policy=policy)
+def _rebuild(
+    client_type: Any, base_url: str, headers: dict[str, str], transport: TransportName | None, policy: Policy
+) -> object:
+    return client_type(base_url, headers=headers, transport=transport, policy=policy)
 
 
 def reduce_client(
-    client_type: type, base_url: str, headers: dict[str, str], transport: Transport | None, policy: Policy
+    client_type: type,
+    base_url: str,
+    headers: dict[str, str],
+    transport: Transport | TransportName | None,
+    policy: Policy,
 ) -> tuple[object, ...]:
-    if transport is not None:
+    if transport is not None and not isinstance(transport, str):
         raise TypeError("a client with a transport object of its own cannot be pickled; make it where it is used")
-    return _rebuild, (client_type, base_url, headers, policy)
+    return _rebuild, (client_type, base_url, headers, transport, policy)

@@ -18,7 +18,7 @@ from exec_client.calls import CallFields
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Policy
-from exec_client.transport import DEFAULT_URL, Transport, check_url
+from exec_client.transport import Transport, TransportName, check_url, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 T = TypeVar("T")
@@ -38,14 +38,15 @@ class Client:
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str = "",
         *,
+        api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        transport: Transport | None = None,
+        transport: Transport | TransportName | None = None,
         policy: Policy = Policy(),  # noqa: B008 (frozen)
     ) -> None:
         self._base_url = base_url
-        self._headers = dict(headers or {})
+        self._headers = with_key(headers, api_key)
         self._given_transport = transport
         self._policy = policy
         self._lock = threading.Lock()
@@ -53,8 +54,9 @@ class Client:
         self._finalizer: weakref.finalize[..., Client] | None = None
         self._closed = False
         self._forked = False
-        if transport is None:
-            check_url(base_url)
+        self._kind: TransportName | None = None
+        if transport is None or isinstance(transport, str):
+            self._kind, _ = check_url(base_url, transport)
         _watch_forks()
         _clients.add(self)
 
@@ -211,8 +213,10 @@ class Client:
             return self._started().submit(start)
 
     def _started(self) -> _LoopThread:
-        if self._forked and self._given_transport is not None:
+        if self._forked and self._kind is None:
             raise UsageError("the process forked and the client's own transport object stayed behind; make a new Client here")
+        if self._forked and self._kind == "grpc":
+            raise UsageError("gRPC does not live through a fork of its process; start the process anew (spawn), or use HTTP")
         if self._thread is None:
             self._thread = _LoopThread(
                 functools.partial(

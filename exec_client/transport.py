@@ -6,11 +6,12 @@ whatever goes wrong inside it leaves as an `exec_client.errors` error, translate
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -27,6 +28,7 @@ from exec_client.errors import (
     ProtocolError,
     ServiceFailed,
     TooLarge,
+    UsageError,
 )
 from exec_wire import (
     Batch,
@@ -47,13 +49,43 @@ from exec_wire.problems import Problem
 from exec_wire.verifying import decode_verification
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_GRPC_URL = "grpc://127.0.0.1:50051"
+API_KEY_VARIABLE = "EXEC_API_KEY"
 
+TransportName = Literal["http", "grpc"]
 T = TypeVar("T")
 
 
-def check_url(base_url: str) -> None:
-    if not base_url.startswith(("http://", "https://")):
-        raise ValueError(f"the service's address must start with http:// or https://, got {base_url!r}")
+def with_key(headers: Mapping[str, str] | None, api_key: str | None) -> dict[str, str]:
+    """The headers with the key that was given, else that of EXEC_API_KEY; an Authorization of the user's own stays."""
+    named = {name.lower(): value for name, value in (headers or {}).items()}
+    key = (api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE, "")).strip()
+    if key and (api_key is not None or "authorization" not in named):
+        named["authorization"] = f"Bearer {key}"
+    return named
+
+
+def check_url(base_url: str, kind: TransportName | None = None) -> tuple[TransportName, str]:
+    """What to speak, and to whom: as the address says, or the usual address for what is to be spoken."""
+    if not base_url:
+        return ("grpc", DEFAULT_GRPC_URL) if kind == "grpc" else ("http", DEFAULT_URL)
+    schemes = {"http": ("http://", "https://"), "grpc": ("grpc://", "grpcs://")}
+    for name, known in schemes.items():
+        if kind in (None, name) and base_url.startswith(known):
+            return name, base_url  # type: ignore[return-value]
+    wanted = " or ".join(scheme for name, known in schemes.items() if kind in (None, name) for scheme in known)
+    raise ValueError(f"the service's address must start with {wanted}, got {base_url!r}")
+
+
+def make_transport(base_url: str, headers: Mapping[str, str], kind: TransportName | None) -> Transport:
+    kind, url = check_url(base_url, kind)
+    if kind == "http":
+        return HttpTransport(url, headers=headers)
+    try:
+        from exec_client.grpc_transport import GrpcTransport
+    except ImportError as error:
+        raise UsageError(f"gRPC needs more than the client alone: pip install 'exec-service[grpc]' ({error})") from error
+    return GrpcTransport(url, headers=headers)
 
 
 class Transport(Protocol):

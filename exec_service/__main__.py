@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exec_service.info import package_version
 from exec_wire import Call, Limits, Result, encode_json, verdict
+
+if TYPE_CHECKING:
+    from exec_service.config import GatewayConfig
 
 T = TypeVar("T")
 
@@ -36,6 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="gateway and worker on this machine, nothing else needed")
     up.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     up.add_argument("--port", type=int, help="port to listen on (default 8080)")
+    up.add_argument("--grpc-port", type=int, help="port for gRPC; 0: none (default 50051, or none if that is taken)")
+    up.add_argument("--keys", metavar="FILE", help="ask every caller for a key of this file (see `exec-service keys`)")
     up.add_argument("--slots", type=int, help="programs that run at the same time (default: the number of cores)")
     up.add_argument(
         "--insecure", action="store_true", help="run programs even where there is no isolation (your own code only)"
@@ -59,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
     gateway = commands.add_parser("gateway", help="the doors alone, joined to workers by Redis")
     gateway.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     gateway.add_argument("--port", type=int, help="port to listen on (default 8080)")
+    gateway.add_argument("--grpc-port", type=int, help="port for gRPC; 0: none (default 50051)")
+    gateway.add_argument("--keys", metavar="FILE", help="ask every caller for a key of this file (see `exec-service keys`)")
     gateway.set_defaults(run=run_gateway)
 
     worker = commands.add_parser("worker", help="the sandboxes alone, joined to gateways by Redis")
@@ -74,6 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
         )
         part.add_argument("--metrics-port", type=int, help="port for metrics and health (default: a free one)")
 
+    add_keys_parser(commands.add_parser("keys", help="who may call: add, list and remove API keys"))
+
     run = commands.add_parser("run", help="run one program and show what it printed")
     run.add_argument("file", nargs="?", help="a file, or - for standard input")
     run.add_argument("-c", dest="code", help="the program itself")
@@ -85,10 +94,103 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_keys_parser(keys: argparse.ArgumentParser) -> None:
+    actions = keys.add_subparsers(required=True, metavar="ACTION")
+    file = argparse.ArgumentParser(add_help=False)
+    known = os.environ.get("EXEC_KEYS")
+    file.add_argument(
+        "--file", type=Path, required=not known, default=known, help="the file of keys (default: $EXEC_KEYS); holds only hashes"
+    )
+
+    add = actions.add_parser("add", parents=[file], help="make a key and print it; it cannot be shown again")
+    add.add_argument("--tenant", required=True, help="whose key it is; several keys may have one tenant")
+    add.add_argument("--weight", type=float, help="the tenant's share when several wait (default 1)")
+    add.add_argument("--max-calls", type=int, metavar="N", help="calls in flight; 0: no limit (the default)")
+    add.add_argument("--calls-per-minute", type=int, metavar="N", help="0: no limit (the default)")
+    add.add_argument("--max-priority", choices=["train", "eval", "bulk"], help="what asks for more is served with this")
+    add.add_argument(
+        "--max-limit", action="append", metavar="NAME=VALUE", help="the most that a program may ask for, such as memory_mb=1024"
+    )
+    add.set_defaults(run=keys_add)
+
+    list_ = actions.add_parser("list", parents=[file], help="show tenants and the ids of their keys")
+    list_.set_defaults(run=keys_list)
+
+    remove = actions.add_parser("remove", parents=[file], help="take keys back; running services notice within a second")
+    remove.add_argument("id", nargs="+", help="as `list` shows it")
+    remove.set_defaults(run=keys_remove)
+
+
+def keys_add(options: argparse.Namespace) -> int:
+    from exec_service.config import ConfigError
+    from exec_service.keys import add_key
+
+    try:
+        limits = read_max_limits(options.max_limit)
+        secret, entry = add_key(
+            options.file,
+            options.tenant,
+            weight=options.weight,
+            max_calls=options.max_calls,
+            calls_per_minute=options.calls_per_minute,
+            max_priority=options.max_priority,
+            max_limits=limits,
+        )
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+    print(secret)
+    for name, most in (limits or {}).items():
+        if most < (usual := getattr(Limits(), name)):
+            print(f"Calls have {name} {usual:g} if they say nothing; callers with this key have to say less.", file=sys.stderr)
+    print(
+        f"Key {entry.id} of tenant {entry.tenant!r} is in {options.file}; the key itself is only here, so keep it. "
+        "Callers set EXEC_API_KEY, or send `Authorization: Bearer KEY`.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def read_max_limits(given: list[str] | None) -> dict[str, float] | None:
+    from exec_service.config import ConfigError
+
+    if given is None:
+        return None
+    try:
+        return {name: float(value) for name, _, value in (text.partition("=") for text in given)}
+    except ValueError:
+        raise ConfigError(f"--max-limit is NAME=VALUE, such as memory_mb=1024; not {' '.join(given)!r}") from None
+
+
+def keys_list(options: argparse.Namespace) -> int:
+    from exec_service.config import ConfigError
+    from exec_service.keys import read_keys
+
+    try:
+        content = read_keys(options.file)
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+    for entry in content.keys:
+        print(f"{entry.id}  {entry.created:10}  {entry.tenant}  {encode_json(content.allowance(entry.tenant)).decode()}")
+    return 0
+
+
+def keys_remove(options: argparse.Namespace) -> int:
+    from exec_service.config import ConfigError
+    from exec_service.keys import remove_key
+
+    try:
+        for id in options.id:
+            entry = remove_key(options.file, id)
+            print(f"removed key {entry.id} of tenant {entry.tenant!r}", file=sys.stderr)
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+    return 0
+
+
 def run_up(options: argparse.Namespace) -> int:
     import logging
 
-    from exec_service.app import PortTaken
+    from exec_service.app import GrpcPortTaken, PortTaken
     from exec_service.config import ConfigError, GatewayConfig, read_environment
     from exec_service.guard import BindRefused
     from exec_service.logs import log_json_lines
@@ -97,14 +199,39 @@ def run_up(options: argparse.Namespace) -> int:
 
     log_json_lines(sys.stderr, logging.WARNING)
     try:
-        gateway = read_environment(GatewayConfig, os.environ, host=options.host, port=options.port)
+        gateway = read_environment(
+            GatewayConfig,
+            os.environ,
+            host=options.host,
+            port=options.port,
+            grpc_port=options.grpc_port,
+            keys=options.keys,
+        )
+        if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
+            gateway = without_grpc_if_taken(gateway)
         worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=weakest_tier(options))
         _run_loop(up(gateway, worker))
+    except GrpcPortTaken as error:
+        return fail(f"{error}. Another port: --grpc-port 50052; none: --grpc-port 0", EXIT_UNAVAILABLE)
     except PortTaken as error:
         return fail(f"{error}. Another port: exec-service up --port 9000 (or make run PORT=9000)", EXIT_UNAVAILABLE)
     except (ConfigError, BindRefused) as error:
         return fail(str(error), EXIT_USAGE)
     return 0
+
+
+def without_grpc_if_taken(config: GatewayConfig) -> GatewayConfig:
+    """Two services on one machine: the second one's callers have HTTP, and whoever wants gRPC too is told how."""
+    import msgspec
+
+    from exec_service.app import GrpcPortTaken, address_for_grpc
+
+    try:
+        address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))
+    except GrpcPortTaken as error:
+        print(f"exec-service: {error}, so it is off. Another port: --grpc-port 50052; none: --grpc-port 0", file=sys.stderr)
+        return msgspec.structs.replace(config, grpc_port=0)
+    return config
 
 
 def weakest_tier(options: argparse.Namespace) -> str:
@@ -148,7 +275,8 @@ def run_gateway(options: argparse.Namespace) -> int:
     def start() -> Coroutine[Any, Any, None]:
         from exec_service import cluster
 
-        given = {"host": options.host, "port": options.port, "redis": options.redis, "metrics_port": options.metrics_port}
+        names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port")
+        given = {name: getattr(options, name) for name in names}
         return cluster.run_gateway(read_environment(GatewayConfig, os.environ, **given))
 
     return _run_part(start)

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from exec_service.refusals import Overloaded
+
+if TYPE_CHECKING:
+    from exec_service.accounts import Account
 
 RATE_WINDOW_S = 10.0
 
@@ -87,10 +91,15 @@ class Admission:
 class Room:
     """Admitted in one go for calls that are handed over one by one. Use as a context manager."""
 
-    def __init__(self, admission: Admission, calls: int, bytes_: int, closed: Callable[[Room], None]) -> None:
+    def __init__(
+        self, admission: Admission, account: Account | None, calls: int, bytes_: int, closed: Callable[[Room], None]
+    ) -> None:
         admission.check(calls, bytes_)
+        if account is not None:
+            account.check(calls)
+            account.take_up(calls)
         admission.charge(calls, bytes_)
-        self._admission, self._calls, self._bytes, self._closed = admission, calls, bytes_, closed
+        self._admission, self._account, self._calls, self._bytes, self._closed = admission, account, calls, bytes_, closed
 
     def __enter__(self) -> Room:
         return self
@@ -105,3 +114,5 @@ class Room:
         self._calls -= calls
         self._bytes -= bytes_
         self._admission.give_back_unused(calls, bytes_)
+        if self._account is not None:
+            self._account.give_back_unused(calls)

@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import uvicorn
@@ -25,7 +26,7 @@ from starlette.responses import HTMLResponse
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.docs_page import CONTENT_SECURITY_POLICY, docs_page
-from exec_service.doors import OneSlash, door_routes
+from exec_service.doors import OneSlash, door_routes, keyless_paths
 from exec_service.doors.foreign_door import House
 from exec_service.errand import stop
 from exec_service.fleet import Fleet
@@ -33,11 +34,13 @@ from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
 from exec_service.http_api import hot_routes, plain_routes
 from exec_service.info import package_version
 from exec_service.judging_api import judging_routes
+from exec_service.keys import Keys
 from exec_service.metrics import Metrics
 from exec_service.openapi import openapi_of
 from exec_service.problem_answers import error_answerer
 from exec_service.refusals import Refusal
 from exec_service.validate import Validator
+from exec_service.waiting import same_weight
 from exec_wire.queue import GatewayQueue, QueueAway
 
 log = logging.getLogger("exec_service")
@@ -49,6 +52,10 @@ class PortTaken(Exception):
     """Somebody else listens there; the message says where."""
 
 
+class GrpcPortTaken(PortTaken):
+    """The same, of gRPC's port."""
+
+
 class Gateway:
     """One gateway: an async context manager that starts and stops its tasks. Needs nothing but its end of a queue."""
 
@@ -57,10 +64,15 @@ class Gateway:
         self.metrics = Metrics()
         self._queue = queue
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
-        self.dispatch = Dispatch(config, queue, self.fleet, self.metrics)
+        self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
+        weight_of = self.keys.weight if self.keys is not None else same_weight
+        self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of)
         self._door_tasks: set[asyncio.Task[None]] = set()
-        self.app = build_app(config, self.dispatch, self.fleet, self.metrics, self._door_tasks, cluster=queue.shared)
-        self._refresh: asyncio.Task[NoReturn] | None = None
+        self.cluster = queue.shared
+        self.app = build_app(
+            config, self.dispatch, self.fleet, self.metrics, self._door_tasks, keys=self.keys, cluster=self.cluster
+        )
+        self._tasks: list[asyncio.Task[NoReturn]] = []
 
     async def __aenter__(self) -> Gateway:
         try:
@@ -68,15 +80,16 @@ class Gateway:
         except QueueAway as away:
             self.dispatch.queue_is(str(away))
         dispatch = self.dispatch
-        self._refresh = asyncio.create_task(self.fleet.refresh_forever(lambda: bool(dispatch.waiting), dispatch.look_again))
+        refresh = self.fleet.refresh_forever(lambda: bool(dispatch.waiting), dispatch.look_again)
+        self._tasks.append(asyncio.create_task(refresh))
+        if self.keys is not None:
+            self._tasks.append(asyncio.create_task(self.keys.reread_forever()))
         self.dispatch.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.stop()
-        if self._refresh is not None:
-            self._refresh.cancel()
-            await asyncio.gather(self._refresh, return_exceptions=True)
+        await stop(self._tasks)
         await stop(self._door_tasks)
         await self._queue.leave()
 
@@ -101,6 +114,7 @@ def build_app(
     metrics: Metrics,
     door_tasks: set[asyncio.Task[None]],
     *,
+    keys: Keys | None = None,
     cluster: bool = False,
 ) -> FastAPI:
     app = FastAPI(
@@ -113,13 +127,15 @@ def build_app(
     )
     validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
-    app.router.routes.extend(door_routes(House(config, dispatch, validator, fleet, metrics, door_tasks)))
+    house = House(config, dispatch, validator, fleet, metrics, door_tasks)
+    doors = door_routes(house)
+    app.router.routes.extend(route for routes in doors.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
     app.add_middleware(OneSlash)
-    app.add_middleware(Guard, metrics=metrics)
+    app.add_middleware(Guard, metrics=metrics, keys=keys, keyless=keyless_paths(config, doors))
     metrics.watch(
         fleet,
         in_flight=lambda: dispatch.admission.calls,
@@ -173,20 +189,52 @@ async def serve(
     Raises `BindRefused` or `PortTaken`, both with words for the user. Run the loop with `uvloop.run`.
     """
     config = gateway.config
-    sock = bind(config.host, config.port)
-    url = url_of(sock)
-    server = Server(_server_config(gateway), lambda: listening(url) if listening else None)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    stopping = asyncio.create_task(stop.wait())
+    sock = bind(config.host, config.port, keys=gateway.keys is not None)
     try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            await gateway.drain()
+        async with serving_grpc(gateway) as finish_streams:
+            url = url_of(sock)
+            server = Server(_server_config(gateway), lambda: listening(url) if listening else None)
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            stopping = asyncio.create_task(stop.wait())
+            try:
+                await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not serving.done():
+                    finish_streams()
+                    await gateway.drain()
+            finally:
+                stopping.cancel()
+                server.should_exit = True
+                await serving
     finally:
-        stopping.cancel()
-        server.should_exit = True
-        await serving
         sock.close()
+
+
+@contextlib.asynccontextmanager
+async def serving_grpc(gateway: Gateway) -> AsyncIterator[Callable[[], None]]:
+    """The gRPC door, if there is to be one; gives the function that begins its end."""
+    config = gateway.config
+    if not config.grpc_port:
+        yield lambda: None
+        return
+    from exec_service.grpc_api import GrpcDoor  # grpc takes a while to load, and is not always wanted
+
+    address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
+    door = GrpcDoor(config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, cluster=gateway.cluster)
+    await door.start(address)
+    try:
+        yield door.finish_streams
+    finally:
+        await door.stop(CLOSE_S)
+
+
+def address_for_grpc(host: str, port: int, *, keys: bool) -> str:
+    """As gRPC writes it. Bound for a moment to see that it is free: gRPC itself says that only in its log."""
+    try:
+        with bind(host, port, keys=keys) as probe:
+            name, number = probe.getsockname()[:2]
+    except PortTaken as error:
+        raise GrpcPortTaken(f"gRPC {error}") from error
+    return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
 
 
 def _server_config(gateway: Gateway) -> uvicorn.Config:
@@ -205,12 +253,9 @@ def _server_config(gateway: Gateway) -> uvicorn.Config:
     )
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, keys: bool = False) -> socket.socket:
     """A socket of our own: uvicorn's way ends the process when the port is taken."""
-    check_bind(host)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    if not is_loopback(str(address[0])):
-        raise BindRefused(f"refusing to listen on {host!r}: it stands for {address[0]}, which is not a loopback address")
+    family, address = address_of(host, port, keys=keys)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -220,6 +265,19 @@ def bind(host: str, port: int) -> socket.socket:
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
     sock.setblocking(False)
     return sock
+
+
+def address_of(host: str, port: int, *, keys: bool) -> tuple[socket.AddressFamily, Any]:
+    """Where to listen; without keys a loopback address, whatever its name says."""
+    if not keys:
+        check_bind(host)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    if not keys and not is_loopback(str(address[0])):
+        raise BindRefused(f"refusing to listen on {host!r}: it stands for {address[0]}, which is not a loopback address")
+    return family, address
 
 
 def url_of(sock: socket.socket) -> str:

@@ -29,8 +29,12 @@ class OpenDoor(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="Address to listen on; loopback only while there are no keys")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="Address to listen on; without keys loopback only")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
+    grpc_port: Annotated[int, Meta(ge=0, le=65535, description="TCP port for gRPC, at the same address; 0 for none")] = 50051
+    keys: Annotated[
+        str, Meta(description="File of API keys (`exec-service keys add`); with it every call needs one, see keys.md")
+    ] = ""
     backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
 
     redis: Annotated[

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
+from exec_service.accounts import Account
 from exec_service.admission import Admission, Room
 from exec_service.config import GatewayConfig
 from exec_service.deadlines import Deadlines
@@ -108,11 +109,11 @@ class Dispatch:
         if self.away_because:
             self._admit(1)
 
-    def reserve(self, calls: int, bytes_: int) -> Room:
+    def reserve(self, calls: int, bytes_: int, origin: Origin) -> Room:
         """Admit calls that are accepted later, or raise a `Refusal`."""
         self.check_open()
         self._admit(calls, bytes_)
-        room = Room(self.admission, calls, bytes_, self._vacated)
+        room = Room(self.admission, origin.account, calls, bytes_, self._vacated)
         self._rooms.add(room)
         return room
 
@@ -125,11 +126,11 @@ class Dispatch:
             words = f"the queue is away ({self.away_because}) and no more calls can be kept: {overloaded.detail}"
             raise NotReady(words, overloaded.retry_after_s or self._config.retry_after_max_s) from None
 
-    async def look_up(self, calls: Sequence[Call]) -> None:
+    async def look_up(self, calls: Sequence[Call], origin: Origin) -> None:
         """Before `accept`: learn what other gateways' calls with the same keys have come to."""
         if not self._queue.shared or self.away_because:
             return
-        keys = {Key(call.tenant, call.idempotency_key) for call in calls if call.idempotency_key}
+        keys = {Key(origin.tenant_of(call), call.idempotency_key) for call in calls if call.idempotency_key}
         unknown = [key for key in keys if not self._idempotency.knows(key)]
         if not unknown:
             return
@@ -142,22 +143,42 @@ class Dispatch:
             if record is not None:
                 self._idempotency.adopt(key, record[:FINGERPRINT_BYTES], record[FINGERPRINT_BYTES:])
 
-    def accept(self, calls: Sequence[Call], origin: Origin, room: Room | None = None) -> Order:
+    def open_order(self, origin: Origin) -> Order:
+        """One that calls join over time, by `accept`."""
+        self.check_open()
+        order = Order(origin, self._closed, self.admission.give_back, expecting=True)
+        self._orders.add(order)
+        return order
+
+    def accept(
+        self,
+        calls: Sequence[Call],
+        origin: Origin,
+        room: Room | None = None,
+        *,
+        order: Order | None = None,
+        first_index: int = 0,
+    ) -> Order:
         """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them. Those of a `room` are admitted."""
         if room is None:
             self.check_open()
             self._admit(len(calls))  # before the work of packing
+        if origin.account is not None:
+            calls = _permitted(calls, origin.account, reserved=room is not None, lower=bool(origin.door))
         programs = [program_of(call) for call in calls]
         self._check_keys(calls, programs)
         if room is None:
             self._admit(len(calls), sum(map(len, programs)))
         else:
             room.use(len(calls), sum(map(len, programs)))
+        if origin.account is not None:
+            (origin.account.take_up if room is None else origin.account.charge)(len(calls))
 
-        order = Order(origin, self._closed, self.admission.give_back)
-        self._orders.add(order)
+        if order is None:
+            order = Order(origin, self._closed, self.admission.give_back)
+            self._orders.add(order)
         now = self._clock()
-        for index, (call, program) in enumerate(zip(calls, programs, strict=True)):
+        for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
             self.admission.charge(1, len(program))
             waiter = Waiter(order, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
             order.pending.add(waiter)
@@ -331,7 +352,7 @@ class Dispatch:
         """Its caller has everything or is gone: nobody waits for what is pending."""
         for waiter in order.pending:
             self._deadlines.remove(waiter)
-            self.admission.give_back(1, waiter.bytes)
+            order.give_back(1, waiter.bytes)
             self._metrics.cancelled(order.origin.door)
             flight, waiter.flight = waiter.flight, None
             if flight is not None:
@@ -513,6 +534,16 @@ class Dispatch:
         for flight in self._waiters.flights():
             for waiter in list(flight.waiters):
                 self._give_up(waiter, _shut_down())
+
+
+def _permitted(calls: Sequence[Call], account: Account, *, reserved: bool, lower: bool) -> Sequence[Call]:
+    """The calls as the tenant's own. Those of a reservation were looked at when it was made, or came through a door for other
+    services' clients, who cannot say all limits: theirs are lowered to what the key allows."""
+    if reserved:
+        return [account.own(account.lowered(call) if lower else call) for call in calls]
+    permitted = [account.permit(call, index) for index, call in enumerate(calls)]
+    account.check(len(calls))  # after that: what is never allowed is not told to come again
+    return permitted
 
 
 def portions(flights: list[Flight]) -> Iterator[tuple[int, list[Flight]]]:

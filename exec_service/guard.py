@@ -2,7 +2,8 @@
 
 A web site in the user's browser can send requests to loopback ports. It must not be able to run code: Host must name
 this machine (else DNS rebinding would make us same-origin with the site), and a foreign Origin is refused. There are no
-CORS headers. A pure ASGI middleware: BaseHTTPMiddleware would cost a task per request and break streaming.
+CORS headers. Where keys are asked for, they do all of this: no web site knows them, and no browser adds them by itself. A pure
+ASGI middleware: BaseHTTPMiddleware would cost a task per request and break streaming.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from exec_service.keys import Keys
 from exec_service.metrics import Metrics
 from exec_service.problem_answers import send_refusal
 from exec_service.refusals import Refusal
@@ -24,8 +28,10 @@ from exec_service.waiters import Origin
 
 log = logging.getLogger("exec_service.requests")
 
+OPEN_ROUTES = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})  # these tell nothing that is worth a key
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds; logged only when they fail
 CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
+_SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -35,10 +41,12 @@ class BindRefused(Exception):
 
 
 def check_bind(host: str) -> None:
+    """For a service that asks for no keys."""
     if not is_loopback(host):
         raise BindRefused(
-            f"refusing to listen on {host!r}: whoever reaches the port can run programs, and there are no keys yet. "
-            "Use 127.0.0.1 (the default), ::1 or localhost, and put your own authenticated proxy or tunnel in front."
+            f"refusing to listen on {host!r}: whoever reaches the port can run programs, and no keys are asked for. "
+            "Use 127.0.0.1 (the default), ::1 or localhost; or make keys, "
+            "exec-service keys add --file keys.json --tenant NAME, and start with --keys keys.json."
         )
 
 
@@ -64,8 +72,12 @@ class RequestFacts(Struct):
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    """`keyless`: paths that serve also those who send no key, where keys are asked for."""
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, keys: Keys | None = None, keyless: Collection[re.Pattern[str]] = ()
+    ) -> None:
+        self._app, self._metrics, self._keys, self._keyless = app, metrics, keys, keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,12 +109,27 @@ class Guard:
 
     async def _admit(self, scope: Scope, headers: dict[str, list[str]], receive: Receive, send: Send) -> None:
         try:
-            check_host(headers)
-            check_origin(headers, scope["method"])
+            self._check(scope, headers)
         except Refusal as refusal:
             await send_refusal(refusal, scope, send, self._metrics)
         else:
             await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope, headers: dict[str, list[str]]) -> None:
+        if self._keys is None:
+            check_host(headers)
+            check_origin(headers, scope["method"])
+            return
+        authorization = headers.get("authorization", [""])[0]
+        if not authorization and self._is_keyless(scope["path"]):
+            check_origin(headers, scope["method"])
+        elif scope["path"] not in OPEN_ROUTES:
+            facts: RequestFacts = scope["exec"]
+            facts.origin = msgspec.structs.replace(facts.origin, account=self._keys.account(authorization))
+
+    def _is_keyless(self, path: str) -> bool:
+        path = _SLASHES.sub("/", path)  # some of those clients write //run, see `exec_service.doors`
+        return any(pattern.match(path) for pattern in self._keyless)
 
     def _note(self, scope: Scope, facts: RequestFacts, duration_s: float) -> None:
         status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
@@ -122,6 +149,7 @@ class Guard:
             "calls": facts.calls,
             "body_bytes": facts.body_bytes,
             "code": facts.code,
+            "tenant": facts.origin.account.tenant if facts.origin.account is not None else "",
         }
         log.log(level, "request", extra=extra | {name: value for name, value in optional.items() if value})
 
@@ -138,7 +166,7 @@ def check_origin(headers: dict[str, list[str]], method: str) -> None:
         if site == "cross-site" and not _is_page_visit(headers, method):
             raise Refusal("foreign_origin", "the request was made by another site's page")
     for origin in headers.get("origin", []):
-        if not _is_own_origin(origin, headers["host"][0]):
+        if not _is_own_origin(origin, headers.get("host", [""])[0]):
             raise Refusal("foreign_origin", "the Origin is another site's")
 
 
@@ -185,5 +213,8 @@ def _headers(scope: Scope) -> dict[str, list[str]]:
 
 
 _LOOKED_AT = frozenset(
-    {b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"x-request-id", b"traceparent"}
+    {
+        *(b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"),
+        *(b"x-request-id", b"traceparent", b"authorization"),
+    }
 )

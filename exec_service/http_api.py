@@ -18,13 +18,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from exec_service import metrics as metrics_text
+from exec_service.accounts import Account
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.fleet import Fleet
 from exec_service.guard import RequestFacts
 from exec_service.info import info_of
 from exec_service.metrics import Metrics
-from exec_service.refusals import IdempotencyConflict, Refusal
+from exec_service.portions import WRITE_BYTES, portions
+from exec_service.readiness import check_ready
+from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.responses import answers, query_parameters
 from exec_service.tools import TOOLS, Tools
 from exec_service.validate import Validator, read_selection
@@ -33,7 +36,6 @@ from exec_wire.info import Info
 from exec_wire.messages import Call, Cancelled, Result, Selection, encode_json
 
 NDJSON = "application/x-ndjson"
-WRITE_BYTES = 256 << 10  # a chunk of a stream is written when it has reached this size
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -82,11 +84,11 @@ class Door:
         return body
 
     async def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
-        await self._dispatch.look_up(calls)
+        await self._dispatch.look_up(calls, facts.origin)
         try:
             order = self._dispatch.accept(calls, facts.origin)
-        except IdempotencyConflict as conflict:
-            conflict.field = f"{at.format(conflict.index)}.idempotency_key"
+        except (IdempotencyConflict, NotPermitted) as refusal:
+            refusal.field = at.format(refusal.index) + refusal.inside
             raise
         facts.calls = len(calls)
         return order
@@ -142,20 +144,11 @@ class BatchDoor(Door):
     async def _send_stream(self, order: Order, send: Send) -> None:
         await self._start_stream(send)
         while landed := await order.take():
-            for chunk in chunks(landed):
-                await self._write(chunk, send)
+            for portion in portions(landed):
+                await self._write(_encode_lines(portion), send)
         if order.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def chunks(results: list[Result]) -> list[bytes]:
-    """What is ready together in one write; in several when it is much."""
-    size = sum(len(result.stdout) + len(result.stderr) for result in results)
-    if size <= WRITE_BYTES or len(results) == 1:
-        return [_encode_lines(results)]
-    half = len(results) // 2
-    return chunks(results[:half]) + chunks(results[half:])
 
 
 @asynccontextmanager
@@ -231,23 +224,31 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
 
     @router.get("/readyz", summary="Can it run programs now?", responses=answers(Ready, "not_ready", "draining"))
     async def readyz() -> Response:
-        dispatch.check_ready()
-        if not cluster and not fleet.alive:
-            raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)
+        check_ready(dispatch, fleet, cluster=cluster)
         return _json(Ready("ready", fleet.tier))
 
     @router.delete(
         "/v1/calls",
         summary="Cancel calls by their tags; all that are given must match, and at least one must be given",
-        responses=answers(Cancelled, "bad_query", "foreign_origin"),
+        responses=answers(Cancelled, "bad_query", "unauthenticated", "foreign_tenant", "foreign_origin"),
         openapi_extra={"parameters": query_parameters(Selection)},
     )
     async def cancel(request: Request) -> Response:
-        return _json(Cancelled(await dispatch.cancel(read_selection(request.scope["query_string"]))))
+        selection = read_selection(request.scope["query_string"])
+        account = account_of(request)
+        if account is not None:
+            try:
+                selection = account.select(selection)
+            except NotPermitted as refusal:
+                refusal.field = "tenant"
+                raise
+        return _json(Cancelled(await dispatch.cancel(selection)))
 
-    @router.get("/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info))
-    async def info() -> Response:
-        return _json(info_of(config, fleet))
+    @router.get(
+        "/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info, "unauthenticated")
+    )
+    async def info(request: Request) -> Response:
+        return _json(info_of(config, fleet, account_of(request)))
 
     @router.get("/v1/tools", summary="Tools for a model, as OpenAI's chat completions take them", responses=answers(Tools))
     async def tools() -> Response:
@@ -260,6 +261,11 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
             return Response(metrics.text(), headers={"content-type": metrics_text.CONTENT_TYPE})
 
     return router
+
+
+def account_of(request: Request) -> Account | None:
+    facts: RequestFacts = request.scope["exec"]
+    return facts.origin.account
 
 
 def _json(message: msgspec.Struct) -> Response:

@@ -9,13 +9,14 @@ from typing import get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from exec_service.accounts import Account
 from exec_service.config import GatewayConfig
 from exec_service.fleet import Fleet
 from exec_wire.info import Info, LimitValues, RequestLimits, WorkerSummary
 from exec_wire.messages import Call, Limits
 
 
-def info_of(config: GatewayConfig, fleet: Fleet) -> Info:
+def info_of(config: GatewayConfig, fleet: Fleet, account: Account | None = None) -> Info:
     return Info(
         version=package_version(),
         tier=fleet.tier,
@@ -24,10 +25,16 @@ def info_of(config: GatewayConfig, fleet: Fleet) -> Info:
         workers=len(fleet.workers),
         profiles=fleet.profiles,
         languages=fleet.languages,
-        limits=limit_values(),
+        limits=limit_values() if account is None else limits_of(account),
         requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
         worker_list=[WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in fleet.workers],
     )
+
+
+def limits_of(account: Account) -> LimitValues:
+    known = limit_values()
+    own: dict[str, float] = {name: most for name, most in account.allowance.max_limits.items()}
+    return LimitValues(known.default, {name: min(most, own.get(name, most)) for name, most in known.maximum.items()})
 
 
 @cache

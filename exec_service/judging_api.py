@@ -11,17 +11,19 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from exec_service.accounts import Account
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.errand import Errand, places, stop
 from exec_service.guard import RequestFacts
 from exec_service.http_api import ClientGone, Door
 from exec_service.judging import Judging, bytes_of
-from exec_service.refusals import Refusal
+from exec_service.refusals import NotPermitted, Refusal
 from exec_service.validate import Validator
 from exec_service.verifying import bytes_of as bytes_of_verify
 from exec_service.verifying import verify
-from exec_wire.messages import encode_json
+from exec_wire.judging import Judge
+from exec_wire.messages import Limits, encode_json
 from exec_wire.verifying import Verification, Verify
 
 T = TypeVar("T")
@@ -34,10 +36,12 @@ class JudgeDoor(Door):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         judge = self._validator.read_judge(await self._read(scope, facts, receive))
+        if (account := facts.origin.account) is not None:
+            judge = permit_judge(judge, account)
         bytes_ = bytes_of(judge, places(self._dispatch))
         if bytes_ > self._config.max_bytes:  # it would be told to come again for ever
             raise Refusal("body_too_large", f"the tests together take {bytes_} bytes; {self._config.max_bytes} are there")
-        with self._dispatch.reserve(len(judge.tests), bytes_) as room:
+        with self._dispatch.reserve(len(judge.tests), bytes_, facts.origin) as room:
             facts.calls = len(judge.tests)
             errand = Errand(self._dispatch, room, facts.origin)
             judgement = await unless_gone(Judging(judge, errand).judge(), receive)
@@ -51,18 +55,20 @@ class VerifyDoor(Door):
         body = await self._read(scope, facts, receive)
         if not self._validator.has_items(body):
             item = self._validator.read_verify(body)
+            permit_verify([item], facts, "$")
             with self._errand([item], facts) as errand:
                 made = await unless_gone(verify(item, 0, errand), receive)
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body)
+        permit_verify(items, facts, "$.items[{}]")
         with self._errand(items, facts) as errand:
             await unless_gone(self._send_stream(items, errand, send), receive)
 
     @contextmanager
     def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[Errand]:
         in_sandbox = [item for item in items if item.kind == "math"]
-        with self._dispatch.reserve(len(in_sandbox), sum(map(bytes_of_verify, in_sandbox))) as room:
+        with self._dispatch.reserve(len(in_sandbox), sum(map(bytes_of_verify, in_sandbox)), facts.origin) as room:
             facts.calls = len(items)
             yield Errand(self._dispatch, room, facts.origin)
 
@@ -100,6 +106,33 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         return working.result()
     finally:
         await stop([working, watching])
+
+
+def permit_judge(judge: Judge, account: Account) -> Judge:
+    account.check_tenant(judge.tenant)
+    account.check_limits(judge.limits)
+    for index, test in enumerate(judge.tests):
+        if test.limits is not None:
+            account.check_limits(test.limits, at=f".tests[{index}].limits")
+    if judge.checker.kind == "program":  # it gets the usual limits, which may be more than the key allows
+        for name in account.allowance.max_limits:
+            account.check_limit(name, getattr(Limits(), name), 0, ".checker")
+    return account.own(judge)
+
+
+def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None:
+    """The programs of verification are ours; of what they use, a caller sets only the time."""
+    account = facts.origin.account
+    if account is None:
+        return
+    for index, item in enumerate(items):
+        try:
+            account.check_tenant(item.tenant, index)
+            account.check_limit("wall_s", item.wall_s, index, ".wall_s")
+        except NotPermitted as refusal:
+            refusal.field = at.format(index) + refusal.inside
+            raise
+        account.own(item)
 
 
 def judging_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:

@@ -46,6 +46,7 @@ class Metrics:
         self._rejected = self._counter("exec_rejected", "Requests refused, by problem code", "reason")
         self._requests = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
         self._request: dict[tuple[str, int], Counter] = {}
+        self._grpc_requests = self._counter("exec_grpc_requests", "gRPC requests by method and status code", "method", "code")
         self._late = Counter(
             "exec_late_answers",
             "Answers dropped because their call was already answered or cancelled",
@@ -103,6 +104,9 @@ class Metrics:
         if key not in self._request:
             self._request[key] = self._requests.labels(key[0], str(code))
         self._request[key].inc()
+
+    def grpc_request(self, method: str, code: str) -> None:
+        self._grpc_requests.labels(method, code).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -21,11 +21,16 @@ from exec_wire.verifying import Verification, Verify, VerifyBatch
 
 _HOT_PROBLEMS = (
     "bad_json",
+    "unauthenticated",
+    "foreign_tenant",
+    "beyond_limits",
     "foreign_origin",
     "body_too_large",
     "wrong_content_type",
     "bad_field",
     "overloaded",
+    "tenant_busy",
+    "rate_limited",
     "internal",
     "draining",
     "not_ready",

@@ -44,6 +44,8 @@ def answer(
     if status is not None:
         body = msgspec.structs.replace(body, status=status)
     headers = dict(headers or {})
+    if body.status == 401:
+        headers["www-authenticate"] = "Bearer"  # demanded by RFC 9110
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after_s)))  # whole seconds, RFC 9110
     content = msgspec.to_builtins(body) | ({words_in: body.detail or body.title} if words_in else {})

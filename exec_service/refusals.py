@@ -4,7 +4,8 @@ Refusal                  any code; raised by decoding and validation
 ├── Overloaded           the admission limit is reached; says when to come again
 ├── Draining             shutting down
 ├── NotReady             nothing can be run here; says why
-└── IdempotencyConflict  the key is in use with another payload; says which call
+├── IdempotencyConflict  the key is in use with another payload; says which call
+└── NotPermitted         the caller's key does not allow this; says which call and what of it
 """
 
 from __future__ import annotations
@@ -35,8 +36,16 @@ class NotReady(Refusal):
 
 
 class IdempotencyConflict(Refusal):
-    """`index` is the position of the offending call; a door turns it into the path of a field."""
+    """`index` is the position of the offending call, `inside` the path in it; a door turns both into the path of a field."""
 
     def __init__(self, index: int) -> None:
         super().__init__("idempotency_conflict", "the key was used for a call with other contents")
-        self.index = index
+        self.index, self.inside = index, ".idempotency_key"
+
+
+class NotPermitted(Refusal):
+    """`index` and `inside` as above."""
+
+    def __init__(self, code: str, detail: str, index: int, inside: str) -> None:
+        super().__init__(code, detail, field=f"${inside}")
+        self.index, self.inside = index, inside

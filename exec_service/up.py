@@ -28,9 +28,9 @@ NAME = "embedded"
 GREETING = """
 exec-service is ready on {url} (sandbox tier {tier}, {slots} slots). Try:
 
-  curl -s {url}/v1/run -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'
+  curl -s {url}/v1/run{key} -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'
 
-Documentation of the API: {url}/docs     Stop with Ctrl-C.
+Documentation of the API: {url}/docs     gRPC: {grpc}     Stop with Ctrl-C.
 """
 WEAK = """
 WARNING: the sandbox is of tier {tier}: {meaning}.
@@ -75,7 +75,7 @@ async def _work(
         async with Consumer(NAME, pool, queue.worker(NAME)):
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
-            _greet(pool, url)
+            _greet(pool, url, gateway)
             await asyncio.wait({serving})
 
 
@@ -99,12 +99,14 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-def _greet(pool: Pool, url: str) -> None:
+def _greet(pool: Pool, url: str, gateway: Gateway) -> None:
     tier = pool.sandbox.tier
     if not tiers.at_least(tier, "B"):
         missing = ", ".join(f"{layer} ({why})" for layer, why in pool.missing.items())
         say(WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command()))
-    say(GREETING.format(url=url, tier=tier, slots=pool.slots))
+    key = ' -H "authorization: Bearer $EXEC_API_KEY"' if gateway.keys is not None else ""
+    grpc = f"port {gateway.config.grpc_port}" if gateway.config.grpc_port else "off"
+    say(GREETING.format(url=url, tier=tier, slots=pool.slots, key=key, grpc=grpc))
 
 
 def stop_on_signals() -> asyncio.Event:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,7 +19,7 @@ from exec_service.fleet import Fleet, strength
 from exec_service.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
 from exec_wire.judging import Judge, Test, decode_judge
-from exec_wire.messages import Call, Selection, decode_batch, decode_call
+from exec_wire.messages import Batch, Call, Selection, decode_batch, decode_call
 from exec_wire.verifying import Verify, decode_verify, decode_verify_batch
 
 OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
@@ -29,6 +30,7 @@ MAX_DETAIL_CHARS = 300
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key` in `)?(?P<path>\$.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
+B = TypeVar("B")
 T = TypeVar("T")
 
 
@@ -47,16 +49,27 @@ class Validator:
         self._max_calls = max_calls_per_request
 
     def read_call(self, body: bytes) -> Call:
-        call = decode(decode_call, body)
+        return self._checked(decode(decode_call, body))
+
+    def read_batch(self, body: bytes) -> list[Call]:
+        return self._checked_batch(decode(decode_batch, body))
+
+    def make_call(self, fields: dict[str, Any]) -> Call:
+        """As `read_call`, of what another decoder has read."""
+        return self._checked(decode(_make_call, fields))
+
+    def make_batch(self, fields: dict[str, Any]) -> list[Call]:
+        return self._checked_batch(decode(_make_batch, fields))
+
+    def _checked(self, call: Call) -> Call:
         self.check(call, "$")
         return call
 
-    def read_batch(self, body: bytes) -> list[Call]:
-        calls = decode(decode_batch, body).calls
-        self.check_number(len(calls), "calls")
-        for index, call in enumerate(calls):
+    def _checked_batch(self, batch: Batch) -> list[Call]:
+        self.check_number(len(batch.calls), "calls")
+        for index, call in enumerate(batch.calls):
             self.check(call, f"$.calls[{index}]")
-        return calls
+        return batch.calls
 
     def read_judge(self, body: bytes) -> Judge:
         judge = decode(decode_judge, body)
@@ -155,7 +168,20 @@ def read_selection(query: bytes) -> Selection:
     return selection
 
 
-def decode(decode: Callable[[bytes], T], body: bytes) -> T:
+def make_selection(fields: dict[str, Any]) -> Selection:
+    """As `read_selection`, of what another decoder has read."""
+    selection: Selection = decode(_make_selection, fields)
+    if not selection.names_a_tag:
+        raise Refusal("bad_field", "at least one of run, step, group and rollout must be given")
+    return selection
+
+
+_make_call = partial(msgspec.convert, type=Call)
+_make_batch = partial(msgspec.convert, type=Batch)
+_make_selection = partial(msgspec.convert, type=Selection)
+
+
+def decode(decode: Callable[[B], T], body: B) -> T:
     try:
         return decode(body)
     except msgspec.ValidationError as error:

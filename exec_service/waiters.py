@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from msgspec import Struct
 
+from exec_service.accounts import Account
 from exec_service.flight import Flight, Waiter
-from exec_wire.messages import Result
+from exec_wire.messages import Call, Result
 from exec_wire.queue import Answer, GatewayQueue, QueueAway
 
 log = logging.getLogger("exec_service.waiters")
@@ -27,6 +28,10 @@ class Origin(Struct, frozen=True):
     request_id: str = ""
     traceparent: str = ""
     door: str = ""  # of another service's clients, if it came through one (`exec_service.doors`)
+    account: Account | None = None  # of the caller's key; None where no keys are asked for
+
+    def tenant_of(self, call: Call) -> str:
+        return self.account.tenant if self.account is not None else call.tenant
 
 
 ANONYMOUS = Origin()
@@ -38,11 +43,19 @@ class Order:
     Use as a context manager: leaving it cancels whatever is still pending.
     """
 
-    def __init__(self, origin: Origin, close: Callable[[Order], None], give_back: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        close: Callable[[Order], None],
+        give_back: Callable[[int, int], None],
+        *,
+        expecting: bool = False,
+    ) -> None:
         self.origin = origin
+        self.expecting = expecting  # more calls may join, until `expect_no_more`
         self.pending: set[Waiter] = set()
         self.closed = False
-        self._close, self._give_back = close, give_back
+        self._close, self._give_back_shared = close, give_back
         self._landed: list[Result] = []
         self._landed_bytes = 0
         self._taken = (0, 0)  # calls and bytes that the reader is writing out
@@ -66,10 +79,14 @@ class Order:
         What was taken before counts as delivered now: the reader comes again when it has written it.
         """
         self._settle()
-        while not self._landed and self.pending and not self.closed:
+        while not self._landed and (self.pending or self.expecting) and not self.closed:
             await self._changed.wait()
             self._changed.clear()
         return self._take_landed()
+
+    def expect_no_more(self) -> None:
+        self.expecting = False
+        self._changed.set()
 
     async def take_all(self) -> list[Result]:
         """Wait until every result has landed, then take them in the order of the calls."""
@@ -95,9 +112,15 @@ class Order:
         self._landed_bytes = 0
         return taken
 
+    def give_back(self, calls: int, bytes_: int) -> None:
+        """These are no longer inside."""
+        self._give_back_shared(calls, bytes_)
+        if self.origin.account is not None:
+            self.origin.account.give_back(calls)
+
     def _settle(self) -> None:
         if self._taken[0]:
-            self._give_back(*self._taken)
+            self.give_back(*self._taken)
             self._taken = (0, 0)
 
 

@@ -54,7 +54,7 @@ class Part:
 
     @classmethod
     def gateway(cls, redis: str, *arguments: str, **settings: object) -> Part:
-        return cls(["gateway", "--port", "0", *arguments], environment({"redis": redis, **settings}))
+        return cls(["gateway", "--port", "0", "--grpc-port", "0", *arguments], environment({"redis": redis, **settings}))
 
     @classmethod
     def worker(cls, redis: str, *arguments: str, **settings: object) -> Part:

@@ -7,15 +7,17 @@ decide: a rule that only one of them has is a rule of the service that it stands
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from starlette.routing import BaseRoute
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from exec_service.config import DoorName, GatewayConfig
 from exec_service.doors import code_judge, mcp, nemo_skills, piston, sandbox_fusion
 from exec_service.doors.foreign_door import House
 
 _SLASHES = re.compile("/{2,}")
-ROUTES_OF = {
+ROUTES_OF: dict[DoorName, Callable[[House], list[Route]]] = {
     "code-judge": code_judge.routes,
     "sandbox-fusion": sandbox_fusion.routes,
     "nemo-skills": nemo_skills.routes,
@@ -24,8 +26,13 @@ ROUTES_OF = {
 }
 
 
-def door_routes(house: House) -> list[BaseRoute]:
-    return [route for name in house.config.doors for route in ROUTES_OF[name](house)]
+def door_routes(house: House) -> dict[DoorName, list[Route]]:
+    return {name: ROUTES_OF[name](house) for name in house.config.doors}
+
+
+def keyless_paths(config: GatewayConfig, routes: dict[DoorName, list[Route]]) -> list[re.Pattern[str]]:
+    """Of the doors that stay open to clients without a key, where keys are asked for."""
+    return [route.path_regex for name in routes if name in config.open_doors for route in routes[name]]
 
 
 class OneSlash:

@@ -57,15 +57,16 @@ class Desk:
     @contextmanager
     def errand(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Errand]:
         """Admit the calls of one request, or raise a `Refusal`. What fails for our fault is run again within its deadline."""
-        if self._most and self._inside + calls > self._most:
+        keyless = calls if facts.origin.account is None else 0  # who sends a key has the limits of that key instead
+        if self._most and self._inside + keyless > self._most:
             raise Overloaded(f"{self._inside} of the {self._most} calls that the door {self._name} may have are inside", 1.0)
-        self._inside += calls
+        self._inside += keyless
         try:
-            with self._house.dispatch.reserve(calls, bytes_) as room:
+            with self._house.dispatch.reserve(calls, bytes_, facts.origin) as room:
                 facts.calls = calls
                 yield Errand(self._house.dispatch, room, msgspec.structs.replace(facts.origin, door=self._name))
         finally:
-            self._inside -= calls
+            self._inside -= keyless
 
     async def run(self, call: Call, facts: RequestFacts) -> Result:
         with self.errand(facts, 1, bytes_of(call)) as errand:

@@ -108,7 +108,8 @@ def test_errors_survive_pickle_and_copy(error: ExecError) -> None:
 def test_installing_the_client_needs_httpx_and_msgspec_only() -> None:
     program = """if True:
         import sys
-        for name in ("fastapi", "starlette", "uvicorn", "uvloop", "redis", "pydantic", "exec_service", "worker"):
+        servers = ("fastapi", "starlette", "uvicorn", "uvloop", "redis", "pydantic", "grpc", "google")
+        for name in (*servers, "exec_service", "worker"):
             sys.modules[name] = None
         before = set(sys.modules)
         import exec_client, threading

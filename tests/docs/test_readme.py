@@ -69,7 +69,7 @@ def url() -> Iterator[str]:
     if not Path(default_packages()).is_dir():
         unavailable("what programs may import is not installed (run `make install`)")
     with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-m", "exec_service", "up", "--port", "0"]
+        command = [sys.executable, "-m", "exec_service", "up", "--port", "0", "--grpc-port", "0"]
         profiles = {"EXEC_PROFILES": '{"bare": [], "sympy": ["sympy"]}'}
         service = subprocess.Popen(command, cwd=ROOT, env=os.environ | profiles, stderr=log)
         try:

@@ -8,6 +8,7 @@ The worker does what the call's code says: `say TEXT`, `hold` (until `worker.let
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -140,6 +141,10 @@ class Service:
     stop: asyncio.Event
 
     @property
+    def grpc_target(self) -> str:
+        return f"127.0.0.1:{self.gateway.config.grpc_port}"
+
+    @property
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
 
@@ -189,8 +194,10 @@ async def serving(gateway: Gateway, stop: asyncio.Event) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def running(*, slots: int = 4, tier: str = "A", worker: bool = True, **settings: object) -> AsyncIterator[Service]:
-    defaults: dict[str, object] = {"port": 0, "fleet_refresh_s": 0.02, "drain_s": 0.2}
+async def running(
+    *, slots: int = 4, tier: str = "A", worker: bool = True, grpc: bool = False, **settings: object
+) -> AsyncIterator[Service]:
+    defaults: dict[str, object] = {"port": 0, "fleet_refresh_s": 0.02, "drain_s": 0.2, "grpc_port": free_port() if grpc else 0}
     config = msgspec.convert(defaults | settings, GatewayConfig)
     queue = MemoryQueue()
     scripted = ScriptedWorker(queue, slots=slots, tier=tier)
@@ -207,6 +214,13 @@ async def running(*, slots: int = 4, tier: str = "A", worker: bool = True, **set
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
         yield Service(url, client, gateway, queue, scripted, stop)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @asynccontextmanager

@@ -106,7 +106,7 @@ async def test_a_fault_in_the_middle_of_a_stream_breaks_it_rather_than_ending_it
         async with service.client.stream("POST", "/v1/batch", json=body) as response:
             received = response.aiter_lines()
             await anext(received)
-            monkeypatch.setattr("exec_service.http_api.chunks", broken)
+            monkeypatch.setattr("exec_service.http_api.portions", broken)
             service.worker.let_go.set()
             async for _ in received:
                 pass

@@ -24,7 +24,7 @@ from worker.sandbox.uids import BLOCK_SIZE, STATE_FOLDER, processes_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "exec_service"]
-UP = ["up", "--port", "0"]
+UP = ["up", "--port", "0", "--grpc-port", "0"]
 QUICK = {"slots": 2, "profiles": '{"bare": []}'}
 JSON = {"content-type": "application/json"}
 # Greeted, or told why nothing can be run; in both cases the address is in the words.

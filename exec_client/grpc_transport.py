@@ -1,0 +1,151 @@
+"""Calls over gRPC: needs grpcio and protobuf, the extra `grpc`. Loaded only when it is asked for.
+
+Judging and verifying are not in the service's gRPC door; their methods say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
+
+from exec_client.errors import (
+    BadRequest,
+    ConnectionFailed,
+    ExecError,
+    ProtocolError,
+    ServiceFailed,
+    TooLarge,
+    UsageError,
+)
+from exec_client.transport import refusal
+from exec_wire import Call, Cancelled, Info, Judge, Judgement, Result, Selection, Verification, Verify, proto
+from exec_wire.problems import PROBLEMS, Problem
+
+SECURE, PLAIN = "grpcs://", "grpc://"
+OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),  # as over HTTP: a cluster-wide proxy must not catch calls to localhost
+    # A dead peer is noticed in 30 s, also while a long program is silent.
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),  # the outbox paces itself
+]
+_NO_SERVICE = "failed to connect to all addresses"  # what gRPC says when nobody listens
+
+T = TypeVar("T")
+
+
+class GrpcTransport:
+    """One HTTP/2 connection; each request is a `RunBatch` of its own, so that giving it up cancels it."""
+
+    def __init__(self, base_url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        self._url = base_url
+        self._target = base_url.removeprefix(SECURE).removeprefix(PLAIN).rstrip("/")
+        self._metadata = tuple((headers or {}).items())
+        self._channel: Any = None
+
+    async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+        method = self._opened().unary_stream(f"/{proto.SERVICE}/RunBatch")
+        answer = method(_request(calls), timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for message in answer:
+                for fields in _read(proto.RESULT_BATCH, message).get("results", ()):
+                    yield _converted(fields, Result)
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+        finally:
+            answer.cancel()
+
+    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
+        raise _not_here("judge")
+
+    async def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
+        raise _not_here("verify")
+        yield  # a generator, as the protocol wants it
+
+    async def info(self, timeout_s: float) -> Info:
+        return _converted(await self._ask("Info", proto.INFO_REQUEST.write(), proto.INFO, timeout_s), Info)
+
+    async def cancel(self, selection: Selection, timeout_s: float) -> int:
+        request = proto.SELECTION.write(**proto.plain(selection))
+        fields = await self._ask("Cancel", request, proto.CANCELLED, timeout_s)
+        return _converted({"cancelled": 0} | fields, Cancelled).cancelled
+
+    async def aclose(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _ask(self, name: str, request: bytes, answer: proto.Message, timeout_s: float) -> dict[str, Any]:
+        method = self._opened().unary_unary(f"/{proto.SERVICE}/{name}")
+        try:
+            return _read(answer, await method(request, timeout=timeout_s, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+
+    def _opened(self) -> Any:
+        """Made on first use: a channel belongs to the event loop that runs then."""
+        if self._channel is None:
+            if self._url.startswith(SECURE):
+                self._channel = grpc.aio.secure_channel(self._target, grpc.ssl_channel_credentials(), OPTIONS)
+            else:
+                self._channel = grpc.aio.insecure_channel(self._target, OPTIONS)
+        return self._channel
+
+    def _translated(self, error: Any) -> ExecError:
+        """The service's own word if it is there, as over HTTP; else what gRPC says about the connection."""
+        code, details = error.code(), f"{self._url}: {error.details()}"
+        for name, value in error.trailing_metadata() or ():
+            if name == proto.PROBLEM:
+                return _refused(value)
+        match code:
+            case grpc.StatusCode.UNAVAILABLE:
+                return ConnectionFailed(details, sent=_NO_SERVICE not in details)
+            case grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+                return ConnectionFailed(details)
+            case grpc.StatusCode.RESOURCE_EXHAUSTED:  # overload would have come with the service's own word
+                status, _ = PROBLEMS["body_too_large"]
+                return TooLarge(details, code="body_too_large", status=status)
+            case grpc.StatusCode.UNIMPLEMENTED | grpc.StatusCode.NOT_FOUND:
+                return ProtocolError(f"{details}; is this the gRPC address of the service?")
+            case _:
+                return ServiceFailed(details)
+
+
+def _refused(encoded: bytes) -> ExecError:
+    try:
+        told = msgspec.json.decode(encoded, type=Problem)
+    except ValueError as error:
+        return ProtocolError(f"a refusal cannot be read: {error}", retryable=True)
+    return refusal(told.status, {}, encoded)
+
+
+def _request(calls: Sequence[Call]) -> bytes:
+    try:
+        return proto.CALL_BATCH.write(calls=[proto.plain(call) for call in calls])
+    except (ValueError, TypeError) as error:
+        status, _ = PROBLEMS["bad_field"]
+        raise BadRequest(f"does not fit into a message: {error}", code="bad_field", status=status) from error
+
+
+def _read(message: proto.Message, data: bytes) -> dict[str, Any]:
+    try:
+        return message.read(data)
+    except proto.NotProto as error:
+        raise ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
+
+
+def _converted(fields: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
+
+
+def _not_here(name: str) -> UsageError:
+    return UsageError(f"{name} goes over HTTP only: use a client with the service's http address")

@@ -1,0 +1,159 @@
+"""What one tenant may have and what it has now: calls in flight, calls per minute, limits of its programs, priority.
+
+There are accounts only where there are keys (`exec_service.keys`). Each gateway counts for itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
+
+from exec_service.admission import CompletionRate
+from exec_service.refusals import NotPermitted, Refusal
+from exec_wire.messages import Call, Limits, Priority, Selection
+
+LimitName = Literal["wall_s", "cpu_s", "memory_mb", "output_kb", "processes", "file_mb"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
+MINUTE_S = 60.0
+
+M = TypeVar("M", bound=Struct)
+
+
+class Allowance(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a tenant may have, as the file of keys says it. 0 stands for no limit of its own."""
+
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # its share when several tenants wait
+    max_calls: Annotated[int, Meta(ge=0)] = 0  # accepted and not yet delivered
+    calls_per_minute: Annotated[int, Meta(ge=0)] = 0
+    max_limits: dict[LimitName, Annotated[float, Meta(gt=0)]] = {}
+    max_priority: Priority = "train"  # what asks for more is served with this
+
+
+class Account:
+    """One tenant's, for as long as the gateway lives; `allowance` changes when the file of keys does."""
+
+    def __init__(
+        self,
+        tenant: str,
+        allowance: Allowance,
+        retry_after_max_s: float = MINUTE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tenant, self.allowance = tenant, allowance
+        self.calls = 0  # in flight
+        self._retry_after_max_s, self._clock = retry_after_max_s, clock
+        self._rate = CompletionRate(clock)
+        self._minute = float(allowance.calls_per_minute)  # calls that may come now; fills up within a minute
+        self._minute_at = clock()
+
+    # -- how many ---------------------------------------------------------------------------------------------------------
+
+    def check(self, calls: int) -> None:
+        """Raise a `Refusal` if so many do not fit now, or never will."""
+        self._check_in_flight(calls)
+        self._check_minute(calls)
+
+    def take_up(self, calls: int) -> None:
+        """They were accepted: they count for this minute, and are charged."""
+        self._refill()
+        self._minute -= calls
+        self.charge(calls)
+
+    def charge(self, calls: int) -> None:
+        """They are in flight until `give_back`."""
+        self.calls += calls
+
+    def give_back(self, calls: int) -> None:
+        self.calls -= calls
+        self._rate.note(calls, 0)
+
+    def give_back_unused(self, calls: int) -> None:
+        """Of a reservation: nothing was completed."""
+        self.calls -= calls
+
+    def _check_in_flight(self, calls: int) -> None:
+        most = self.allowance.max_calls
+        over = self.calls + calls - most
+        if not most or over <= 0:
+            return
+        self._fits_at_all(calls, most, "in flight")
+        per_s, _ = self._rate.per_s()
+        wait_s = min(self._retry_after_max_s, max(1.0, over / per_s if per_s else self._retry_after_max_s))
+        raise Refusal(
+            "tenant_busy",
+            f"{self.calls} of the {most} calls that this key may have in flight are; {calls} more do not fit",
+            retry_after_s=round(wait_s, 1),
+        )
+
+    def _check_minute(self, calls: int) -> None:
+        most = self.allowance.calls_per_minute
+        if not most:
+            return
+        self._fits_at_all(calls, most, "per minute")
+        self._refill()
+        missing = calls - self._minute
+        if missing > 0:
+            raise Refusal(
+                "rate_limited",
+                f"this key may make {most} calls per minute; {max(0, int(self._minute))} are left now",
+                retry_after_s=round(missing * MINUTE_S / most + 0.05, 1),
+            )
+
+    def _fits_at_all(self, calls: int, most: int, what: str) -> None:
+        if calls > most:
+            raise Refusal("too_many_calls", f"{calls} calls in one request; this key may have {most} {what}", field="$.calls")
+
+    def _refill(self) -> None:
+        most, now = self.allowance.calls_per_minute, self._clock()
+        self._minute = min(float(most), self._minute + (now - self._minute_at) * most / MINUTE_S)
+        self._minute_at = now
+
+    def change(self, allowance: Allowance) -> None:
+        if not self.allowance.calls_per_minute:  # there was nothing to fill up so far
+            self._minute = float(allowance.calls_per_minute)
+        self.allowance = allowance
+        self._refill()
+
+    # -- which ------------------------------------------------------------------------------------------------------------
+
+    def permit(self, call: Call, index: int) -> Call:
+        """The call as this tenant's own, or a refusal that names what is not allowed."""
+        self.check_tenant(call.tenant, index)
+        self.check_limits(call.limits, index)
+        return self.own(call)
+
+    def own(self, message: M) -> M:
+        """Make a message that was decoded for this request the tenant's. In place: copying each call would cost more."""
+        force_setattr(message, "tenant", self.tenant)
+        priority = getattr(message, "priority", None)
+        if priority is not None and self.allowance.max_priority != "train":
+            force_setattr(message, "priority", max(priority, self.allowance.max_priority, key=PRIORITIES.index))
+        return message
+
+    def check_tenant(self, tenant: str, index: int = 0) -> None:
+        if tenant not in ("", self.tenant):
+            raise NotPermitted("foreign_tenant", "this key belongs to another tenant", index, ".tenant")
+
+    def check_limits(self, limits: Limits, index: int = 0, at: str = ".limits") -> None:
+        for name in self.allowance.max_limits:
+            self.check_limit(name, getattr(limits, name), index, f"{at}.{name}")
+
+    def check_limit(self, name: LimitName, value: float, index: int, inside: str) -> None:
+        most = self.allowance.max_limits.get(name, value)
+        if value > most:
+            raise NotPermitted("beyond_limits", f"{name} is {value:g}; with this key at most {most:g}", index, inside)
+
+    def lowered(self, call: Call) -> Call:
+        """With no limit above the key's."""
+        limits = msgspec.structs.asdict(call.limits)
+        most = {name: type(limits[name])(bound) for name, bound in self.allowance.max_limits.items() if limits[name] > bound}
+        return msgspec.structs.replace(call, limits=Limits(**(limits | most))) if most else call
+
+    def select(self, selection: Selection) -> Selection:
+        self.check_tenant(selection.tenant)
+        return self.own(selection)

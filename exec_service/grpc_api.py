@@ -1,0 +1,386 @@
+"""The gRPC door: decode, dispatch, encode. `exec_wire/exec.proto` says what it speaks.
+
+Handlers get and give bytes, so that bytes that are no message are answered like any other bad input. Importing this loads grpc,
+after which nothing may fork; what is exec'd may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from msgspec.structs import force_setattr
+
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.fleet import Fleet
+from exec_service.guard import origin_of
+from exec_service.info import info_of
+from exec_service.keys import Keys
+from exec_service.metrics import Metrics
+from exec_service.portions import portions
+from exec_service.readiness import check_ready
+from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
+from exec_service.validate import Validator, make_selection
+from exec_service.waiters import Order, Origin
+from exec_wire import proto
+from exec_wire.messages import Call, Result, encode_json
+from exec_wire.problems import PROBLEMS, Problem, problem
+
+log = logging.getLogger("exec_service.grpc")
+
+MANY = 1 << 20
+OPTIONS = [
+    # gRPC drops what exceeds these, 1,000 requests by default, as CANCELLED. Admission is ours, and says when to come again.
+    ("grpc.server.max_pending_requests", MANY),
+    ("grpc.server.max_pending_requests_hard_limit", MANY),
+    ("grpc.max_concurrent_streams", MANY),
+    ("grpc.so_reuseport", 0),  # else a second service on the same port would silently take half of the connections
+    # A dead peer is noticed, and its calls cancelled, in 30 s; clients may ask whether we live every 5 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+HEALTH = "grpc.health.v1.Health"
+HEALTH_WATCH_S = 1.0
+_METADATA = frozenset({"authorization", "x-request-id", "traceparent"})
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+_OWN_CODES = {
+    "idempotency_conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "tier_unavailable": grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+Context = Any  # grpc.aio.ServicerContext, which has no types
+T = TypeVar("T")
+
+
+def status_code(code: str) -> Any:
+    """The gRPC status that one of our problem codes travels under."""
+    return _OWN_CODES.get(code) or _CODES[PROBLEMS[code][0]]
+
+
+class ClientGone(Exception):
+    """It reads nothing any more."""
+
+
+class GrpcDoor:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        dispatch: Dispatch,
+        fleet: Fleet,
+        metrics: Metrics,
+        keys: Keys | None,
+        *,
+        cluster: bool = False,
+    ) -> None:
+        self._config, self._dispatch, self._fleet, self._metrics, self._keys = config, dispatch, fleet, metrics, keys
+        self._validator = Validator(fleet, config.max_calls_per_request)
+        self._cluster = cluster
+        self._server: Any = None
+        self._readers: set[asyncio.Task[None]] = set()  # of open streams
+
+    # -- life -------------------------------------------------------------------------------------------------------------
+
+    async def start(self, address: str) -> int:
+        """Listen, and say on which port. Raises `RuntimeError` if the address is taken."""
+        limit = ("grpc.max_receive_message_length", self._config.max_body_bytes)
+        self._server = grpc.aio.server(options=[*OPTIONS, limit, ("grpc.max_send_message_length", -1)])
+        self._server.add_generic_rpc_handlers((self._methods(), self._health_methods()))
+        reflection.enable_server_reflection([proto.SERVICE, HEALTH, reflection.SERVICE_NAME], self._server, _pool())
+        port: int = self._server.add_insecure_port(address)
+        await self._server.start()
+        return port
+
+    def finish_streams(self) -> None:
+        """Read nothing more from open streams; each ends when what it has accepted is answered."""
+        for reader in self._readers:
+            reader.cancel()
+
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    def _methods(self) -> Any:
+        return grpc.method_handlers_generic_handler(
+            proto.SERVICE,
+            {
+                "Run": grpc.unary_unary_rpc_method_handler(self._run),
+                "RunBatch": grpc.unary_stream_rpc_method_handler(self._run_batch),
+                "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
+                "Cancel": grpc.unary_unary_rpc_method_handler(self._cancel),
+                "Info": grpc.unary_unary_rpc_method_handler(self._info),
+            },
+        )
+
+    # -- methods ----------------------------------------------------------------------------------------------------------
+
+    async def _run(self, request: bytes, context: Context) -> bytes:
+        async def run(origin: Origin) -> bytes:
+            call = self._validator.make_call(self._read(proto.CALL, request))
+            with await self._accept([call], origin, context, "$") as order:
+                [result] = await order.take_all()
+                return proto.RESULT.write(**proto.plain(result))
+
+        return await self._serve("Run", context, run)
+
+    async def _run_batch(self, request: bytes, context: Context) -> None:
+        async def run(origin: Origin) -> None:
+            calls = self._validator.make_batch({"calls": []} | self._read(proto.CALL_BATCH, request))
+            with await self._accept(calls, origin, context, "$.calls[{}]") as order:
+                while landed := await order.take():
+                    await self._write_results(landed, context, asyncio.Lock())
+
+        await self._serve("RunBatch", context, run)
+
+    async def _stream(self, _: object, context: Context) -> None:
+        async def run(origin: Origin) -> None:
+            writing = asyncio.Lock()  # gRPC takes one message at a time
+            with self._dispatch.open_order(origin) as order:
+                reader = asyncio.create_task(self._read_stream(order, context, writing))
+                self._readers.add(reader)
+                try:
+                    while landed := await order.take():
+                        await self._write_results(landed, context, writing)
+                    with suppress(asyncio.CancelledError):  # by `finish_streams`
+                        await reader
+                finally:
+                    reader.cancel()
+                    self._readers.discard(reader)
+
+        await self._serve("Stream", context, run)
+
+    async def _read_stream(self, order: Order, context: Context, writing: asyncio.Lock) -> None:
+        sent = 0
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                fields = self._read(proto.CALL_BATCH, message)
+                count = len(fields.get("calls", ()))
+                try:
+                    await self._join(order, fields, context, sent)
+                except Refusal as refusal:
+                    if refusal.code == "unauthenticated":
+                        raise
+                    await self._write_refusal(refusal, order.origin, sent, count, context, writing)
+                sent += count
+        finally:
+            order.expect_no_more()
+
+    async def _join(self, order: Order, fields: dict[str, Any], context: Context, first_index: int) -> None:
+        if order.origin.account is not self._account(context):  # the key may have been taken back since the stream was opened
+            raise Refusal("unauthenticated", "this key belongs to another tenant now")
+        self._dispatch.check_open()
+        calls = self._validator.make_batch({"calls": []} | fields)
+        await self._accept(calls, order.origin, context, "$.calls[{}]", order=order, first_index=first_index)
+
+    async def _cancel(self, request: bytes, context: Context) -> bytes:
+        async def cancel(origin: Origin) -> bytes:
+            selection = make_selection(_decode(proto.SELECTION, request))
+            if origin.account is not None:
+                selection = origin.account.select(selection)
+            return proto.CANCELLED.write(cancelled=await self._dispatch.cancel(selection))
+
+        return await self._serve("Cancel", context, cancel)
+
+    async def _info(self, _: bytes, context: Context) -> bytes:
+        async def info(origin: Origin) -> bytes:
+            return proto.INFO.write(**proto.plain(info_of(self._config, self._fleet, origin.account)))
+
+        return await self._serve("Info", context, info)
+
+    # -- in ---------------------------------------------------------------------------------------------------------------
+
+    def _read(self, message: proto.Message, request: bytes) -> dict[str, Any]:
+        self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        return _decode(message, request)
+
+    async def _accept(
+        self,
+        calls: Sequence[Call],
+        origin: Origin,
+        context: Context,
+        at: str,
+        *,
+        order: Order | None = None,
+        first_index: int = 0,
+    ) -> Order:
+        await self._dispatch.look_up(calls, origin)
+        left_s = context.time_remaining()
+        if left_s is not None:  # nobody waits for a call longer than for its request
+            for call in calls:
+                if call.deadline_s > left_s:
+                    force_setattr(call, "deadline_s", max(left_s, 0.001))
+        try:
+            return self._dispatch.accept(calls, origin, order=order, first_index=first_index)
+        except (IdempotencyConflict, NotPermitted) as refusal:
+            refusal.field = at.format(refusal.index) + refusal.inside
+            raise
+
+    def _account(self, context: Context) -> Any:
+        if self._keys is None:
+            return None
+        return self._keys.account(_metadata(context).get("authorization", [""])[0])
+
+    # -- out --------------------------------------------------------------------------------------------------------------
+
+    async def _write_results(self, results: list[Result], context: Context, writing: asyncio.Lock) -> None:
+        for portion in portions(results):
+            await self._write(proto.RESULT_BATCH.write(results=[proto.plain(result) for result in portion]), context, writing)
+
+    async def _write_refusal(
+        self, refusal: Refusal, origin: Origin, index: int, calls: int, context: Context, writing: asyncio.Lock
+    ) -> None:
+        self._metrics.rejected(refusal.code)
+        refused = {"index": index, "calls": calls, "problem": proto.plain(_problem(refusal, origin))}
+        await self._write(proto.RESULT_BATCH.write(refused=[refused]), context, writing)
+
+    async def _write(self, message: bytes, context: Context, writing: asyncio.Lock) -> None:
+        try:
+            async with asyncio.timeout(self._config.write_stall_s), writing:
+                await context.write(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+    # -- around every method ----------------------------------------------------------------------------------------------
+
+    async def _serve(self, method: str, context: Context, work: Callable[[Origin], Awaitable[T]]) -> T:
+        began = time.monotonic()
+        origin = origin_of(_metadata(context))
+        code, problem_code = "CANCELLED", ""
+        try:
+            context.set_trailing_metadata((("x-request-id", origin.request_id),))
+            origin = msgspec.structs.replace(origin, account=self._account(context))
+            answer = await work(origin)
+            code = "OK"
+            return answer
+        except Refusal as refusal:
+            code, problem_code = status_code(refusal.code).name, refusal.code
+            await self._abort(context, refusal, origin)
+        except ClientGone:
+            await context.abort(grpc.StatusCode.CANCELLED, "the client read nothing for too long")
+        except Exception:
+            # The outermost catch: the details go to the log, not to the caller.
+            log.exception("unhandled error", extra={"request_id": origin.request_id})
+            code, problem_code = "INTERNAL", "internal"
+            await self._abort(context, Refusal("internal", "see the service's log for this request id"), origin)
+        finally:
+            self._note(method, code, problem_code, origin, time.monotonic() - began)
+        raise AssertionError("abort raises")
+
+    async def _abort(self, context: Context, refusal: Refusal, origin: Origin) -> None:
+        self._metrics.rejected(refusal.code)
+        told = _problem(refusal, origin)
+        trailing = (
+            (proto.CODE, refusal.code),
+            (proto.PROBLEM, encode_json(told)),
+            ("x-request-id", origin.request_id),
+        )
+        where = f" ({told.field})" if told.field else ""
+        await context.abort(status_code(refusal.code), f"{told.detail or told.title}{where}", trailing)
+
+    def _note(self, method: str, code: str, problem_code: str, origin: Origin, duration_s: float) -> None:
+        self._metrics.grpc_request(method, code)
+        if not log.isEnabledFor(logging.INFO):
+            return
+        extra = {
+            "request_id": origin.request_id,
+            "method": method,
+            "status": code,
+            "duration_ms": round(duration_s * 1000, 3),
+        }
+        optional = {
+            "traceparent": origin.traceparent,
+            "code": problem_code,
+            "tenant": origin.account.tenant if origin.account is not None else "",
+        }
+        log.info("request", extra=extra | {name: value for name, value in optional.items() if value})
+
+    # -- health: open, as /readyz is --------------------------------------------------------------------------------------
+
+    def _health_methods(self) -> Any:
+        messages = {
+            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        return grpc.method_handlers_generic_handler(
+            HEALTH,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(self._check_health, **messages),
+                "Watch": grpc.unary_stream_rpc_method_handler(self._watch_health, **messages),
+            },
+        )
+
+    async def _check_health(self, request: Any, context: Context) -> Any:
+        if request.service not in ("", proto.SERVICE):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is {proto.SERVICE} here")
+        return health_pb2.HealthCheckResponse(status=self._health())
+
+    async def _watch_health(self, request: Any, context: Context) -> None:
+        told = None
+        while True:
+            now = self._health() if request.service in ("", proto.SERVICE) else "SERVICE_UNKNOWN"
+            if now != told:
+                await context.write(health_pb2.HealthCheckResponse(status=now))
+                told = now
+            await asyncio.sleep(HEALTH_WATCH_S)
+
+    def _health(self) -> str:
+        try:
+            check_ready(self._dispatch, self._fleet, cluster=self._cluster)
+        except Refusal:
+            return "NOT_SERVING"
+        return "SERVING"
+
+
+def _pool() -> Any:
+    """Everything that is served here, for reflection."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in (proto.FILE, health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb):
+        pool.AddSerializedFile(file)
+    return pool
+
+
+def _decode(message: proto.Message, request: bytes) -> dict[str, Any]:
+    try:
+        return message.read(request)
+    except proto.NotProto as error:
+        raise Refusal("bad_message", str(error)) from None
+
+
+def _metadata(context: Context) -> dict[str, list[str]]:
+    wanted: dict[str, list[str]] = {}
+    for name, value in context.invocation_metadata() or ():
+        if name in _METADATA and isinstance(value, str):
+            wanted.setdefault(name, []).append(value)
+    return wanted
+
+
+def _problem(refusal: Refusal, origin: Origin) -> Problem:
+    return problem(
+        refusal.code,
+        refusal.detail,
+        field=refusal.field,
+        request_id=origin.request_id,
+        retry_after_s=refusal.retry_after_s,
+    )

@@ -1,0 +1,53 @@
+"""Keys and gRPC in a cluster: tenants are kept apart and weighed at every gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster_harness import Cluster
+from gateway_harness import free_port, soon, until
+from grpc_harness import caller, refused
+
+from exec_service.keys import add_key
+
+
+async def test_tenants_stay_apart_across_gateways_and_doors(cluster: Cluster, tmp_path: Path) -> None:
+    file, port = tmp_path / "keys.json", free_port()
+    lab, rival = add_key(file, "lab", weight=3)[0], add_key(file, "rival")[0]
+    one = await cluster.add_gateway(keys=str(file))
+    await cluster.add_gateway(keys=str(file), grpc_port=port)
+    worker = await cluster.add_worker()
+    async with caller(f"127.0.0.1:{port}", lab) as ours, caller(f"127.0.0.1:{port}", rival) as theirs:
+        # A record of one gateway is found at the other under the tenant of the key, which no call names.
+        body = {"code": "say x", "idempotency_key": "k"}
+        first = await one.client.post("/v1/run", json=body, headers={"authorization": f"Bearer {lab}"})
+        assert (await ours.run("say x", idempotency_key="k")).stdout == first.json()["stdout"] == "x"
+        assert len(worker.jobs) == 1
+        with refused("ALREADY_EXISTS", "idempotency_conflict"):
+            await ours.run("say y", idempotency_key="k")
+        assert (await theirs.run("say y", idempotency_key="k")).stdout == "y"
+        # Cancellation reaches the other gateway's calls of this tenant, and of no other.
+        held = soon(ours.run("hold", tags={"run": "r"}))
+        await until(lambda: "hold" in worker.codes)
+        for key, count in ((rival, 0), (lab, 1)):
+            gone = await one.client.delete("/v1/calls", params={"run": "r"}, headers={"authorization": f"Bearer {key}"})
+            assert gone.json() == {"cancelled": count}
+        assert (await held).status == "cancelled"
+
+
+async def test_the_weight_of_a_key_is_its_share_of_the_line(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    keys = {"heavy": add_key(file, "heavy", weight=3)[0], "light": add_key(file, "light")[0]}
+    door, worker = await cluster.add_gateway(keys=str(file)), await cluster.add_worker(slots=1)
+    await until(lambda: door.gateway.fleet.slots == 1)
+    batches = {tenant: {"calls": [{"code": "hold"}] * 40} for tenant in keys}
+    sent = [
+        soon(door.client.post("/v1/batch", json=batches[tenant], headers={"authorization": f"Bearer {key}"}))
+        for tenant, key in keys.items()
+    ]
+    await until(lambda: door.gateway.dispatch.admission.calls == 80)
+    worker.let_go.set()
+    for answer in sent:
+        assert (await answer).status_code == 200
+    first = [call.tenant for call in worker.calls[4:40]]  # the first few were released before both had come
+    assert 24 <= first.count("heavy") <= 30, first
