@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     runner = commands.add_parser("runner", help="the privileged half of a worker, in a process or container of its own")
     runner.add_argument("--socket", type=Path, required=True, help="where to listen for the worker")
     runner.add_argument("--packages", type=Path, help="folder of the packages that programs may import")
+    runner.add_argument("--user-namespace", action="store_true", help="end unless our root is somebody else on the machine")
     runner.set_defaults(run=run_runner)
 
     gateway = commands.add_parser("gateway", help="the doors alone, joined to workers by Redis")
@@ -265,7 +266,8 @@ def run_runner(options: argparse.Namespace) -> int:
     from worker.config import default_packages
     from worker.sandbox import runner
 
-    runner.main(["--socket", str(options.socket), "--packages", str(options.packages or default_packages())])
+    arguments = ["--socket", str(options.socket), "--packages", str(options.packages or default_packages())]
+    runner.main([*arguments, *(["--user-namespace"] if options.user_namespace else [])])
     return 0
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
 from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
-from worker import languages
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
 
@@ -199,7 +198,7 @@ class Consumer:
             self._name,
             pool.slots,
             pool.slots - pool.free_slots,
-            needs=languages.installed(),
+            needs=pool.languages,
             tier=pool.sandbox.tier,
             layers=pool.sandbox.layers,
             profiles=pool.profiles,

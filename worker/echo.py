@@ -12,6 +12,7 @@ from worker.config import WorkerConfig
 class EchoPool:
     sandbox = Sandbox()
     profiles: list[str] = []
+    languages = ["python"]
     missing: dict[str, str] = {}
     alive = True
     zygote_restarts = 0

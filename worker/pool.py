@@ -69,9 +69,10 @@ class Pool:
 
     async def _start_runner(self) -> None:
         config = self._config
-        runner = (
-            RunnerLink.join(Path(config.runner_socket)) if config.runner_socket else RunnerLink.start(Path(config.packages))
-        )
+        if config.runner_socket:
+            runner = await RunnerLink.join(Path(config.runner_socket))
+        else:
+            runner = RunnerLink.start(Path(config.packages))
         wishes = {
             "slots": config.slots,
             "profiles": config.profiles,
@@ -139,6 +140,14 @@ class Pool:
         return self._runner.missing
 
     @property
+    def languages(self) -> list[str]:
+        """Whose programs can be run: what the runner has, which may live in another container than we."""
+        return list(self._runner.languages)
+
+    def _command(self, language: str) -> str:
+        return self._runner.languages.get(language) or language
+
+    @property
     def profiles(self) -> list[str]:
         return list(self._config.profiles)
 
@@ -161,16 +170,14 @@ class Pool:
             return await self._run_compiled(language, call, slot, remaining_s, fail_step)
         if isinstance(language, Interpreted):
             source = f"../{language.source}"
-            return await self._run(
-                call, slot, remaining_s, fail_step, Start([language.path() or language.command, source], source)
-            )
+            return await self._run(call, slot, remaining_s, fail_step, Start([self._command(language.name), source], source))
         return await self._run(call, slot, remaining_s, fail_step, IN_ZYGOTE)
 
     async def _run_compiled(self, language: Compiled, call: Call, slot: int, remaining_s: float, fail_step: int) -> Result:
         started = time.monotonic()
 
         async def compile(compiler_call: Call) -> Result:
-            command = [language.path() or language.compiler, *language.flags, "-o", OUTPUT, language.source]
+            command = [self._command(language.name), *language.flags, "-o", OUTPUT, language.source]
             return await self._run(compiler_call, slot, remaining_s, 0, Start(command, language.source))
 
         try:

@@ -26,6 +26,7 @@ class ScriptedPool:
 
     sandbox = Sandbox("A", ["all"])
     profiles = ["bare"]
+    languages = ["python"]
     missing: dict[str, str] = {}
     alive = True
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from worker.sandbox import uids
-from worker.sandbox.uids import BLOCK_SIZE, NoFreeUids, take_block
+from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, NoFreeUids, mapped_base, take_block
 
 BASE = 2_100_000_000
 
@@ -56,3 +56,9 @@ def test_processes_of_the_next_block_are_left_alone(tmp_path: Path) -> None:
     assert process.poll() is None
     process.kill()
     process.wait()
+
+
+def test_base_beyond_the_user_namespace_moves_into_it() -> None:
+    assert mapped_base(DEFAULT_BASE, "         0          0 4294967295\n") == DEFAULT_BASE
+    assert mapped_base(DEFAULT_BASE, "0 1879048192 65536\n") == 32768  # a pod with hostUsers: false
+    assert mapped_base(40000, "0 1879048192 65536\n") == 40000

@@ -19,4 +19,9 @@ def installed() -> list[str]:
     return [name for name, language in LANGUAGES.items() if language.installed()]
 
 
-__all__ = ["LANGUAGES", "Compiled", "Interpreted", "Language", "installed"]
+def paths() -> dict[str, str]:
+    """Of each of them the command that starts or compiles its programs; nothing for Python, which needs none."""
+    return {name: LANGUAGES[name].path() or "" for name in installed()}
+
+
+__all__ = ["LANGUAGES", "Compiled", "Interpreted", "Language", "installed", "paths"]

@@ -18,6 +18,9 @@ class Language:
 
     name: str
 
+    def path(self) -> str | None:
+        return None
+
     def installed(self) -> bool:
         return True
 

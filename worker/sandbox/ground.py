@@ -89,7 +89,7 @@ class Ground:
     def _enter_as_root(self) -> None:
         for abandoned in uids.abandoned_blocks():
             sweep(abandoned)
-        self._block = uids.take_block(self._uid_base)
+        self._block = uids.take_block(uids.mapped_base(self._uid_base, Path("/proc/self/uid_map").read_text()))
         self._folder = uids.STATE_FOLDER / self._block.name
         self._folder.mkdir(mode=0o755, exist_ok=True)
         try:

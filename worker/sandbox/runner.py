@@ -4,7 +4,7 @@ It has no network, no secrets and never sees a call. It lives as long as its wor
 the jails dies and the runner removes what it made.
 
     worker: {"configure": {...}}       once, first
-    runner: {"ready": {...}}           tier, layers, what is missing and why, set-up steps; or {"failed": "words"}
+    runner: {"ready": {...}}           tier, layers, what is missing and why, set-up steps, languages; or {"failed": "words"}
     runner: {"zygote": {...}} + fd     for each zygote, again after each restart
     worker: {"recycle": number}        this zygote does not answer: replace it
 """
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker import languages
 from worker.sandbox import kernel, protocol, tiers, uids
 from worker.sandbox.ground import Ground
 
@@ -32,6 +33,12 @@ log = logging.getLogger("runner")
 RESTART_PAUSE_S = 0.2  # after a zygote died young; doubled each time, up to
 RESTART_PAUSE_MOST_S = 10.0
 YOUNG_S = 30.0
+
+EXIT_UNAVAILABLE = 69  # sysexits
+NOT_IN_A_USER_NAMESPACE = (
+    "exec-service: this container's root is the machine's root, so `hostUsers: false` had no effect: it needs Linux 6.3, "
+    "containerd 2.0 and runc 1.2. Update the nodes, or choose another sandbox.profile.\n"
+)
 
 
 @dataclass
@@ -79,7 +86,13 @@ class Runner:
 
     def _tell_ready(self, steps: list[str]) -> None:
         layers = self._found.layers
-        ready = {"tier": tiers.tier_of(layers), "layers": layers, "missing": self._found.missing, "steps": steps}
+        ready = {
+            "tier": tiers.tier_of(layers),
+            "layers": layers,
+            "missing": self._found.missing,
+            "steps": steps,
+            "languages": languages.paths(),
+        }
         protocol.send_message(self._worker, {"ready": ready})
 
     def _start_zygote(self, profile: str) -> None:
@@ -185,8 +198,11 @@ def main(arguments: list[str] | None = None) -> None:
     where.add_argument("--fd", type=int, help="an inherited socket that is connected to the worker")
     where.add_argument("--socket", type=Path, help="a path to listen on; one worker after the other is served")
     parser.add_argument("--packages", type=Path, required=True, help="the folder of packages that programs may import")
+    parser.add_argument("--user-namespace", action="store_true", help="end unless our root is somebody else on the machine")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format='{"level":"%(levelname)s","logger":"%(name)s","message":"%(message)s"}')
+    if options.user_namespace and kernel.root_is_root():
+        parser.exit(EXIT_UNAVAILABLE, NOT_IN_A_USER_NAMESPACE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the worker's; it lets us go when it has drained
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options.fd is not None:
@@ -197,12 +213,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def listen(path: Path, packages: Path) -> None:
+    """Serve one worker after the other until SIGTERM; the worker that is there then may drain and leave first."""
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
+        path.chmod(0o660)  # also for the folder's group: the worker of a pod is another user in another container
         listener.listen(1)
         log.info("listening on %s", path)
-        while True:
+        while wake_read not in select.select([listener, wake_read], [], [])[0]:
             worker, _ = listener.accept()
             # A process of its own: the namespaces that one worker's sandbox needs are not the next one's.
             process = subprocess.Popen(
@@ -211,6 +232,7 @@ def listen(path: Path, packages: Path) -> None:
             )
             worker.close()
             process.wait()
+    path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

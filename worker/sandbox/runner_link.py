@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from exec_wire import Tier
 from worker.sandbox import protocol
 
 CONFIGURE_S = 60.0
+JOIN_S, JOIN_PAUSE_S = 60.0, 0.2  # the containers of a pod start in any order
 
 
 class SandboxUnavailable(Exception):
@@ -36,6 +38,7 @@ class RunnerLink:
         self.layers: list[str] = []
         self.steps: list[str] = []
         self.missing: dict[str, str] = {}
+        self.languages: dict[str, str] = {}
 
     @classmethod
     def start(cls, packages: Path) -> RunnerLink:
@@ -53,10 +56,20 @@ class RunnerLink:
         return cls(ours, process)
 
     @classmethod
-    def join(cls, path: Path) -> RunnerLink:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        link.connect(str(path))
-        return cls(link, None)
+    async def join(cls, path: Path, patience_s: float = JOIN_S) -> RunnerLink:
+        """The runner that listens there, or will in a moment."""
+        give_up = time.monotonic() + patience_s
+        while True:
+            link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                link.connect(str(path))
+            except OSError as error:
+                link.close()
+                if time.monotonic() > give_up or not isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                    raise SandboxUnavailable(f"no runner at {path}: {error.strerror}") from error
+                await asyncio.sleep(JOIN_PAUSE_S)
+            else:
+                return cls(link, None)
 
     async def configure(self, wishes: dict[str, Any], on_zygote: Callable[[int, str, socket.socket], None]) -> None:
         self._on_zygote = on_zygote
@@ -69,6 +82,7 @@ class RunnerLink:
         except TimeoutError:
             raise SandboxUnavailable(f"the runner did not answer within {CONFIGURE_S:.0f} s") from None
         self.tier, self.layers, self.steps, self.missing = ready["tier"], ready["layers"], ready["steps"], ready["missing"]
+        self.languages = ready["languages"]
 
     def recycle(self, number: int) -> None:
         try:

@@ -59,6 +59,18 @@ def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBloc
     raise NoFreeUids(f"all {BLOCKS} uid blocks from {base} on are in use; see {folder}")
 
 
+def mapped_base(base: int, maps: str) -> int:
+    """`base`, or where our user namespace does not reach so high, the upper half of what it has: that of a pod ends at 65,535.
+
+    `maps` is the text of /proc/self/uid_map.
+    """
+    ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in maps.splitlines())]
+    if any(first <= base and base + BLOCK_SIZE <= first + count for first, count in ranges):
+        return base
+    first, count = max(ranges, key=lambda ids: ids[1])
+    return first + count // 2
+
+
 def abandoned_blocks(folder: Path = STATE_FOLDER) -> Iterator[UidBlock]:
     """Blocks whose owner is dead; each is held while the caller cleans it, and free afterwards."""
     for lock in folder.glob("uids-*.lock"):
