@@ -28,7 +28,7 @@ def image(name: str) -> str:
 def environment() -> dict[str, str]:
     """Podman's settings. Its usual limits may be more than this machine's root is allowed to give."""
     STATE.mkdir(exist_ok=True)
-    limits = [f'"{name}={hard}:{hard}"' for name, hard in _hard_limits() if hard != resource.RLIM_INFINITY]
+    limits = [f'"{limit}"' for limit in hard_limits()]
     conf = STATE / "containers.conf"
     conf.write_text(
         f"[containers]\ndefault_ulimits = [{', '.join(limits)}]\n"
@@ -39,11 +39,11 @@ def environment() -> dict[str, str]:
     return os.environ | {"CONTAINERS_CONF": str(conf), "CONTAINERS_STORAGE_CONF": str(storage)}
 
 
-def _hard_limits() -> list[tuple[str, int]]:
-    return [
-        (name, resource.getrlimit(kind)[1])
-        for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC))
-    ]
+def hard_limits() -> list[str]:
+    """No more than what a root without CAP_SYS_RESOURCE may hand on; buildah itself goes down to the number of process ids."""
+    files = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1] % (1 << 63), 1 << 20)
+    processes = int(Path("/proc/sys/kernel/pid_max").read_text()) // 2
+    return [f"nofile={files}:{files}", f"nproc={processes}:{processes}"]
 
 
 def podman(*arguments: str, timeout_s: float = 120.0, stdin: str | None = None, check: bool = True) -> str:
@@ -90,6 +90,7 @@ def build(name: str) -> None:
     arguments = {"BASE": BASE, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
     command = ["buildah", "bud", "--quiet", "--layers", "--format", "docker", "--network", "host"]
     command += ["--volume", f"{WHEELS}:/wheels:ro", "--file", f"deploy/{name}.Dockerfile", "--tag", image(name)]
+    command += [part for limit in hard_limits() for part in ("--ulimit", limit)]
     command += [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
     subprocess.run([*command, "."], check=True, timeout=BUILD_S, cwd=ROOT, env=environment())
 

@@ -1,0 +1,99 @@
+"""Writes the service's settings into the chart: values.yaml (with their help) and values.schema.json (with their bounds).
+
+    python deploy/chart_values.py      after a change of exec_service/config.py or worker/config.py
+
+A setting that the chart makes from other values is in `SET_BY_THE_CHART`; one that no operator of a cluster needs in `LEFT_OUT`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import Struct
+from msgspec.structs import FieldInfo
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from exec_service.config import GatewayConfig, default_of, settings
+from worker.config import WorkerConfig
+
+CHART = Path(__file__).parents[1] / "helm" / "exec-service"
+CONFIGS: dict[str, type[Struct]] = {"gateway": GatewayConfig, "worker": WorkerConfig}
+SET_BY_THE_CHART = {
+    "gateway": {"host", "port", "grpc_port", "keys", "redis", "metrics_host", "metrics_port"},
+    "worker": {"redis", "metrics_host", "metrics_port", "runner_socket"},
+}
+LEFT_OUT = {
+    "gateway": set[str](),
+    # The runner's image says where packages are; the others are for tests and benchmarks.
+    "worker": {"packages", "runtime", "mask_layers", "fault_injection"},
+}
+WIDTH = 128
+
+
+def fields_of(part: str) -> list[FieldInfo]:
+    hidden = SET_BY_THE_CHART[part] | LEFT_OUT[part]
+    return [field for field in msgspec.structs.fields(CONFIGS[part]) if field.name not in hidden]
+
+
+def values_text(part: str) -> str:
+    """The lines between the marks in values.yaml."""
+    help_of = {setting.name: setting.help for setting in settings(CONFIGS[part])}
+    lines = []
+    for field in fields_of(part):
+        lines += [f"    # {help_of[field.name]}", f"    {field.name}: {_shown(field)}"]
+    return "\n".join(lines)
+
+
+def _shown(field: FieldInfo) -> str:
+    """A default that depends on the machine is left to the machine."""
+    if field.default is msgspec.NODEFAULT and getattr(field.default_factory, "__name__", "") != "<lambda>":
+        return "null"
+    value = default_of(field)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value) if not isinstance(value, str) or not value else yaml.safe_dump(value).splitlines()[0]
+
+
+def schema_of(part: str) -> dict[str, Any]:
+    """A JSON Schema of the same; null is allowed everywhere."""
+    config = CONFIGS[part]
+    whole = msgspec.json.schema(config)["$defs"][config.__name__]["properties"]
+    properties = {}
+    for field in fields_of(part):
+        one = {key: value for key, value in whole[field.name].items() if key not in ("default", "description")}
+        properties[field.name] = {"description": whole[field.name]["description"], "anyOf": [one, {"type": "null"}]}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def new_values(text: str) -> str:
+    for part, config in CONFIGS.items():
+        mark = config.__name__
+        pattern = re.compile(rf"(    # <{mark}>[^\n]*\n).*?(    # </{mark}>\n)", re.S)
+        text, found = pattern.subn(lambda m, part=part: f"{m[1]}{values_text(part)}\n{m[2]}", text)
+        if found != 1:
+            raise SystemExit(f"values.yaml has no marks for {mark}")
+    return text
+
+
+def new_schema(text: str) -> str:
+    schema = json.loads(text)
+    for part in CONFIGS:
+        schema["definitions"][f"{part}Config"] = schema_of(part)
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    for name, renew in (("values.yaml", new_values), ("values.schema.json", new_schema)):
+        path = CHART / name
+        path.write_text(renew(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()

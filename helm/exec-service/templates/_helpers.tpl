@@ -1,0 +1,228 @@
+{{/* Names and labels. Two releases in one namespace do not collide: every name begins with the release's. */}}
+{{- define "exec.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What never changes in the life of a release: the selectors of Deployments are immutable. */}}
+{{- define "exec.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "exec.labels" -}}
+{{ include "exec.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* list context image */}}
+{{- define "exec.image" -}}
+{{- $ := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $name := $image.repository -}}
+{{- with $.Values.image.registry -}}{{- $name = printf "%s/%s" . $name -}}{{- end -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $name $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name ($image.tag | default $.Values.image.tag | default $.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "exec.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A map of settings as EXEC_* variables: text as it is, all else as JSON (so no number becomes 1.07e+09); null is left out. */}}
+{{- define "exec.settings" -}}
+{{- range $name, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the queue is. Never a password in a value: those come from Secrets. */}}
+{{- define "exec.redisEnv" -}}
+{{- if .Values.redis.existingSecret.name -}}
+- name: EXEC_REDIS
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.redis.existingSecret.name }}
+      key: {{ .Values.redis.existingSecret.key }}
+{{- else if .Values.redis.url -}}
+{{- if contains "@" .Values.redis.url }}{{ fail "redis.url: has a password in it; put the URL into a Secret and name that in redis.existingSecret.name" }}{{ end -}}
+- name: EXEC_REDIS
+  value: {{ .Values.redis.url | quote }}
+{{- else if .Values.valkey.enabled -}}
+{{- if .Values.valkey.existingSecret.name -}}
+- name: VALKEY_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.valkey.existingSecret.name }}
+      key: {{ .Values.valkey.existingSecret.key }}
+- name: EXEC_REDIS
+  value: redis://:$(VALKEY_PASSWORD)@{{ include "exec.fullname" . }}-valkey:6379/0
+{{- else -}}
+- name: EXEC_REDIS
+  value: redis://{{ include "exec.fullname" . }}-valkey:6379/0
+{{- end -}}
+{{- else -}}
+{{ fail "which queue? Set redis.existingSecret.name or redis.url, or valkey.enabled=true for a small one of our own" }}
+{{- end -}}
+{{- end -}}
+
+{{/* A worker pool's settings over those that all pools share. list context pool -> JSON */}}
+{{- define "exec.pool" -}}
+{{- $ := index . 0 -}}
+{{- mergeOverwrite (deepCopy (omit $.Values.worker "pools")) (deepCopy (index . 1 | default dict)) | toJson -}}
+{{- end -}}
+
+{{/* Programs at a time: as many as the runner has whole cores, unless it is said. */}}
+{{- define "exec.slots" -}}
+{{- if .config.slots -}}
+{{- .config.slots -}}
+{{- else -}}
+{{- $cpu := toString .runner.resources.requests.cpu -}}
+{{- if hasSuffix "m" $cpu -}}
+{{- max 1 (div (trimSuffix "m" $cpu | int) 1000) -}}
+{{- else -}}
+{{- max 1 (floor ($cpu | float64) | int) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How long Kubernetes waits before it kills: never less than what the process itself needs to finish its calls.
+     dict what part preStop longest */}}
+{{- define "exec.grace" -}}
+{{- $drain := .part.config.drain_s -}}
+{{- if lt (float64 $drain) (float64 .longest) -}}
+{{- fail (printf "%s.config.drain_s (%v) is below longestCallSeconds (%v): calls would be cut off by a rolling update" .what $drain .longest) -}}
+{{- end -}}
+{{- $least := add .preStop (ceil (float64 $drain)) 10 -}}
+{{- $given := .part.terminationGracePeriodSeconds -}}
+{{- if and $given (lt (int $given) (int $least)) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds (%v) is below preStop + drain_s + 10 = %v" .what $given $least) -}}
+{{- end -}}
+{{- $given | default $least -}}
+{{- end -}}
+
+{{/* Of everything but the runner. */}}
+{{- define "exec.plainSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* The runner's, by worker.sandbox.profile. What each is for: docs/operations.md */}}
+{{- define "exec.runnerSecurityContext" -}}
+{{- $sandbox := .sandbox -}}
+{{- if eq $sandbox.profile "unprivileged" -}}
+{{ include "exec.plainSecurityContext" . }}
+{{- else if eq $sandbox.profile "privileged" -}}
+runAsUser: 0
+runAsGroup: 10001
+privileged: true
+readOnlyRootFilesystem: true
+{{- else -}}
+runAsUser: 0
+runAsGroup: 10001
+allowPrivilegeEscalation: true # a consequence of SYS_ADMIN
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add: {{ toJson $sandbox.capabilities }}
+{{- if eq $sandbox.profile "userns" }}
+procMount: Unmasked # a nested /proc can be mounted only where nothing of the outer one is hidden
+seccompProfile:
+  {{- toYaml $sandbox.seccompProfile | nindent 2 }}
+{{- with $sandbox.appArmorProfile }}
+appArmorProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- else }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* What a pool must not be. list name pool */}}
+{{- define "exec.checkPool" -}}
+{{- $name := index . 0 -}}{{- $pool := index . 1 -}}
+{{- $tier := $pool.config.min_tier -}}
+{{- if and (eq $pool.sandbox.profile "unprivileged") (has $tier (list "A" "B")) -}}
+{{- fail (printf "worker pool %s: without privileges the sandbox reaches tier C where nodes allow user namespaces, else D; say so with config.min_tier (it is %s)" $name $tier) -}}
+{{- end -}}
+{{- if and (eq $pool.sandbox.profile "runtimeClass") (not $pool.runtimeClassName) -}}
+{{- fail (printf "worker pool %s: sandbox.profile runtimeClass needs runtimeClassName (gvisor, kata-qemu, …)" $name) -}}
+{{- end -}}
+{{- if and (eq $tier "E") (not $pool.runtimeClassName) -}}
+{{- fail (printf "worker pool %s: tier E is no isolation; it is accepted only where runtimeClassName puts a kernel of its own around the pod" $name) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Replicas on many nodes and zones; each revision is spread by itself. dict root component extra */}}
+{{- define "exec.spread" -}}
+{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  matchLabelKeys: [pod-template-hash]
+  labelSelector:
+    matchLabels:
+      {{- include "exec.selector" $.root | nindent 6 }}
+      app.kubernetes.io/component: {{ $.component }}
+      {{- with $.pool }}
+      exec-service/pool: {{ . }}
+      {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "exec.dns" -}}
+- ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+
+{{/* The way to the queue. */}}
+{{- define "exec.redisEgress" -}}
+{{- if or .Values.redis.url .Values.redis.existingSecret.name -}}
+- to:
+    {{- toYaml .Values.networkPolicy.redis | nindent 4 }}
+  ports:
+    - {port: {{ .Values.redis.port }}, protocol: TCP}
+{{- else -}}
+- to:
+    - podSelector:
+        matchLabels:
+          {{- include "exec.selector" . | nindent 10 }}
+          app.kubernetes.io/component: valkey
+  ports:
+    - {port: 6379, protocol: TCP}
+{{- end -}}
+{{- end -}}
+
+{{/* How long calls wait in the gateways, which is where they wait: 9 of 10 wait less. 0 while there are none. */}}
+{{- define "exec.queueWaitQuery" -}}
+{{- $jobs := printf "namespace=\"%s\",job=\"%s-gateway\"" .Release.Namespace (include "exec.fullname" .) -}}
+{{- .Values.worker.autoscaling.query | default (printf "(histogram_quantile(0.9, sum by (le) (rate(exec_stage_seconds_bucket{stage=\"queue\",%s}[1m]))) > 0) or vector(0)" $jobs) -}}
+{{- end -}}
