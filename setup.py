@@ -9,6 +9,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 NATIVE = Path("worker/sandbox/inside/native")
 
@@ -17,7 +18,10 @@ class BuildWithSyscallTable(build_ext):
     def build_extension(self, ext: Extension) -> None:
         folder = Path(self.build_temp).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        write_syscall_table(self.compiler.compiler[0], folder / "syscall_table.h")
+        try:
+            write_syscall_table(self.compiler.compiler[0], folder / "syscall_table.h")
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(f"no C compiler: {error}") from error  # the kind that `optional` forgives
         ext.include_dirs.append(str(folder))
         super().build_extension(ext)
 

@@ -2,7 +2,7 @@
 
     python deploy/chart_values.py      after a change of exec_service/config.py or worker/config.py
 
-A setting that the chart makes from other values is in `SET_BY_THE_CHART`; one that no operator of a cluster needs in `LEFT_OUT`.
+A setting that the chart makes from other values is in `SET_BY_THE_CHART`; one that no operator needs in `LEFT_OUT`.
 """
 
 from __future__ import annotations

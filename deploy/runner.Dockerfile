@@ -29,7 +29,7 @@ COPY exec_service exec_service
 COPY worker worker
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \
     && /opt/exec-service/bin/pip install --no-cache-dir --no-deps /dist/*.whl \
-    && /opt/exec-service/bin/python -c 'import worker.sandbox.inside._zygote' \
+    && /opt/exec-service/bin/python -I -c 'import worker.sandbox.inside._zygote' \
     && /opt/exec-service/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE}

@@ -109,12 +109,12 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- define "exec.grace" -}}
 {{- $drain := .part.config.drain_s -}}
 {{- if lt (float64 $drain) (float64 .longest) -}}
-{{- fail (printf "%s.config.drain_s (%v) is below longestCallSeconds (%v): calls would be cut off by a rolling update" .what $drain .longest) -}}
+{{- fail (printf "%s: config.drain_s (%v) is below longestCallSeconds (%v): calls would be cut off by a rolling update" .what $drain .longest) -}}
 {{- end -}}
 {{- $least := add .preStop (ceil (float64 $drain)) 10 -}}
 {{- $given := .part.terminationGracePeriodSeconds -}}
 {{- if and $given (lt (int $given) (int $least)) -}}
-{{- fail (printf "%s.terminationGracePeriodSeconds (%v) is below preStop + drain_s + 10 = %v" .what $given $least) -}}
+{{- fail (printf "%s: terminationGracePeriodSeconds (%v) is below preStop + drain_s + 10 = %v" .what $given $least) -}}
 {{- end -}}
 {{- $given | default $least -}}
 {{- end -}}

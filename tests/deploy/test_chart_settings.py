@@ -1,0 +1,72 @@
+"""The settings of the service and those of the chart are the same, both ways."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from chart_harness import CHART, ROOT, one, render
+
+REMEDY = "run: python deploy/chart_values.py"
+_spec = importlib.util.spec_from_file_location("chart_values", ROOT / "deploy" / "chart_values.py")
+assert _spec is not None and _spec.loader is not None
+chart_values = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(chart_values)
+
+each_part = pytest.mark.parametrize("part", ["gateway", "worker"])
+
+
+@each_part
+def test_every_setting_is_a_value_or_set_by_the_chart_and_every_value_a_setting(part: str) -> None:
+    fields = {field.name for field in msgspec.structs.fields(chart_values.CONFIGS[part])}
+    values = set(yaml.safe_load((CHART / "values.yaml").read_text())[part]["config"])
+    assert values == fields - chart_values.SET_BY_THE_CHART[part] - chart_values.LEFT_OUT[part], REMEDY
+    assert fields >= chart_values.SET_BY_THE_CHART[part] | chart_values.LEFT_OUT[part], (
+        "chart_values.py names settings that are gone"
+    )
+
+
+@pytest.mark.parametrize(("name", "renew"), [("values.yaml", "new_values"), ("values.schema.json", "new_schema")])
+def test_help_defaults_and_bounds_are_those_of_the_classes(name: str, renew: str) -> None:
+    text = (CHART / name).read_text()
+    assert getattr(chart_values, renew)(text) == text, REMEDY
+
+
+@each_part
+def test_what_the_chart_sets_is_set(part: str) -> None:
+    objects = render("minimal")
+    name = {"gateway": "-gateway", "worker": "-worker-default"}[part]
+    container = one(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
+    given = set(one(objects, "ConfigMap", name)["data"]) | {variable["name"] for variable in container["env"]}
+    assert {f"EXEC_{setting.upper()}" for setting in chart_values.SET_BY_THE_CHART[part]} <= given
+
+
+@each_part
+def test_the_service_accepts_what_the_chart_gives_it(part: str) -> None:
+    from exec_service.config import read_environment
+
+    name = {"gateway": "-gateway", "worker": "-worker-default"}[part]
+    for scenario in ("minimal", "production", "unprivileged", "gvisor", "keda"):
+        given = one(render(scenario), "ConfigMap", name)["data"]
+        config = read_environment(chart_values.CONFIGS[part], given)
+        for variable, text in given.items():
+            value = getattr(config, variable.removeprefix("EXEC_").lower())
+            assert value == (text if isinstance(value, str) else json.loads(text)), variable
+
+
+def test_defaults_of_the_chart_are_those_of_the_service() -> None:
+    from exec_service.config import GatewayConfig, read_environment
+
+    given = one(render("minimal"), "ConfigMap", "-gateway")["data"]
+    own = {f"EXEC_{name.upper()}" for name in chart_values.SET_BY_THE_CHART["gateway"]}
+    config = read_environment(GatewayConfig, {name: value for name, value in given.items() if name not in own})
+    assert config == GatewayConfig()
+
+
+def test_no_folder_of_this_machine_is_in_the_chart() -> None:
+    for file in (path for path in CHART.rglob("*") if path.is_file()):
+        assert str(Path(ROOT)) not in file.read_text(), file

