@@ -1,6 +1,7 @@
 # make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change)
 # make test     set everything up and run all tests
 # make test-integrations  published clients of other services, each in an environment of its own, against this one
+# make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
 # make proto    compile exec_wire/exec.proto anew (after a change to it)
@@ -26,6 +27,10 @@ test-integrations: install-dev
 	@sh tests/integrations/install.sh .integrations
 	EXEC_INTEGRATIONS=$(CURDIR)/.integrations $(BIN)/pytest -q tests/integrations $(ARGS)
 
+.PHONY: test-deploy
+test-deploy: install-dev
+	EXEC_TEST_DEPLOY=1 CI=true $(BIN)/pytest -v tests/deploy $(ARGS)
+
 lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,4 +49,4 @@ install-dev:
 	@sh deploy/setup.sh dev
 
 clean:
-	rm -rf .venv .integrations .sandbox-packages build *.egg-info
+	rm -rf .venv .integrations .tools .sandbox-packages build *.egg-info

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
+import types
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +49,15 @@ def values_text(part: str) -> str:
     help_of = {setting.name: setting.help for setting in settings(CONFIGS[part])}
     lines = []
     for field in fields_of(part):
-        lines += [f"    # {help_of[field.name]}", f"    {field.name}: {_shown(field)}"]
+        lines += [f"    # {line}" for line in textwrap.wrap(help_of[field.name], WIDTH - 6)]
+        lines.append(f"    {field.name}: {_shown(field)}")
     return "\n".join(lines)
 
 
 def _shown(field: FieldInfo) -> str:
     """A default that depends on the machine is left to the machine."""
-    if field.default is msgspec.NODEFAULT and getattr(field.default_factory, "__name__", "") != "<lambda>":
+    factory = field.default_factory
+    if isinstance(factory, types.FunctionType) and factory.__name__ != "<lambda>":
         return "null"
     value = default_of(field)
     if isinstance(value, float) and value.is_integer():
@@ -62,14 +66,16 @@ def _shown(field: FieldInfo) -> str:
 
 
 def schema_of(part: str) -> dict[str, Any]:
-    """A JSON Schema of the same; null is allowed everywhere."""
+    """A JSON Schema of the same, and of the types that it names; null is allowed everywhere."""
     config = CONFIGS[part]
-    whole = msgspec.json.schema(config)["$defs"][config.__name__]["properties"]
+    text = json.dumps(msgspec.json.schema(config)["$defs"]).replace("#/$defs/", "#/definitions/")  # as in draft 7
+    named = json.loads(text)
+    whole = named.pop(config.__name__)["properties"]
     properties = {}
     for field in fields_of(part):
         one = {key: value for key, value in whole[field.name].items() if key not in ("default", "description")}
         properties[field.name] = {"description": whole[field.name]["description"], "anyOf": [one, {"type": "null"}]}
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    return named | {f"{part}Config": {"type": "object", "additionalProperties": False, "properties": properties}}
 
 
 def new_values(text: str) -> str:
@@ -85,7 +91,7 @@ def new_values(text: str) -> str:
 def new_schema(text: str) -> str:
     schema = json.loads(text)
     for part in CONFIGS:
-        schema["definitions"][f"{part}Config"] = schema_of(part)
+        schema["definitions"] |= schema_of(part)
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
