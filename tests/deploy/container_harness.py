@@ -37,6 +37,7 @@ def image(name: str) -> str:
 def environment() -> dict[str, str]:
     """Podman's settings. Its usual limits may be more than this machine's root is allowed to give."""
     STATE.mkdir(exist_ok=True)
+    Path("/run/exec-service").mkdir(exist_ok=True)  # docker makes what is to be mounted, podman does not
     limits = [f'"{limit}"' for limit in hard_limits()]
     conf = STATE / "containers.conf"
     conf.write_text(
@@ -147,8 +148,9 @@ class Containers:
     def clear(self) -> None:
         for pod in podman("pod", "ps", "--format", "{{.Name}}", "--filter", f"name={self.prefix}").split():
             podman("pod", "rm", "--force", "--time", "0", pod)
-        for name in self._names():
-            podman("rm", "--force", "--time", "0", "--volumes", name)
+        for attempt in range(3):  # the kernel may still be busy with what a container had mounted
+            for name in self._names():
+                podman("rm", "--force", "--time", "0", "--volumes", name, check=attempt == 2)
         podman("volume", "prune", "--force")  # the storage is our own
 
     def _names(self) -> list[str]:
@@ -198,7 +200,8 @@ def compose_options(service: dict[str, Any], prefix: str, keys: Path, environmen
         for part in (f"--{kind.replace('_', '-')}", cap)
     ]
     options += [part for path in service.get("tmpfs", []) for part in ("--tmpfs", path)]
-    options += [part for volume in service.get("volumes", []) for part in ("--volume", f"{prefix}-{volume}")]
+    for volume in service.get("volumes", []):
+        options += ["--volume", volume if volume.startswith("/") else f"{prefix}-{volume}"]
     options += [part for option in service.get("security_opt", []) for part in ("--security-opt", _for_podman(option))]
     options += ["--volume", f"{keys}:/run/secrets/keys:ro"] if service.get("secrets") else []
     variables = service.get("environment", {}) | environment

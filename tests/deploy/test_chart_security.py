@@ -123,6 +123,8 @@ def test_privileged_profile_is_there_for_old_clusters_and_says_what_it_is() -> N
         "runAsUser": 0, "runAsGroup": 10001, "privileged": True, "readOnlyRootFilesystem": True,
     }  # fmt: skip
     assert "hostUsers" not in pod
+    # Two such pods on a node must not take the same user ids; with user namespaces of their own they cannot.
+    assert {"name": "runner-state", "hostPath": {"path": "/run/exec-service", "type": "DirectoryOrCreate"}} in pod["volumes"]
 
 
 def test_apparmor_can_be_left_out_on_nodes_without_it() -> None:

@@ -129,6 +129,7 @@ def test_runner_in_a_user_namespace_with_the_charts_capabilities_and_profile_rea
     maps = ["--uidmap", "0:2147483647:65536", "--gidmap", "0:2147483647:65536"]
     containers.from_compose("worker", {"EXEC_REDIS": redis, **QUICK}, *maps)
     service = harness.compose_service("runner")
+    service |= {"volumes": service["volumes"][:1], "tmpfs": [*service["tmpfs"], "/run/exec-service"]}  # as in the pod
     options = harness.compose_options(service, containers.prefix, STATE / "keys.json", {})
     containers.run("runner", "runner", [*options, *maps], "--user-namespace")
     until("a worker is there", lambda: door.info()["workers"] == 1)

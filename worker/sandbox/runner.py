@@ -223,7 +223,7 @@ def listen(path: Path, packages: Path) -> None:
         path.chmod(0o660)  # also for the folder's group: the worker of a pod is another user in another container
         listener.listen(1)
         log.info("listening on %s", path)
-        while wake_read not in select.select([listener, wake_read], [], [])[0]:
+        while wake_read not in select.select([listener.fileno(), wake_read], [], [])[0]:
             worker, _ = listener.accept()
             # A process of its own: the namespaces that one worker's sandbox needs are not the next one's.
             process = subprocess.Popen(
