@@ -5,11 +5,13 @@
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
 # make proto    compile exec_wire/exec.proto anew (after a change to it)
+# make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 PORT ?= 8080
+URL ?= http://127.0.0.1:8080
 BIN := .venv/bin
 
-.PHONY: help install run test test-integrations lint hostile proto bench clean
+.PHONY: help install run test test-integrations lint hostile proto screenshots bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -21,6 +23,7 @@ run: install
 	@exec $(BIN)/exec-service up --port $(PORT)
 
 test: install-dev
+	@sh deploy/test-tools.sh
 	$(BIN)/pytest -q $(ARGS)
 
 test-integrations: install-dev
@@ -41,6 +44,10 @@ hostile: install-dev
 
 proto: install-dev
 	$(BIN)/python -m grpc_tools.protoc -I exec_wire --descriptor_set_out=exec_wire/exec.binpb exec_wire/exec.proto
+
+screenshots: install-dev
+	@sh deploy/test-tools.sh
+	@$(BIN)/python tests/web/screenshots.py $(URL)
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)

@@ -39,8 +39,11 @@ from exec_service.metrics import Metrics
 from exec_service.openapi import openapi_of
 from exec_service.problem_answers import error_answerer
 from exec_service.refusals import Refusal
+from exec_service.stats_api import stats_routes
+from exec_service.tracing import Traces
 from exec_service.validate import Validator
 from exec_service.waiting import same_weight
+from exec_service.web_page import page_routes
 from exec_wire.queue import GatewayQueue, QueueAway
 
 log = logging.getLogger("exec_service")
@@ -63,6 +66,8 @@ class Gateway:
         self.config = config
         self.metrics = Metrics()
         self._queue = queue
+        if config.otlp_endpoint:
+            self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
         weight_of = self.keys.weight if self.keys is not None else same_weight
@@ -92,6 +97,8 @@ class Gateway:
         await stop(self._tasks)
         await stop(self._door_tasks)
         await self._queue.leave()
+        if self.metrics.traces is not None:
+            await self.metrics.traces.close()
 
     @property
     def not_ready_because(self) -> str:
@@ -131,6 +138,8 @@ def build_app(
     doors = door_routes(house)
     app.router.routes.extend(route for routes in doors.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
+    app.include_router(stats_routes(dispatch, fleet, metrics.tally))
+    app.router.routes.extend(page_routes())
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
@@ -143,6 +152,7 @@ def build_app(
         waiting=lambda: len(dispatch.waiting),
         released=lambda: len(dispatch.released),
         queue_up=lambda: not dispatch.away_because,
+        queue_oldest_seconds=lambda: dispatch.oldest_wait_s,
     )
     return app
 

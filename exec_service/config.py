@@ -96,6 +96,13 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 8.0
 
+    otlp_endpoint: Annotated[
+        str, Meta(description="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
+    ] = ""
+    trace_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="Share of the calls that are traced, of those whose traceparent does not decide it")
+    ] = 1.0
+
     def __post_init__(self) -> None:
         # Otherwise a request could be within its own limits and still be answered 429 for ever.
         if self.max_calls < self.max_calls_per_request:

@@ -96,6 +96,12 @@ class Dispatch:
         """How many calls can be with the workers at once."""
         return self._fleet.window
 
+    @property
+    def oldest_wait_s(self) -> float:
+        """How long the call that waits longest for a place at the workers has waited."""
+        flight = self._waiters.first_unreleased()
+        return self._clock() - flight.waiters[0].accepted_at if flight is not None else 0.0
+
     def check_open(self) -> None:
         """Raise a `Refusal` if no call would be accepted, whatever it is."""
         if self.draining:
@@ -261,7 +267,7 @@ class Dispatch:
         waiter.flight = None
         self.admission.charge(0, bytes_ - waiter.bytes)  # from now on it is the result that takes room
         waiter.bytes = bytes_
-        self._metrics.finished(result, order.origin.door)
+        self._metrics.finished(result, order.origin.door, waiter.tenant, waiter.tags)
         order.land(waiter, result)
 
     # -- deadlines, cancellation ------------------------------------------------------------------------------------------
@@ -353,7 +359,7 @@ class Dispatch:
         for waiter in order.pending:
             self._deadlines.remove(waiter)
             order.give_back(1, waiter.bytes)
-            self._metrics.cancelled(order.origin.door)
+            self._metrics.cancelled(order.origin.door, waiter.tenant, waiter.tags)
             flight, waiter.flight = waiter.flight, None
             if flight is not None:
                 self._unseat(waiter, flight)

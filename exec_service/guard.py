@@ -25,11 +25,12 @@ from exec_service.metrics import Metrics
 from exec_service.problem_answers import send_refusal
 from exec_service.refusals import Refusal
 from exec_service.waiters import Origin
+from exec_service.web_page import PAGE_ROUTES
 
 log = logging.getLogger("exec_service.requests")
 
-OPEN_ROUTES = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})  # these tell nothing that is worth a key
-QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds; logged only when they fail
+OPEN_ROUTES = PAGE_ROUTES | {"/healthz", "/readyz", "/docs", "/openapi.json"}  # these tell nothing that is worth a key
+QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # asked all the time; logged only when they fail
 CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")

@@ -27,7 +27,7 @@ def info_of(config: GatewayConfig, fleet: Fleet, account: Account | None = None)
         languages=fleet.languages,
         limits=limit_values() if account is None else limits_of(account),
         requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
-        worker_list=[WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in fleet.workers],
+        worker_list=worker_summaries(fleet),
     )
 
 
@@ -35,6 +35,10 @@ def limits_of(account: Account) -> LimitValues:
     known = limit_values()
     own: dict[str, float] = {name: most for name, most in account.allowance.max_limits.items()}
     return LimitValues(known.default, {name: min(most, own.get(name, most)) for name, most in known.maximum.items()})
+
+
+def worker_summaries(fleet: Fleet) -> list[WorkerSummary]:
+    return [WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in fleet.workers]
 
 
 @cache

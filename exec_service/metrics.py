@@ -1,21 +1,31 @@
-"""What the gateway counts, in a registry of its own. Children of labels are made once: `labels()` costs more than `inc()`."""
+"""What the gateway counts, in a registry of its own.
+
+Labels are bounded: what callers choose freely (runs, tenants) is a label for the last few only (`recent_names`), and no metric
+has two such labels, since series multiply. Steps are no label at all: `GET /v1/stats?run=…` has them (`tally`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from typing import TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from exec_service.families import Counts, Times
 from exec_service.fleet import Fleet
-from exec_wire.messages import BLAME, Blame, Result, Status
+from exec_service.recent_names import RecentNames
+from exec_service.tally import Tally, slot_ms
+from exec_service.tracing import Traces
+from exec_service.web_page import PAGE_ROUTES
+from exec_wire.messages import BLAME, Blame, Result, Status, Tags
+from exec_wire.problems import PROBLEMS
 from exec_wire.queue import TIERS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-STAGES = ("queue", "start", "run", "total")
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 ROUTES = (
     *("/v1/run", "/v1/batch", "/v1/judge", "/v1/verify", "/v1/calls", "/v1/info"),
@@ -23,30 +33,47 @@ ROUTES = (
     *("/ping", "/status", "/run", "/judge", "/run/batch", "/run/long-batch", "/judge/batch", "/judge/long-batch"),
     *("/v1/ping", "/run_code", "/run_jupyter", "/submit", "/execute", "/sessions", "/health"),
     *("/api/v2/execute", "/api/v2/runtimes"),
+    *("/v1/stats", *PAGE_ROUTES),
 )
+RUNS = TENANTS = 20  # that have a label of their own
+IDLE_S = 300.0  # and keep it for so long
+OWN_DOOR = "http"  # of a call that came through none of those for other clients
+NO_TAGS = Tags()
+ENDS = tuple(BLAME.items())  # a status with another blame than its usual one is counted when it happens
+BLAMES = tuple((blame,) for blame in get_args(Blame))
+
+F = TypeVar("F", bound=Collector)
 
 
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._calls = self._counter("exec_calls", "Calls by what became of them", "status", "blame")
-        self._call = {(status, blame): self._calls.labels(status, blame) for status, blame in BLAME.items()}
-        self._door_calls = self._counter(
-            "exec_door_calls", "Calls that came through a door for other clients", "door", "status", "blame"
+        self.tally = Tally()
+        self.traces: Traces | None = None
+        self._call = self._counter("exec_calls", "Calls by what became of them", "status", "blame")
+        self._door_call = self._counter(
+            "exec_door_calls", "Calls by the door they came through", "door", "status", "blame", rest=ENDS
         )
-        stages = Histogram(
-            "exec_stage_seconds",
-            "Time a call spent in each stage: waiting, starting, running, and all of it",
-            ["stage"],
-            buckets=STAGE_BUCKETS_S,
-            registry=self.registry,
+        self._stage = self._times(
+            "exec_stage_seconds", "Time of a call in each stage: waiting, starting, running, all", "stage"
         )
-        self._queue, self._start, self._run, self._total = (stages.labels(stage) for stage in STAGES)
+        self._profile_start = self._times(
+            "exec_profile_start_seconds", "Time to start a program, by warm interpreter", "profile"
+        )
+        self._runs = RecentNames(RUNS, IDLE_S, self._forget_run)
+        self._run_call = self._counter("exec_run_calls", "Calls by training run", "run", "status", "blame", rest=ENDS)
+        self._run_total = self._times("exec_run_call_seconds", "Time from acceptance to result, by training run", "run")
+        self._tenants = RecentNames(TENANTS, IDLE_S, self._forget_tenant)
+        self._tenant_call = self._counter("exec_tenant_calls", "Calls by tenant", "tenant", "blame", rest=BLAMES)
+        self._tenant_slot = self._counter("exec_tenant_slot_seconds", "Time that programs had a slot, by tenant", "tenant")
         self._rejected = self._counter("exec_rejected", "Requests refused, by problem code", "reason")
-        self._requests = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
-        self._request: dict[tuple[str, int], Counter] = {}
-        self._grpc_requests = self._counter("exec_grpc_requests", "gRPC requests by method and status code", "method", "code")
+        self._request = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
+        self._grpc_request = self._counter("exec_grpc_requests", "gRPC requests by method and status code", "method", "code")
+        for status, blame in ENDS:
+            self._call.begin(status, blame)
+        for code in PROBLEMS:
+            self._rejected.begin(code)
         self._late = Counter(
             "exec_late_answers",
             "Answers dropped because their call was already answered or cancelled",
@@ -60,13 +87,15 @@ class Metrics:
         )
 
     def watch(self, fleet: Fleet, **depths: Callable[[], float]) -> None:
-        """Gauges that are read when somebody looks: `depths` is in_flight, in_flight_bytes, waiting, released, queue_up."""
+        """Gauges that are read when somebody looks: `depths` is in_flight, in_flight_bytes, waiting, released, queue_up and
+        queue_oldest_seconds."""
         help_of = {
             "in_flight": "Calls accepted and not yet delivered",
             "in_flight_bytes": "Bytes of accepted calls and undelivered results",
             "waiting": "Calls waiting in the gateway for a place at the workers",
             "released": "Calls released to workers and unanswered",
             "queue_up": "1 if the job queue can be used",
+            "queue_oldest_seconds": "How long the call that waits longest for a place at the workers has waited",
         }
         for name, read in depths.items():
             Gauge(f"exec_{name}", help_of[name], registry=self.registry).set_function(read)
@@ -77,17 +106,26 @@ class Metrics:
             tiers.labels(tier).set_function(partial(fleet.workers_of, tier))
         self.registry.register(Layers(fleet))
 
-    def finished(self, result: Result, door: str = "") -> None:
-        self._count(result.status, result.blame, door)
+    def finished(self, result: Result, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
         timings = result.timings
-        self._queue.observe(timings.queue_ms / 1000)
-        self._total.observe(timings.total_ms / 1000)
+        run = self._count(result.status, result.blame, door, tenant, tags)
+        total_s = timings.total_ms / 1000
+        self._run_total.add(run, total_s)
+        self._stage.add("queue", timings.queue_ms / 1000)
+        self._stage.add("total", total_s)
         if timings.run_ms:  # what never ran has no times of running
-            self._start.observe(timings.start_ms / 1000)
-            self._run.observe(timings.run_ms / 1000)
+            start_s = timings.start_ms / 1000
+            self._stage.add("start", start_s)
+            self._stage.add("run", timings.run_ms / 1000)
+            self._profile_start.add(result.sandbox.profile or "none", start_s)
+            self._tenant_slot.add(self._tenants.label(tenant), amount=slot_ms(result) / 1000)
+        self.tally.note(result, tenant, tags)
+        if self.traces is not None:
+            self.traces.call(result, door or OWN_DOOR, tenant, tags)
 
-    def cancelled(self, door: str = "") -> None:
-        self._count("cancelled", "client", door)
+    def cancelled(self, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
+        self._count("cancelled", "client", door, tenant, tags)
+        self.tally.note_left()
 
     def late(self) -> None:
         self._late.inc()
@@ -96,31 +134,44 @@ class Metrics:
         self._republished.inc(calls)
 
     def rejected(self, code: str) -> None:
-        self._rejected.labels(code).inc()
+        self._rejected.add(code)
 
     def request(self, route: str, code: int) -> None:
         # A path that we do not serve must not become a label of its own.
-        key = (route if route in ROUTES else "other", code)
-        if key not in self._request:
-            self._request[key] = self._requests.labels(key[0], str(code))
-        self._request[key].inc()
+        self._request.add(route if route in ROUTES else "other", str(code))
 
     def grpc_request(self, method: str, code: str) -> None:
-        self._grpc_requests.labels(method, code).inc()
+        self._grpc_request.add(method, code)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _count(self, status: Status, blame: Blame, door: str) -> None:
-        child = self._call.get((status, blame))
-        if child is None:
-            child = self._call[(status, blame)] = self._calls.labels(status, blame)
-        child.inc()
-        if door:
-            self._door_calls.labels(door, status, blame).inc()
+    def _count(self, status: Status, blame: Blame, door: str, tenant: str, tags: Tags) -> str:
+        """Gives the label of its run."""
+        run = self._runs.label(tags.run)
+        self._call.add(status, blame)
+        self._door_call.add(door or OWN_DOOR, status, blame)
+        self._run_call.add(run, status, blame)
+        self._tenant_call.add(self._tenants.label(tenant), blame)
+        return run
 
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(name, help, labels, registry=self.registry)
+    def _forget_run(self, run: str) -> None:
+        self._run_call.forget(run)
+        self._run_total.forget(run)
+
+    def _forget_tenant(self, tenant: str) -> None:
+        self._tenant_call.forget(tenant)
+        self._tenant_slot.forget(tenant)
+
+    def _counter(self, name: str, help: str, *labels: str, rest: Collection[tuple[str, ...]] = ()) -> Counts:
+        return self._registered(Counts(name, help, labels, rest))
+
+    def _times(self, name: str, help: str, label: str) -> Times:
+        return self._registered(Times(name, help, label, STAGE_BUCKETS_S))
+
+    def _registered(self, family: F) -> F:
+        self.registry.register(family)
+        return family
 
 
 class Layers(Collector):

@@ -17,6 +17,7 @@ from exec_wire.info import Info
 from exec_wire.judging import Judge, Judgement
 from exec_wire.messages import Batch, Call, Cancelled, Result
 from exec_wire.problems import Problem
+from exec_wire.stats import RunStats, Stats
 from exec_wire.verifying import Verification, Verify, VerifyBatch
 
 _HOT_PROBLEMS = (
@@ -37,7 +38,7 @@ _HOT_PROBLEMS = (
 )
 _MESSAGES = (
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
-    *(Cancelled, Info, Health, Ready, Problem, Tools),
+    *(Cancelled, Info, Health, Ready, Problem, Tools, Stats, RunStats),
 )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
+from exec_service.worker_metrics import WorkerMetrics
 from exec_wire.memory_queue import MemoryQueue
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
@@ -30,7 +31,7 @@ exec-service is ready on {url} (sandbox tier {tier}, {slots} slots). Try:
 
   curl -s {url}/v1/run{key} -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'
 
-Documentation of the API: {url}/docs     gRPC: {grpc}     Stop with Ctrl-C.
+A playground and a live view: {url}     The API: {url}/docs     gRPC: {grpc}     Stop with Ctrl-C.
 """
 WEAK = """
 WARNING: the sandbox is of tier {tier}: {meaning}.
@@ -72,9 +73,10 @@ async def _work(
     async with Pool(config) as pool:
         if not await unless(stop, prove(pool)):
             return
-        async with Consumer(NAME, pool, queue.worker(NAME)):
+        async with Consumer(NAME, pool, queue.worker(NAME)) as consumer:
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
+            gateway.metrics.registry.register(WorkerMetrics(pool, consumer))
             _greet(pool, url, gateway)
             await asyncio.wait({serving})
 

@@ -32,6 +32,7 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 
 B = TypeVar("B")
 T = TypeVar("T")
+Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class _Shape(msgspec.Struct):
@@ -151,21 +152,25 @@ def _check_test(test: Test, at: str, *, function: bool) -> None:
 
 
 def read_selection(query: bytes) -> Selection:
+    selection = read_query(query, Selection)
+    if not selection.names_a_tag:
+        raise Refusal("bad_query", "at least one of run, step, group and rollout must be given")
+    return selection
+
+
+def read_query(query: bytes, message: type[Q]) -> Q:
     given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
     for name, values in given.items():
-        if name not in Selection.__struct_fields__:
-            known = ", ".join(Selection.__struct_fields__)
+        if name not in message.__struct_fields__:
+            known = ", ".join(message.__struct_fields__)
             raise Refusal("bad_query", f"{_quote(name)} is not one of {known}", field=_short(name))
         if len(values) > 1:
             raise Refusal("bad_query", f"{name} is given {len(values)} times", field=name)
     try:
-        selection = msgspec.convert({name: values[0] for name, values in given.items()}, Selection, strict=False)
+        return msgspec.convert({name: values[0] for name, values in given.items()}, message, strict=False)
     except msgspec.ValidationError as error:
         wrong = _bad_field(str(error))
         raise Refusal("bad_query", wrong.detail, field=wrong.field.removeprefix("$.")) from None
-    if not selection.names_a_tag:
-        raise Refusal("bad_query", "at least one of run, step, group and rollout must be given")
-    return selection
 
 
 def make_selection(fields: dict[str, Any]) -> Selection:

@@ -27,7 +27,7 @@ class Origin(Struct, frozen=True):
 
     request_id: str = ""
     traceparent: str = ""
-    door: str = ""  # of another service's clients, if it came through one (`exec_service.doors`)
+    door: str = ""  # `grpc`, or that of another service's clients (`exec_service.doors`); our HTTP if empty
     account: Account | None = None  # of the caller's key; None where no keys are asked for
 
     def tenant_of(self, call: Call) -> str:
@@ -149,6 +149,10 @@ class Waiters:
 
     def find(self, id: str) -> Flight | None:
         return self._flights.get(id)
+
+    def first_unreleased(self) -> Flight | None:
+        """The oldest that waits: flights are here in the order of their acceptance, and few of them are released."""
+        return next((flight for flight in self._flights.values() if not flight.released and flight.waiters), None)
 
     def flights(self) -> list[Flight]:
         return list(self._flights.values())

@@ -155,6 +155,7 @@ class Sandbox(Struct, frozen=True):
 
     tier: Tier = "none"
     layers: list[str] = []
+    profile: str = ""  # the warm interpreter that the program was forked from
 
 
 class Result(Struct):

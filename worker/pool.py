@@ -201,7 +201,8 @@ class Pool:
             if say.step != 0 and say.error == errno.EBUSY:
                 raise SlotBusy
             self._count_failures(zygote, setup_failed(say))
-            return execution.result(say, self.sandbox, self._runner.steps)
+            sandbox = Sandbox(self.sandbox.tier, self.sandbox.layers, zygote.profile)
+            return execution.result(say, sandbox, self._runner.steps)
         finally:
             execution.close()
 

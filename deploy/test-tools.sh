@@ -1,0 +1,37 @@
+#!/bin/sh
+# Fetches what the tests of the web page and of the metrics look with, once: Chromium (Debian and Ubuntu, as root, into the
+# system) and Prometheus with promtool (Debian's, unpacked into .tools; nothing is started). Where that cannot be done it says so
+# and ends well: those tests are skipped then, or fail in CI.
+set -eu
+cd "$(dirname "$0")/.."
+
+say() { printf 'exec-service: %s\n' "$*" >&2; }
+
+chromium() {
+    for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v "$name" >/dev/null && return; done
+    if [ "$(id -u)" != 0 ]; then say "no Chromium: the tests of the web page need it (apt-get install chromium)"; return; fi
+    say "installing Chromium for the tests of the web page"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null || say "that failed"
+}
+
+prometheus() {
+    { command -v prometheus && command -v promtool; } >/dev/null && return
+    [ ! -x .tools/debian/usr/bin/promtool ] || return 0
+    say "fetching Prometheus for the tests of metrics and alerts"
+    mkdir -p .tools/download
+    if (cd .tools/download && apt-get download -qq prometheus 2>/dev/null); then
+        dpkg-deb -x .tools/download/prometheus_*.deb .tools/debian
+    else
+        say "that failed; the tests need prometheus and promtool on PATH"
+    fi
+    rm -rf .tools/download
+}
+
+if ! command -v apt-get >/dev/null; then
+    say "neither Chromium nor Prometheus are fetched here (no apt-get); put chromium, prometheus and promtool on PATH to have their tests run"
+    exit 0
+fi
+# A fresh container has no lists of packages.
+if [ "$(id -u)" = 0 ] && [ -z "$(apt-cache policy prometheus 2>/dev/null)" ]; then apt-get update -qq; fi
+chromium
+prometheus

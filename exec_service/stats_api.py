@@ -1,0 +1,98 @@
+"""`GET /v1/stats`: the last seconds of this gateway, for the live view; `?run=…`: a training run by its steps, for trainers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fastapi import APIRouter, Request
+from msgspec import UNSET, Struct, UnsetType
+from starlette.responses import Response
+
+from exec_service.accounts import Account
+from exec_service.dispatch import Dispatch
+from exec_service.fleet import Fleet
+from exec_service.guard import RequestFacts
+from exec_service.info import worker_summaries
+from exec_service.refusals import NotPermitted
+from exec_service.responses import answers, query_parameters, schema_of
+from exec_service.tally import Tally
+from exec_service.validate import read_query
+from exec_wire.messages import GivenLabel, Label, encode_json
+from exec_wire.stats import Depths, RunStats, Stats
+
+
+class StatsQuery(Struct, frozen=True, kw_only=True):
+    """Which part is wanted. Without keys and without `tenant`: everybody's figures, and of a `run` those of
+    calls that name no tenant."""
+
+    run: GivenLabel | UnsetType = UNSET
+    tenant: Label | UnsetType = UNSET
+
+
+def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: Tally) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(
+        "/v1/stats",
+        summary="Figures of the last seconds; with run those of a training run, by step",
+        responses=_answers(),
+        openapi_extra={"parameters": query_parameters(StatsQuery)},
+    )
+    async def stats(request: Request) -> Response:
+        query = read_query(request.scope["query_string"], StatsQuery)
+        tenant = _tenant_of(query, request)
+        found = stats_of(dispatch, fleet, tally, tenant) if query.run is UNSET else tally.run(query.run, tenant or "")
+        return Response(encode_json(found), media_type="application/json", headers={"cache-control": "no-store"})
+
+    return router
+
+
+def stats_of(dispatch: Dispatch, fleet: Fleet, tally: Tally, tenant: str | None) -> Stats:
+    """`tenant`: whose shares, failures and runs; None for everybody's."""
+    return Stats(
+        uptime_s=tally.uptime_s,
+        window_s=tally.window_s,
+        calls_per_s=tally.calls_per_s(),
+        now=Depths(
+            in_flight=dispatch.admission.calls,
+            waiting=len(dispatch.waiting),
+            released=len(dispatch.released),
+            oldest_wait_s=round(dispatch.oldest_wait_s, 3),
+            slots=fleet.slots,
+            busy=sum(worker.busy for worker in fleet.workers),
+        ),
+        latency_ms=tally.latency_ms(),
+        seconds=tally.seconds(),
+        workers=worker_summaries(fleet),
+        tiers=dict(Counter(worker.tier for worker in fleet.workers)),
+        tenants=tally.tenants(tenant),
+        failures=tally.failures(tenant),
+        runs=tally.runs(tenant),
+    )
+
+
+def _tenant_of(query: StatsQuery, request: Request) -> str | None:
+    """Whose figures are shown: with a key those of its tenant, whatever else there is."""
+    facts: RequestFacts = request.scope["exec"]
+    account = facts.origin.account
+    if account is None:
+        return None if query.tenant is UNSET else query.tenant
+    if query.tenant is not UNSET:
+        _check_tenant(account, query.tenant)
+    return account.tenant
+
+
+def _check_tenant(account: Account, tenant: str) -> None:
+    try:
+        account.check_tenant(tenant)
+    except NotPermitted as refusal:
+        refusal.field = "tenant"
+        raise
+
+
+def _answers() -> dict[int | str, dict[str, Any]]:
+    responses = answers(Stats, "bad_query", "unauthenticated", "foreign_tenant")
+    responses[200]["description"] = "Stats; with run a RunStats"
+    responses[200]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Stats), schema_of(RunStats)]}
+    return responses

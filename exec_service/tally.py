@@ -1,0 +1,287 @@
+"""What `GET /v1/stats` shows: the last two minutes by the second, the last failures, the last runs by their steps.
+
+Kept in this process's memory and bounded whatever callers send. Prometheus has the long view (`exec_service.metrics`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from math import log2
+
+import msgspec
+
+from exec_wire.messages import Blame, Result, Tags
+from exec_wire.stats import Failure, Quantiles, RunStats, RunSummary, SecondStats, StepStats, TenantShare
+
+SECONDS_KEPT = 120
+WINDOW_S = 60
+RUNS_KEPT = 20
+STEPS_KEPT = 500  # per run
+TENANTS_KEPT = 100  # per second
+FAILURES_KEPT = 50  # of ours, and as many of programs: the latter are many and must not push out the former
+STAGES = ("queue", "start", "run", "total")
+_PER_OCTAVE = 8
+
+
+class Sketch:
+    """How many times were about so long: in buckets that grow by 9 %, so a quantile is right to a twentieth of its value."""
+
+    __slots__ = ("_counts", "_most")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._most = 0.0
+
+    def add(self, ms: float) -> None:
+        bucket = round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80
+        counts = self._counts
+        counts[bucket] = counts[bucket] + 1 if bucket in counts else 1
+        if ms > self._most:
+            self._most = ms
+
+    def merge(self, other: Sketch) -> None:
+        for bucket, count in other._counts.items():
+            self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self._most = max(self._most, other._most)
+
+    def quantiles(self) -> Quantiles:
+        if not self._counts:
+            return Quantiles()
+        p50, p90, p99 = (self._quantile(share) for share in (0.5, 0.9, 0.99))
+        return Quantiles(p50, p90, p99, round(self._most, 3))
+
+    def _quantile(self, share: float) -> float:
+        rank, seen = share * sum(self._counts.values()), 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= rank:
+                return round(min(2 ** (bucket / _PER_OCTAVE), self._most), 3)
+        return round(self._most, 3)
+
+
+class Second:
+    __slots__ = ("at", "blames", "stages", "tenants")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.blames: Counter[Blame] = Counter()
+        self.stages = {stage: Sketch() for stage in STAGES}
+        self.tenants: dict[str, list[float]] = {}  # calls and milliseconds of a slot
+
+    def charge(self, tenant: str, slot_ms: float) -> None:
+        if tenant not in self.tenants and len(self.tenants) >= TENANTS_KEPT:
+            return
+        have = self.tenants.setdefault(tenant, [0, 0.0])
+        have[0] += 1
+        have[1] += slot_ms
+
+    def stats(self) -> SecondStats:
+        total = self.stages["total"].quantiles()
+        counts = {blame: self.blames[blame] for blame in ("none", "model", "infra", "client")}
+        return SecondStats(**counts, p50_ms=total.p50, p99_ms=total.p99)
+
+
+class Step:
+    __slots__ = ("queue", "slot_ms", "statuses", "total")
+
+    def __init__(self) -> None:
+        self.statuses: Counter[tuple[str, Blame]] = Counter()
+        self.queue, self.total = Sketch(), Sketch()
+        self.slot_ms = 0.0
+
+    def note(self, result: Result) -> None:
+        self.statuses[result.status, result.blame] += 1
+        self.queue.add(result.timings.queue_ms)
+        self.total.add(result.timings.total_ms)
+        self.slot_ms += slot_ms(result)
+
+    def stats(self, number: int | None) -> StepStats:
+        statuses: Counter[str] = Counter()
+        blames: Counter[str] = Counter()
+        for (status, blame), count in self.statuses.items():
+            statuses[status] += count
+            blames[blame] += count
+        calls = blames.total()
+        return StepStats(
+            step=number,
+            calls=calls,
+            statuses=dict(statuses),
+            blames=dict(blames),
+            tool_error_rate=rate(blames["model"], calls),
+            infra_fault_rate=rate(blames["infra"], calls),
+            queue_ms=self.queue.quantiles(),
+            total_ms=self.total.quantiles(),
+            slot_s=round(self.slot_ms / 1000, 3),
+        )
+
+
+class Run:
+    """One training run; its steps in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.blames: Counter[Blame] = Counter()
+        self.steps: OrderedDict[int | None, Step] = OrderedDict()
+        self.last_step: int | None = None
+        self.seen_at = 0.0
+
+    def note(self, result: Result, step: int | None, now: float) -> None:
+        self.blames[result.blame] += 1
+        self.last_step, self.seen_at = step, now
+        if step not in self.steps:
+            self.steps[step] = Step()
+            if len(self.steps) > STEPS_KEPT:
+                self.steps.popitem(last=False)
+        self.steps[step].note(result)
+
+
+class Tally:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._seconds: deque[Second] = deque()
+        self._failures: dict[bool, deque[tuple[float, Failure]]] = {ours: deque(maxlen=FAILURES_KEPT) for ours in (True, False)}
+        self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
+
+    # -- writing ----------------------------------------------------------------------------------------------------------
+
+    def note(self, result: Result, tenant: str, tags: Tags) -> None:
+        now = self._clock()
+        second = self._second(now)
+        second.blames[result.blame] += 1
+        second.charge(tenant, slot_ms(result))
+        timings, stages = result.timings, second.stages
+        stages["queue"].add(timings.queue_ms)
+        stages["total"].add(timings.total_ms)
+        if timings.run_ms:  # what never ran has no times of running
+            stages["start"].add(timings.start_ms)
+            stages["run"].add(timings.run_ms)
+        if result.blame in ("infra", "model"):
+            self._failures[result.blame == "infra"].append((now, _failure(result, tenant, tags)))
+        if tags.run:
+            self._run(tenant, tags.run).note(result, tags.step, now)
+
+    def note_left(self) -> None:
+        """A caller who left before the answer."""
+        self._second(self._clock()).blames["client"] += 1
+
+    def _second(self, now: float) -> Second:
+        at = int(now)
+        if not self._seconds or self._seconds[-1].at != at:
+            self._seconds.append(Second(at))
+            while self._seconds[0].at < at - SECONDS_KEPT:
+                self._seconds.popleft()
+        return self._seconds[-1]
+
+    def _run(self, tenant: str, name: str) -> Run:
+        key = (tenant, name)
+        if key not in self._runs:
+            self._runs[key] = Run()
+            if len(self._runs) > RUNS_KEPT:
+                self._runs.popitem(last=False)
+        self._runs.move_to_end(key)
+        return self._runs[key]
+
+    # -- reading ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def uptime_s(self) -> float:
+        return round(self._clock() - self._since, 1)
+
+    @property
+    def window_s(self) -> float:
+        """A service that has just begun has a short one, so that its rates are not too small."""
+        return min(float(WINDOW_S), max(1.0, self.uptime_s))
+
+    def _recent(self) -> Iterable[Second]:
+        begin = self._clock() - self.window_s
+        return [second for second in self._seconds if second.at >= begin]
+
+    def calls_per_s(self) -> float:
+        return round(sum(second.blames.total() for second in self._recent()) / self.window_s, 2)
+
+    def latency_ms(self) -> dict[str, Quantiles]:
+        merged = {stage: Sketch() for stage in STAGES}
+        for second in self._recent():
+            for stage, sketch in second.stages.items():
+                merged[stage].merge(sketch)
+        return {stage: sketch.quantiles() for stage, sketch in merged.items()}
+
+    def seconds(self) -> list[SecondStats]:
+        """The last whole ones; the one that runs would look like a fall."""
+        known = {second.at: second for second in self._seconds}
+        now = int(self._clock())
+        empty = SecondStats()
+        return [known[at].stats() if at in known else empty for at in range(now - SECONDS_KEPT, now)]
+
+    def tenants(self, only: str | None = None) -> list[TenantShare]:
+        sums: dict[str, list[float]] = {}
+        for second in self._recent():
+            for tenant, (calls, ms) in second.tenants.items():
+                have = sums.setdefault(tenant, [0, 0.0])
+                have[0] += calls
+                have[1] += ms
+        all_ms = sum(ms for _, ms in sums.values())
+        shares = [
+            TenantShare(tenant, int(calls), round(ms / 1000, 3), rate(ms, all_ms))
+            for tenant, (calls, ms) in sums.items()
+            if only is None or tenant == only
+        ]
+        return sorted(shares, key=lambda share: -share.slot_s)
+
+    def failures(self, only: str | None = None) -> list[Failure]:
+        now = self._clock()
+        both = [*self._failures[True], *self._failures[False]]
+        both.sort(key=lambda entry: -entry[0])
+        return [_aged(failure, now - at) for at, failure in both if only is None or failure.tenant == only]
+
+    def runs(self, only: str | None = None) -> list[RunSummary]:
+        now = self._clock()
+        return [
+            RunSummary(
+                name,
+                tenant,
+                run.blames.total(),
+                rate(run.blames["model"], run.blames.total()),
+                rate(run.blames["infra"], run.blames.total()),
+                run.last_step,
+                round(now - run.seen_at, 1),
+            )
+            for (tenant, name), run in reversed(self._runs.items())
+            if only is None or tenant == only
+        ]
+
+    def run(self, name: str, tenant: str) -> RunStats:
+        run = self._runs.get((tenant, name))
+        if run is None:
+            return RunStats(name, tenant)
+        return RunStats(name, tenant, run.blames.total(), [step.stats(number) for number, step in run.steps.items()])
+
+
+def slot_ms(result: Result) -> float:
+    return result.timings.start_ms + result.timings.run_ms
+
+
+def rate(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def _failure(result: Result, tenant: str, tags: Tags) -> Failure:
+    return Failure(
+        status=result.status,
+        blame=result.blame,
+        error=result.error[:200],
+        exit_code=result.exit_code,
+        signal=result.signal,
+        total_ms=result.timings.total_ms,
+        run=tags.run,
+        step=tags.step,
+        tenant=tenant,
+        worker=result.worker,
+        request_id=result.request_id,
+    )
+
+
+def _aged(failure: Failure, age_s: float) -> Failure:
+    return msgspec.structs.replace(failure, seconds_ago=round(age_s, 1))

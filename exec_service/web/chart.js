@@ -1,0 +1,130 @@
+// Small charts of the last two minutes, drawn as SVG: stacked areas and lines, with a reading under the pointer.
+
+import { count, make, shape, swatch } from "./dom.js";
+
+const WIDTH = 600;
+const HEIGHT = 170;
+const LEFT = 44;
+const BOTTOM = 20;
+const TOP = 6;
+
+/**
+ * options: title, areas and lines: [[kind, words]], read(point) -> words, format(value) -> words, log: whether the scale is.
+ * draw(points): each an object with a number per kind, oldest first, one per second.
+ */
+export class Chart {
+  constructor(figure, options) {
+    this.options = { areas: [], lines: [], format: count, log: false, ...options };
+    this.points = [];
+    this.svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", preserveAspectRatio: "none" });
+    this.readOut = make("span.read-out");
+    const legend = [...this.options.areas, ...this.options.lines].map(([kind, words]) => make("span", swatch(kind), words));
+    figure.replaceChildren(make("figcaption", make("h2", options.title), this.readOut), this.svg, make("div.legend", ...legend));
+    this.at = null;
+    this.svg.addEventListener("pointermove", (event) => this.point(event));
+    this.svg.addEventListener("pointerleave", () => this.leave());
+    new ResizeObserver(([entry]) => this.resize(entry.contentRect.width)).observe(this.svg);
+    this.width = WIDTH;
+  }
+
+  resize(width) {
+    if (width < 50 || Math.abs(width - this.width) < 1) return;
+    this.width = width;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    this.draw(this.points);
+  }
+
+  draw(points) {
+    this.points = points;
+    if (!points.length) return;
+    const scale = this.scale(points);
+    this.svg.replaceChildren(...this.rules(scale), ...this.stacks(points, scale), ...this.strokes(points, scale), ...this.cross());
+    this.say();
+  }
+
+  x(index) {
+    return LEFT + ((this.width - LEFT) * index) / Math.max(1, this.points.length - 1);
+  }
+
+  scale(points) {
+    const { areas, lines, log } = this.options;
+    const sums = points.map((point) => areas.reduce((sum, [kind]) => sum + point[kind], 0));
+    const tops = points.map((point) => Math.max(0, ...lines.map(([kind]) => point[kind])));
+    const most = Math.max(...sums, ...tops);
+    const height = HEIGHT - BOTTOM - TOP;
+    if (!log) {
+      const top = nice(Math.max(most, 1));
+      return { ticks: [0, top / 2, top], y: (value) => TOP + height * (1 - value / top) };
+    }
+    const high = 10 ** Math.ceil(Math.log10(Math.max(most, 10)));
+    const low = Math.min(1, high / 100);
+    const span = Math.log10(high / low);
+    const ticks = [];
+    for (let tick = low; tick <= high * 1.001; tick *= 10) ticks.push(tick);
+    return { ticks, y: (value) => TOP + height * (1 - Math.max(0, Math.log10(Math.max(value, low) / low)) / span) };
+  }
+
+  rules({ ticks, y }) {
+    const lines = ticks.map((tick) => shape("line", { class: "rule", x1: LEFT, x2: this.width, y1: y(tick), y2: y(tick) }));
+    const texts = ticks.map((tick) => shape("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, this.options.format(tick)));
+    const last = this.points.length;
+    const times = [[0, `${last} s ago`, "start"], [last - 1, "now", "end"]];
+    const feet = times.map(([index, words, anchor]) => shape("text", { x: this.x(index), y: HEIGHT - 4, "text-anchor": anchor }, words));
+    return [...lines, ...texts, ...feet];
+  }
+
+  stacks(points, { y }) {
+    const below = points.map(() => 0);
+    return this.options.areas.map(([kind]) => {
+      const lower = points.map((_, index) => `${this.x(index)},${y(below[index])}`);
+      points.forEach((point, index) => (below[index] += point[kind]));
+      const upper = points.map((_, index) => `${this.x(index)},${y(below[index])}`);
+      return shape("polygon", { class: `area f-${kind}`, points: [...upper, ...lower.reverse()].join(" ") });
+    });
+  }
+
+  strokes(points, { y }) {
+    return this.options.lines.flatMap(([kind]) => segments(points, kind, this.options.log).map((segment) =>
+      shape("polyline", { class: `stroke s-${kind}`, points: segment.map((index) => `${this.x(index)},${y(points[index][kind])}`).join(" ") })));
+  }
+
+  cross() {
+    if (this.at === null) return [];
+    const x = this.x(this.at);
+    return [shape("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM })];
+  }
+
+  point(event) {
+    const box = this.svg.getBoundingClientRect();
+    const share = (event.clientX - box.left - LEFT) / Math.max(1, box.width - LEFT);
+    this.at = Math.max(0, Math.min(this.points.length - 1, Math.round(share * (this.points.length - 1))));
+    this.draw(this.points);
+  }
+
+  leave() {
+    this.at = null;
+    this.draw(this.points);
+  }
+
+  say() {
+    const at = this.at ?? this.points.length - 1;
+    const words = this.options.read(this.points[at]);
+    this.readOut.textContent = this.at === null ? words : `${this.points.length - at} s ago: ${words}`;
+    this.svg.ariaLabel = `${this.options.title}, now: ${this.options.read(this.points.at(-1))}`;
+  }
+}
+
+/** Where a line on a logarithmic scale has values; it has none where nothing was measured. */
+function segments(points, kind, log) {
+  const found = [[]];
+  points.forEach((point, index) => {
+    if (!log || point[kind] > 0) found.at(-1).push(index);
+    else if (found.at(-1).length) found.push([]);
+  });
+  return found.filter((segment) => segment.length).map((segment) => (segment.length > 1 ? segment : [segment[0], segment[0]]));
+}
+
+function nice(most) {
+  const step = 10 ** Math.floor(Math.log10(most));
+  return [1, 2, 4, 5, 10].map((times) => times * step).find((top) => top >= most);
+}

@@ -1,0 +1,260 @@
+// Write a program, run it, see what became of it.
+
+import { bytes, duration, find, make, swatch } from "./dom.js";
+import { ask, Refused } from "./service.js";
+import { MARK, verdict } from "./words.js";
+
+const HISTORY = 12;
+const LIMITS = [
+  ["wall_s", "Wall time, s", 0.1],
+  ["cpu_s", "CPU time, s", 0.1],
+  ["memory_mb", "Memory, MB", 1],
+  ["output_kb", "Output, KB", 1],
+  ["processes", "Processes", 1],
+  ["file_mb", "Files, MB", 1],
+];
+const EXAMPLES = {
+  "Hello": { code: 'for number in range(1, 6):\n    print(number, "squared is", number * number)\n' },
+  "Standard input": { code: "numbers = map(int, input().split())\nprint(sum(numbers))\n", stdin: "3 14 15 92 65" },
+  "Exact mathematics": { code: "import sympy as sp\n\nx = sp.symbols('x')\nsp.integrate(sp.exp(-x**2), (x, -sp.oo, sp.oo))\n", echo: true },
+  "Fails": { code: 'answer = {"pi": 3.14}\nprint(answer["e"])\n' },
+  "Never ends": { code: "import time\n\nprint('thinking …', flush=True)\nwhile True:\n    time.sleep(0.1)\n", limits: { wall_s: 1 } },
+  "Wants too much memory": { code: "hoard = []\nwhile True:\n    hoard.append(bytearray(10_000_000))\n", limits: { memory_mb: 128 } },
+  "Looks for a network": { code: "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)\n" },
+};
+
+let defaults = {};
+let aborter = null;
+const results = []; // newest last
+
+export function preparePlayground() {
+  find("example").append(...Object.keys(EXAMPLES).map((name) => make("option", name)));
+  find("example").addEventListener("change", () => load(EXAMPLES[find("example").value]));
+  find("call").addEventListener("submit", (event) => {
+    event.preventDefault();
+    run();
+  });
+  find("stop").addEventListener("click", () => aborter?.abort());
+  prepareEditor(find("code"));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !find("playground").hidden) {
+      event.preventDefault();
+      find("call").requestSubmit();
+    }
+  });
+  load(EXAMPLES.Hello);
+}
+
+/** What the service offers: languages, and the default and most of every limit. */
+export function offer(info) {
+  const chosen = find("language").value || "python";
+  find("language").replaceChildren(...info.languages.map((name) => make("option", name)));
+  find("language").value = info.languages.includes(chosen) ? chosen : info.languages[0];
+  defaults = info.limits.default;
+  find("limit-fields").replaceChildren(...LIMITS.map((limit) => limitField(...limit, info.limits)));
+  setLimits(EXAMPLES[find("example").value]?.limits);
+}
+
+function limitField(name, title, step, limits) {
+  const field = make("input");
+  Object.assign(field, { type: "number", name, id: `limit-${name}`, min: step, max: limits.maximum[name], step: "any" });
+  field.value = limits.default[name];
+  field.required = true;
+  return make("label", title, field);
+}
+
+function load({ code, stdin = "", limits = {}, echo = false }) {
+  find("code").value = code;
+  find("stdin").value = stdin;
+  find("echo-value").checked = echo;
+  setLimits(limits);
+  number(find("code"));
+}
+
+function setLimits(limits = {}) {
+  for (const [name] of LIMITS) {
+    const field = find(`limit-${name}`);
+    if (field) field.value = limits[name] ?? defaults[name];
+  }
+}
+
+// -- the editor --
+
+function prepareEditor(code) {
+  let leaving = false; // Esc was pressed: the next Tab moves on, as it does elsewhere
+  code.addEventListener("input", () => number(code));
+  code.addEventListener("scroll", () => (find("gutter").scrollTop = code.scrollTop));
+  code.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") leaving = true;
+    else if (event.key === "Tab" && !event.shiftKey && !event.ctrlKey && !event.altKey && !leaving) {
+      event.preventDefault();
+      type("    ");
+    } else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && !event.isComposing) {
+      event.preventDefault();
+      type(`\n${indentation(code)}`);
+    } else if (event.key !== "Shift") leaving = false;
+  });
+  code.addEventListener("blur", () => (leaving = false));
+  new ResizeObserver(() => (find("gutter").style.height = `${code.offsetHeight}px`)).observe(code);
+}
+
+/** As if typed, so that undo works. */
+function type(text) {
+  document.execCommand("insertText", false, text);
+}
+
+function indentation(code) {
+  const line = code.value.slice(0, code.selectionStart).split("\n").at(-1);
+  return line.match(/^\s*/)[0] + (line.trimEnd().endsWith(":") ? "    " : "");
+}
+
+function number(code) {
+  const lines = code.value.split("\n").length;
+  find("gutter").textContent = Array.from({ length: lines }, (_, index) => index + 1).join("\n");
+}
+
+// -- running --
+
+function callOfForm() {
+  const limits = Object.fromEntries(
+    LIMITS.map(([name]) => [name, Number(find(`limit-${name}`)?.value)]).filter(([, value]) => Number.isFinite(value) && value > 0),
+  );
+  return {
+    code: find("code").value,
+    language: find("language").value || "python",
+    stdin: find("stdin").value,
+    limits,
+    deadline_s: Math.min(7200, (limits.wall_s ?? 10) + 60),
+    echo_value: find("echo-value").checked,
+    priority: "eval",
+  };
+}
+
+async function run() {
+  if (aborter) return;
+  aborter = new AbortController();
+  const call = callOfForm();
+  working(true);
+  try {
+    const result = await ask("/v1/run", { method: "POST", body: JSON.stringify(call), signal: aborter.signal });
+    remember({ call, result });
+  } catch (error) {
+    remember({ call, error });
+  } finally {
+    aborter = null;
+    working(false);
+  }
+}
+
+function working(yes) {
+  find("run").disabled = yes;
+  find("stop").hidden = !yes;
+  find("nothing-yet").hidden = true;
+  if (!yes) return;
+  find("result-body").hidden = false;
+  find("result-body").replaceChildren(make("div.working", make("i"), "running …"));
+}
+
+function remember(entry) {
+  results.push({ ...entry, number: (results.at(-1)?.number ?? 0) + 1 });
+  if (results.length > HISTORY) results.shift();
+  show(results.at(-1));
+}
+
+function show(entry) {
+  find("result-body").hidden = false;
+  find("result-body").replaceChildren(...(entry.error ? refusal(entry.error) : report(entry)));
+  find("history").hidden = results.length < 2;
+  find("history").replaceChildren(...results.map((other) => historyButton(other, other === entry)));
+}
+
+function historyButton(entry, shown) {
+  const status = entry.error ? "not run" : entry.result.status;
+  const button = make("button", `${entry.number} · ${status}`);
+  button.type = "button";
+  button.ariaPressed = String(shown);
+  button.addEventListener("click", () => show(entry));
+  return button;
+}
+
+// -- a result --
+
+function refusal(error) {
+  if (error.name === "AbortError") return [banner("client", "Stopped", "You stopped it; the service killed the program.")];
+  if (!(error instanceof Refused)) return [banner("infra", "No answer from the service", "Is it still running? Nothing is known of the program.")];
+  const { code = "", field = "" } = error.problem;
+  const kind = error.status < 500 && error.status !== 429 ? "client" : "infra";
+  const where = [field && `field ${field}`, code, `HTTP ${error.status}`].filter(Boolean).join(" · ");
+  return [banner(kind, `Not run: ${error.message}`, where)];
+}
+
+function banner(blame, what, whose) {
+  const box = make(`div.verdict.is-${blame}`, make("span.mark", MARK[blame]), make("div", make("div.what", what), make("div.blame", whose)));
+  box.id = "verdict";
+  return box;
+}
+
+function report({ call, result }) {
+  const limits = { ...defaults, ...call.limits };
+  const { what, whose } = verdict(result, limits);
+  const parts = [banner(result.blame, what, whose)];
+  if (result.error) parts.push(output("What the service says", result.error));
+  if (result.stdout) parts.push(output("Output", result.stdout, "stdout"));
+  if (result.value !== null && result.value !== "None") parts.push(output("Value", result.value, "value"));
+  if (result.stderr) parts.push(output("Errors", result.stderr, "stderr", "err"));
+  if (!result.stdout && !result.stderr && result.value === null) parts.push(make("p.none-yet", "It printed nothing."));
+  if (result.truncated) parts.push(make("p.hint", "The middle of the output was cut; the cut is marked."));
+  parts.push(timings(result.timings), usage(result, limits), origin(result));
+  return parts;
+}
+
+function output(title, text, id = "", kind = "") {
+  const pre = make("pre", text);
+  pre.tabIndex = 0;
+  pre.ariaLabel = title;
+  if (id) pre.id = id;
+  const copy = make("button.quiet", "Copy");
+  copy.type = "button";
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text);
+    copy.textContent = "Copied";
+  });
+  return make(kind ? `section.out.${kind}` : "section.out", make("header", make("h3", title), copy), pre);
+}
+
+function timings(times) {
+  const stages = [["queue", "waiting", times.queue_ms], ["start", "starting", times.start_ms], ["run", "running", times.run_ms]];
+  const whole = Math.max(times.total_ms, 0.001);
+  const bars = stages.filter(([, , ms]) => ms > 0).map(([kind, , ms]) => {
+    const bar = make(`i.c-${kind}`);
+    bar.style.width = `${(100 * ms) / whole}%`;
+    return bar;
+  });
+  const legend = stages.map(([kind, words, ms]) => make("span", swatch(kind), `${words} `, make("b", duration(ms))));
+  const box = make("section.facts", make("h3", "Where the time went"), make("div.stack", ...bars),
+    make("div.legend", ...legend, make("span", "in all ", make("b", duration(times.total_ms)))));
+  box.id = "timings";
+  return box;
+}
+
+function usage({ usage: used, exit_code, signal }, limits) {
+  const rows = [
+    ["Wall time", `${used.wall_s.toFixed(3)} s`, `of ${limits.wall_s} s`],
+    ["CPU time", `${used.cpu_s.toFixed(3)} s`, `of ${limits.cpu_s} s`],
+    ["Memory peak", bytes(used.memory_peak_bytes), `of ${limits.memory_mb} MB`],
+    ["Processes", String(used.processes_peak), `of ${limits.processes}`],
+    signal === null ? ["Exit code", exit_code === null ? "–" : String(exit_code), ""] : ["Signal", String(signal), ""],
+  ];
+  const pairs = rows.map(([name, value, most]) => make("div", make("dt", name), make("dd", value, " ", make("span.hint", most))));
+  const box = make("section.facts", make("h3", "What it used"), make("dl.pairs", ...pairs));
+  box.id = "usage";
+  return box;
+}
+
+function origin(result) {
+  const { tier, layers, profile } = result.sandbox;
+  const box = [`tier ${tier}`, profile && `interpreter ${profile}`, result.worker && `worker ${result.worker}`].filter(Boolean).join(" · ");
+  const details = make("details", make("summary", `Sandbox: ${box}`),
+    make("p.hint", layers.length ? `Layers: ${layers.join(", ")}.` : "No layers."), make("p.hint", "Request ", make("code", result.request_id)));
+  return details;
+}

@@ -1,0 +1,118 @@
+"""The bodies of `GET /v1/stats` and `GET /v1/stats?run=…`: what one gateway has seen, for people and for trainers.
+
+Every field has a default, so that a client understands services older and newer than itself.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from exec_wire.info import WorkerSummary
+
+
+class Quantiles(Struct, frozen=True):
+    """Of times in milliseconds, right to a twentieth of their value; all 0 if there was nothing."""
+
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    most: float = 0.0
+
+
+class Depths(Struct, frozen=True):
+    """What is inside now."""
+
+    in_flight: int = 0  # accepted and not yet delivered
+    waiting: int = 0  # of these, in the gateway for want of a slot
+    released: int = 0  # with the workers
+    oldest_wait_s: float = 0.0
+    slots: int = 0
+    busy: int = 0
+
+
+class SecondStats(Struct, frozen=True):
+    """What was answered in one second, by blame."""
+
+    none: int = 0
+    model: int = 0
+    infra: int = 0
+    client: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+class TenantShare(Struct, frozen=True):
+    """What one tenant got in the window."""
+
+    tenant: str = ""
+    calls: int = 0
+    slot_s: float = 0.0
+    share: float = 0.0  # of the slots' time that all tenants had
+
+
+class Failure(Struct, frozen=True):
+    """A call that did not end well. Neither its code nor its output is kept."""
+
+    seconds_ago: float = 0.0
+    status: str = ""
+    blame: str = ""
+    error: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    total_ms: float = 0.0
+    run: str = ""
+    step: int | None = None
+    tenant: str = ""
+    worker: str = ""
+    request_id: str = ""
+
+
+class RunSummary(Struct, frozen=True):
+    """One of the training runs that were seen last."""
+
+    run: str = ""
+    tenant: str = ""
+    calls: int = 0
+    tool_error_rate: float = 0.0  # blame model
+    infra_fault_rate: float = 0.0  # blame infra
+    last_step: int | None = None
+    seconds_ago: float = 0.0
+
+
+class Stats(Struct, frozen=True):
+    """`GET /v1/stats`: the last seconds of this gateway."""
+
+    uptime_s: float = 0.0
+    window_s: float = 0.0  # what rates, latencies and shares below are of
+    calls_per_s: float = 0.0
+    now: Depths = Depths()
+    latency_ms: dict[str, Quantiles] = {}  # by stage: queue, start, run, total
+    seconds: list[SecondStats] = []  # the last whole ones, oldest first
+    workers: list[WorkerSummary] = []
+    tiers: dict[str, int] = {}  # workers by tier
+    tenants: list[TenantShare] = []
+    failures: list[Failure] = []  # newest first
+    runs: list[RunSummary] = []  # last seen first
+
+
+class StepStats(Struct, frozen=True):
+    """The calls of one step of a run, as far as they are answered."""
+
+    step: int | None = None
+    calls: int = 0
+    statuses: dict[str, int] = {}
+    blames: dict[str, int] = {}
+    tool_error_rate: float = 0.0
+    infra_fault_rate: float = 0.0
+    queue_ms: Quantiles = Quantiles()
+    total_ms: Quantiles = Quantiles()
+    slot_s: float = 0.0
+
+
+class RunStats(Struct, frozen=True):
+    """`GET /v1/stats?run=…`: the last steps of a run, in the order in which they began; none if nothing is known of it."""
+
+    run: str = ""
+    tenant: str = ""
+    calls: int = 0
+    steps: list[StepStats] = []

@@ -1,0 +1,87 @@
+"""A headless Chromium that looks at a real service, and a load of the kinds of calls that a training run makes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def unavailable(words: str) -> None:
+    """Skipped on a laptop, failed in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)
+
+
+def chromium() -> str | None:
+    return next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+
+
+@contextlib.contextmanager
+def browsing() -> Iterator[Any]:
+    """A browser of playwright's."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        unavailable("playwright is missing: make install-dev")
+    path = chromium()
+    if path is None:
+        unavailable("there is no Chromium: sh deploy/test-tools.sh")
+    with sync_playwright() as playwright:
+        # Root has no use for Chromium's own sandbox, and a container lets nobody have it.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def call(number: int) -> dict[str, Any]:
+    """What a rollout sends: most of it works, some of it fails, a little takes long."""
+    codes = [
+        f"print({number} * 7)",
+        f"import math\nprint(math.factorial({number % 40}))",
+        f"print(sum(range({number % 1000})))",
+        "print(int(input()) + 1)" if number % 2 else "{}['missing']",
+        f"import time\ntime.sleep({0.01 + 0.08 * (number % 5 == 0)})",
+    ]
+    run, tenant = [("qwen-tool-7b", "lab"), ("qwen-tool-7b", "lab"), ("math-eval", "evals"), ("", "")][number // 3 % 4]
+    return {
+        "code": codes[number % len(codes)],
+        "stdin": "41\n",
+        "tags": {"run": run, "step": number // 400} if run else {},
+        "tenant": tenant,
+        "limits": {"wall_s": 5},
+    }
+
+
+@contextlib.contextmanager
+def load(url: str, *, callers: int = 4, per_batch: int = 16) -> Iterator[None]:
+    """Batches without a pause, until the end of the block."""
+    stop, numbers = threading.Event(), itertools.count()
+
+    def send() -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not stop.is_set():
+                calls = [call(next(numbers)) for _ in range(per_batch)]
+                client.post("/v1/batch", json={"calls": calls}).raise_for_status()
+
+    threads = [threading.Thread(target=send) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
