@@ -38,8 +38,6 @@ from exec_wire.problems import PROBLEMS, Problem, problem
 
 log = logging.getLogger("exec_service.grpc")
 
-DOOR = "grpc"  # in metrics
-
 MANY = 1 << 20
 OPTIONS = [
     # gRPC drops what exceeds these, 1,000 requests by default, as CANCELLED. Admission is ours, and says when to come again.
@@ -272,7 +270,7 @@ class GrpcDoor:
         code, problem_code = "CANCELLED", ""
         try:
             context.set_trailing_metadata((("x-request-id", origin.request_id),))
-            origin = msgspec.structs.replace(origin, account=self._account(context), door=DOOR)
+            origin = msgspec.structs.replace(origin, account=self._account(context))
             answer = await work(origin)
             code = "OK"
             return answer

@@ -37,7 +37,7 @@ ROUTES = (
 )
 RUNS = TENANTS = 20  # that have a label of their own
 IDLE_S = 300.0  # and keep it for so long
-OWN_DOOR = "http"  # of a call that came through none of those for other clients
+OWN_DOOR = "own"  # of a call that came through none of those for other clients
 NO_TAGS = Tags()
 ENDS = tuple(BLAME.items())  # a status with another blame than its usual one is counted when it happens
 BLAMES = tuple((blame,) for blame in get_args(Blame))

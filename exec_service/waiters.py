@@ -27,7 +27,7 @@ class Origin(Struct, frozen=True):
 
     request_id: str = ""
     traceparent: str = ""
-    door: str = ""  # `grpc`, or that of another service's clients (`exec_service.doors`); our HTTP if empty
+    door: str = ""  # of another service's clients, if it came through one (`exec_service.doors`)
     account: Account | None = None  # of the caller's key; None where no keys are asked for
 
     def tenant_of(self, call: Call) -> str:

@@ -108,11 +108,11 @@ async def test_a_hash_from_the_file_is_no_key(shared: Locked) -> None:
             problem(await shared.client.get("/v1/info", headers={"authorization": f"Bearer {text}"}), 401, "unauthenticated")
 
 
-async def test_only_probes_and_the_documentation_need_no_key(shared: Locked) -> None:
-    for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+async def test_only_probes_the_page_and_the_documentation_need_no_key(shared: Locked) -> None:
+    for path in ("/", "/web/main.js", "/healthz", "/readyz", "/docs", "/openapi.json"):
         assert (await shared.client.get(path)).status_code == 200, path
-    for path in ("/metrics", "/v1/info", "/nothing", "//healthz", "/healthz/"):
-        problem(await shared.client.get(path), 401, "unauthenticated")
+    for path in ("/metrics", "/v1/info", "/v1/stats", "/nothing", "//healthz", "/healthz/", "//", "/web/"):
+        problem(await shared.client.get(f"{shared.url}{path}"), 401, "unauthenticated")
     problem(await shared.client.delete("/v1/calls", params={"run": "r"}), 401, "unauthenticated")
     for path in ("/metrics", "/v1/info"):
         assert (await shared.client.get(path, headers=shared.as_("lab"))).status_code == 200

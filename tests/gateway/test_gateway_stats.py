@@ -106,7 +106,7 @@ async def test_calls_are_counted_by_run_tenant_door_and_profile(service: Service
     assert await service.metric("exec_run_call_seconds_count", run="r") == 1
     assert await service.metric("exec_tenant_calls_total", tenant="lab", blame="model") == 1
     assert await service.metric("exec_tenant_slot_seconds_total", tenant="lab") == pytest.approx(0.003)
-    assert await service.metric("exec_door_calls_total", door="http", status="error", blame="model") == 1
+    assert await service.metric("exec_door_calls_total", door="own", status="error", blame="model") == 1
     assert await service.metric("exec_profile_start_seconds_count", profile="none") == 1
 
 
