@@ -7,11 +7,12 @@
 # make proto    compile exec_wire/exec.proto anew (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
+# make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
 BIN := .venv/bin
 
-.PHONY: help install run test test-integrations lint hostile proto screenshots bench clean
+.PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -51,6 +52,9 @@ screenshots: install-dev
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)
+
+bench-path: install-dev
+	@$(BIN)/python -m loadtest.path --json docs/results/path.json $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

@@ -11,21 +11,18 @@ import asyncio
 import contextlib
 import http.client
 import os
-import platform
 import random
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from loadtest import meter, report
+from loadtest import facts, meter, report
 from loadtest.agent import CUT, SHOWN_CHARS, Outcome
 from loadtest.arms import ARMS, ROUTES, Arm, ArmFailed, Run, info, open_arm
 from loadtest.results import Idle, Results, RunRecord, judge, percentile, summarise
@@ -310,10 +307,10 @@ def _record(mix: str, arm: str, repeat: int, run: Run) -> RunRecord:
 
 def _blank(options: Options) -> Results:
     return Results(
-        started=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        commit=_commit(),
+        started=facts.now(),
+        commit=facts.commit(),
         command=options.command,
-        machine=_machine(),
+        machine=facts.machine(),
         workload=options.workload.name,
         seed=options.seed,
         repeats=options.repeats,
@@ -322,29 +319,6 @@ def _blank(options: Options) -> Results:
         slots=0,
         settings={name: value for name, value in os.environ.items() if name.startswith("EXEC_")},
     )
-
-
-def _machine() -> dict[str, str]:
-    models = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "cores": str(usable_cores()),
-        "memory": f"{memory_kb / 1e6:.0f} GB",
-        "kernel": platform.release(),
-        "Python": platform.python_version(),
-    }
-
-
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    try:
-        changed = bool(git("status", "--porcelain", "--untracked-files=no"))
-        return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")
-    except FileNotFoundError:
-        return "unknown"
 
 
 def write(results: Results, json_file: Path) -> None:

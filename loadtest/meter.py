@@ -77,7 +77,7 @@ class ProcMeter:
         return command
 
     def used_s(self, root_pid: int) -> float:
-        return sum(_cpu_s(pid) for pid in tree(root_pid))
+        return sum(cpu_s(pid) for pid in tree(root_pid))
 
     def close(self) -> None:
         pass
@@ -155,7 +155,7 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     try:
         return sum(map(int, _stat(pid)[11:15])) * _TICK_S  # utime stime cutime cstime
     except OSError:

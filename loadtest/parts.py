@@ -99,6 +99,14 @@ class Part:
             lines = page.read().decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
+    def wait_for_workers(self, count: int, patience_s: float = 10.0) -> None:
+        """Of a gateway: until it knows so many."""
+        give_up = time.monotonic() + patience_s
+        while self.metrics()["exec_workers"] != count:
+            if time.monotonic() > give_up:
+                raise PartFailed(f"not {count} workers within {patience_s} s:\n{self.words}")
+            time.sleep(0.05)
+
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
 

@@ -39,6 +39,12 @@ def find_server() -> str:
     return str(get_binary_path())
 
 
+def version() -> str:
+    """Of the server that would be started, such as `Valkey server v=9.1.2`."""
+    words = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    return words.partition(" sha")[0].strip()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
