@@ -31,7 +31,7 @@ from exec_service.released import Released
 from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
 from exec_service.waiting import Waiting, same_weight
 from exec_wire.messages import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
-from exec_wire.queue import RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
+from exec_wire.queue import FORGOTTEN_S, RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
 
 log = logging.getLogger("exec_service.dispatch")
 
@@ -73,6 +73,7 @@ class Dispatch:
         self._idempotency = Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock)
         self._deadlines: Deadlines[Waiter] = Deadlines(self._overdue, clock)
         self._to_cancel: list[str] = []
+        self._forgotten, self._forgetful_until = queue.forgotten, float("-inf")
         self._work = asyncio.Event()
         self._orders: set[Order] = set()
         self._rooms: set[Room] = set()  # of requests that make their calls one by one
@@ -472,7 +473,8 @@ class Dispatch:
 
     async def _reconcile(self) -> None:
         """Publish again what the queue does not have any more and nobody has answered."""
-        old = {flight.id: flight for flight in self.released.before(self._clock() - RECONCILE_S) if not flight.cancelled}
+        released_before = self._clock() - (FORGOTTEN_S if self._is_forgetful() else RECONCILE_S)
+        old = {flight.id: flight for flight in self.released.before(released_before) if not flight.cancelled}
         if not old:
             return
         lost = [old[id] for id in await self._queue.missing(list(old)) if old[id] in self.released]
@@ -480,6 +482,12 @@ class Dispatch:
             log.warning("%d calls were lost by the queue and are published again", len(lost))
             self._metrics.republished(len(lost))
             self._publish_again(lost)
+
+    def _is_forgetful(self) -> bool:
+        """The queue was found to have lost everything so recently that something may still be missing."""
+        if self._queue.forgotten > self._forgotten:
+            self._forgotten, self._forgetful_until = self._queue.forgotten, self._clock() + RECONCILE_S
+        return self._clock() < self._forgetful_until
 
     async def _send_cancels(self) -> None:
         ids, self._to_cancel = self._to_cancel, []

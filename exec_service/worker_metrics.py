@@ -37,4 +37,7 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily(
             "exec_worker_taken_again", "Of these, delivered before, here or elsewhere", consumer.taken_again
         )
+        yield CounterMetricFamily(
+            "exec_worker_started_again", "Programs started again because they were lost with a zygote", consumer.started_again
+        )
         yield CounterMetricFamily("exec_worker_zygote_restarts", "Warm interpreters replaced", pool.zygote_restarts)

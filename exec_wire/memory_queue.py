@@ -165,6 +165,7 @@ class MemoryQueue:
 
 class MemoryGatewayEnd:
     shared = False
+    forgotten = 0
 
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self.name = queue, name

@@ -6,7 +6,8 @@
              `Job.deliveries` counts; the worker that gets a job for the `MAX_STARTS + 1`-th time answers `worker_lost`.
   Answer     Publishing the answer, ending the lease and keeping the record are one step; an answer to a job that is no longer
              leased to anybody is still delivered, and the gateway drops all but the first answer of an id.
-  Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone.
+  Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone. When
+             the queue has `forgotten`, it asks already for what is `FORGOTTEN_S` old.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
              no two hosts' clocks are compared.
 
@@ -26,6 +27,7 @@ from exec_wire.messages import Selection, Tier
 RENEW_S = 2.0
 LEASE_S = 6.0
 RECONCILE_S = 12.0
+FORGOTTEN_S = 2.0  # in which most calls that a worker has are answered; those are not lost, whatever the queue has forgotten
 RECORD_S = 120  # how long a result is kept for who sends its idempotency key again
 
 TIERS: tuple[str, ...] = get_args(Tier)  # strongest first
@@ -107,6 +109,7 @@ class GatewayQueue(Protocol):
 
     name: str  # what its jobs carry as `reply_to`
     shared: bool  # other gateways may use the same queue
+    forgotten: int  # how often it was found to have lost what it had: restarted without its data, flushed, evicted
 
     async def announce(self, backlog: bool) -> int:
         """Be seen for the next `LEASE_S`. Gives how many other gateways have calls waiting."""

@@ -194,12 +194,12 @@ ANNOUNCE = """
 redis.call('SADD', KEYS[2], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 """
-# KEYS: the reply stream of this gateway. ARGV: seconds it lives.
+# KEYS: the reply stream of this gateway. ARGV: seconds it lives. Gives 1 if it was not there.
 KEEP_REPLY = """
-if redis.call('EXPIRE', KEYS[1], ARGV[1]) == 0 then
-  redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'a', ''))
-  redis.call('EXPIRE', KEYS[1], ARGV[1])
-end
+if redis.call('EXPIRE', KEYS[1], ARGV[1]) == 1 then return 0 end
+redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'a', ''))
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return 1
 """
 # KEYS: a set of ids. ARGV: what their keys begin with. Gives the values of those that are alive.
 ALIVE = """
@@ -283,13 +283,17 @@ class RedisGatewayEnd:
         self._read: list[bytes] = []  # entries of the reply stream that were handed out
         self._entries: dict[str, Entry] = {}  # of published jobs that were not answered
         self._told: dict[str, asyncio.Queue[int]] = {}
+        self._reply_made = False
+        self.forgotten = 0
 
     async def announce(self, backlog: bool) -> int:
-        _, _, gateways = await self._commands.call(
+        _, made, gateways = await self._commands.call(
             script(_FREELY + ANNOUNCE, [f"x:gateway:{self.name}", "x:gateways"], self.name, int(backlog), _LEASE_MS),
             script(_FREELY + KEEP_REPLY, [self._reply], REPLY_S),
             script(ALIVE, ["x:gateways"], "x:gateway:"),
         )
+        self.forgotten += self._reply_made and made  # whoever has lost our stream may have lost all others
+        self._reply_made = True
         return len([value for value in gateways if value == b"1"]) - backlog
 
     async def publish(self, jobs: Sequence[Job]) -> None:

@@ -35,6 +35,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Literal["sandbox", "echo"],
         Meta(description="echo: run nothing and answer at once, to measure the path to a worker; only with --insecure"),
     ] = "sandbox"
+    echo_ms: Annotated[float, Meta(ge=0, description="How long a call takes with the runtime echo; for load tests")] = 0.0
     packages: Annotated[str, Meta(description="Folder of the packages that programs may import")] = field(
         default_factory=default_packages
     )

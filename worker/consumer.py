@@ -32,6 +32,7 @@ class Consumer:
         self._away = False
         self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
         self.taken = self.taken_again = 0  # the latter: had been delivered before, here or elsewhere
+        self.started_again = 0  # here, because the interpreter with the program in it was lost
         self._slot_free = asyncio.Event()
         self._slot_free.set()
         self._background: list[asyncio.Task[None]] = []
@@ -159,6 +160,7 @@ class Consumer:
                 return await self._pool.run(call, slot, remaining_s)
             except ZygoteLost:
                 starts += 1
+                self.started_again += 1
             except SlotBusy:
                 await asyncio.sleep(BUSY_PAUSE_S)
             except TimeoutError:

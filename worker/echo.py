@@ -1,9 +1,11 @@
-"""A pool that runs nothing: every call is answered at once with its own code. For measuring the path to a worker and back.
+"""A pool that runs nothing: every call is answered with its own code. For measuring the path to a worker and back.
 
 Not a sandbox, and its results say so: their tier is `none`.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from exec_wire import Call, Result, Sandbox, verdict
 from worker.config import WorkerConfig
@@ -19,6 +21,7 @@ class EchoPool:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.slots = config.slots
+        self._takes_s = config.echo_ms / 1000
         self._free = list(range(config.slots))
 
     async def __aenter__(self) -> EchoPool:
@@ -38,4 +41,6 @@ class EchoPool:
         self._free.append(slot)
 
     async def run(self, call: Call, slot: int, remaining_s: float) -> Result:
+        if self._takes_s:
+            await asyncio.sleep(self._takes_s)
         return verdict("ok", stdout=call.code, exit_code=0, completed=True, sandbox=self.sandbox)

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import pytest
-from cluster_harness import Cluster, Door, Proxy, cluster_on
+from cluster_harness import Cluster, Door, cluster_on
 from gateway_harness import problem, soon, until
 
 from exec_wire import Result
+from loadtest.proxy import Proxy
 from loadtest.redis_server import RedisServer, free_port
 
 LONG = os.environ.get("EXEC_SLOW") == "1"  # the times of real life instead of short ones
@@ -97,6 +98,23 @@ async def test_a_flush_of_everything_loses_nothing(cluster: Cluster, own_server:
             await asyncio.sleep(0.3)
 
     await under_load(cluster, flush)
+
+
+async def test_calls_that_were_flushed_are_published_again_long_before_they_are_old(
+    cluster: Cluster, own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that has them is stuck, and leases are forgotten too: only the gateway can know that they are gone."""
+    monkeypatch.setattr("exec_service.dispatch.RECONCILE_S", 60.0)
+    monkeypatch.setattr("exec_service.dispatch.FORGOTTEN_S", 0.3)
+    door = await cluster.add_gateway()
+    worker = await cluster.add_worker(slots=4)
+    await until(lambda: door.gateway.fleet.slots == 4)
+    answering = soon(door.batch(*({"code": f"hold {number}"} for number in range(5))))
+    await until(lambda: len(worker.jobs) == 4)
+    own_server.say("FLUSHALL")
+    async with cluster.echo_worker("w2", slots=8):
+        results = await asyncio.wait_for(answering, 10)
+    assert len(results) == 5 and {result.status for result in results} == {"ok"}
 
 
 async def test_a_server_that_is_read_only_for_a_while_loses_nothing(cluster: Cluster, own_server: RedisServer) -> None:

@@ -1,0 +1,45 @@
+"""A wall clock for other processes that can be moved, and a Redis or Valkey server that lives by it. Needs a C compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from loadtest.redis_server import RedisServer
+
+
+class MovedClock:
+    """A clock for other processes: the real one and an offset."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="exec-clock-")
+        folder = Path(self._folder.name)
+        self._file, library = folder / "offset", folder / "clock.so"
+        self._offset_ns = 0
+        self.move(0)
+        source = Path(__file__).with_name("moved_clock.c")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        self.environment = {"LD_PRELOAD": str(library), "MOVED_CLOCK": str(self._file)}
+
+    def move(self, seconds: float) -> None:
+        self._offset_ns += round(seconds * 1e9)
+        # In place: processes have the file mapped.
+        with open(os.open(self._file, os.O_RDWR | os.O_CREAT), "r+b") as file:
+            file.write(self._offset_ns.to_bytes(8, "little", signed=True))
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+class MovedServer(RedisServer):
+    """A server in a time of its own."""
+
+    def __init__(self, **options: str) -> None:
+        self.clock = MovedClock()
+        super().__init__(environment=self.clock.environment, hz="500", **options)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.clock.close()
