@@ -8,11 +8,12 @@
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 # make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
+# make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
 BIN := .venv/bin
 
-.PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path clean
+.PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path chaos clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -55,6 +56,9 @@ bench: install
 
 bench-path: install-dev
 	@$(BIN)/python -m loadtest.path --json docs/results/path.json $(ARGS)
+
+chaos: install-dev
+	@$(BIN)/python -m loadtest.chaos --json docs/results/chaos.json $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

@@ -1,0 +1,239 @@
+"""A load that keeps books: every call is followed until it has its one right result, whatever breaks meanwhile.
+
+    load = SteadyLoad(lambda: urls, Program.echo, seed=1)
+    with load:
+        ...
+    assert load.books.lost == 0
+
+A client as the promise wants it: each call has an idempotency key; what a broken connection leaves open, and what has failed by
+no fault of its own, is sent again with the same key, maybe to another gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
+
+import msgspec
+from msgspec import Struct
+
+DEADLINE_S = 60.0
+SILENCE_S = DEADLINE_S + 15.0  # no byte for so long: what is open on this connection is lost
+PAUSE_S = 0.2  # after a refusal or a broken connection
+
+
+class Program(NamedTuple):
+    code: str
+    stdout: str
+
+    @classmethod
+    def echo(cls, name: str) -> Program:
+        return cls(name, name)
+
+    @classmethod
+    def python(cls, name: str) -> Program:
+        """Runs for a moment, so that there is something to be killed."""
+        return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
+
+
+class Landed(Struct):
+    """What is looked at of a result."""
+
+    status: str
+    blame: str
+    retryable: bool
+    index: int
+    stdout: str
+    error: str = ""
+
+
+class Books(Struct):
+    """Of calls. The first three by acceptance: a call that is sent again is accepted again."""
+
+    accepted: int = 0
+    answered: int = 0
+    broken: int = 0  # accepted, and then the connection broke
+    lost: int = 0  # accepted, and the answer ended in good order, or fell silent, without their results
+    twice: int = 0  # a second result on the same connection
+    refused: int = 0  # 429, 503
+    sent_again: int = 0
+    infra: int = 0  # results that are our fault; most are sent again
+    given_up: int = 0  # of these, not retryable
+    model: int = 0  # results that blame the program, which is right
+    wrong: int = 0  # another output
+    right: int = 0  # calls that have their result
+    words: dict[str, int] = {}  # of what is not right, and how often
+
+    @property
+    def holds(self) -> bool:
+        """The promise."""
+        return not (self.lost or self.twice or self.model or self.wrong)
+
+
+_decode = msgspec.json.Decoder(Landed).decode
+
+
+class SteadyLoad:
+    """`callers` threads with one request of `batch` calls each in flight, until it is stopped or `most` calls were made."""
+
+    def __init__(
+        self,
+        gateways: Callable[[], Sequence[str]],
+        program: Callable[[str], Program],
+        seed: int,
+        *,
+        name: str = "load",
+        callers: int = 8,
+        batch: int = 50,
+        most: int | None = None,
+        first_pause_s: float = 0.0,
+        read_pause_s: float = 0.0,
+    ) -> None:
+        """`first_pause_s`: before the answer is read at all; `read_pause_s`: between two reads."""
+        self.books = Books(words={})
+        self.latencies_s: list[float] = []  # from the first attempt of a request to its last result
+        self._gateways, self._program, self._seed, self._name = gateways, program, seed, name
+        self._batch, self._most = batch, most
+        self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(callers)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.join()
+
+    def join(self, patience_s: float = 3 * SILENCE_S) -> None:
+        give_up = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            raise RuntimeError(f"the load does not end: {self.books}")
+
+    # -- one thread -------------------------------------------------------------------------------------------------------
+
+    def _work(self, which: int) -> None:
+        chance = random.Random(f"{self._seed} {self._name} {which}")
+        while not self._stop.is_set() and (names := self._next_names()):
+            began = time.monotonic()
+            open_ = {name: self._program(name) for name in names}
+            while open_:
+                self._attempt(chance.choice(self._gateways()), open_)
+            with self._lock:
+                self.latencies_s.append(time.monotonic() - began)
+
+    def _next_names(self) -> list[str]:
+        with self._lock:
+            numbers = list(itertools.islice(self._numbers, self._batch))
+        return [f"{self._name}-{number}" for number in numbers if self._most is None or number < self._most]
+
+    def _attempt(self, url: str, open_: dict[str, Program]) -> None:
+        """One request with what is open; what is settled is taken out."""
+        names = list(open_)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=SILENCE_S)
+        with contextlib.closing(connection):
+            try:
+                connection.request("POST", "/v1/batch", self._body(open_), {"content-type": "application/json"})
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                time.sleep(PAUSE_S)  # nobody has said that it is accepted
+                return
+            if response.status != 200:
+                self._refused(response, len(names))
+                return
+            self._count(accepted=len(names))
+            self._read(response, names, open_)
+
+    def _body(self, open_: dict[str, Program]) -> bytes:
+        key = f"{self._seed}-{id(self):x}-"
+        calls = [
+            {"code": program.code, "idempotency_key": key + name, "deadline_s": DEADLINE_S, "tenant": self._name}
+            for name, program in open_.items()
+        ]
+        return msgspec.json.encode({"calls": calls})
+
+    def _refused(self, response: http.client.HTTPResponse, calls: int) -> None:
+        words = response.read()[:300].decode(errors="replace")
+        if response.status not in (429, 503):
+            raise RuntimeError(f"{response.status}: {words}")
+        self._count(refused=calls)
+        self._stop.wait(min(2.0, float(response.headers.get("retry-after", PAUSE_S))))
+
+    def _read(self, response: http.client.HTTPResponse, names: list[str], open_: dict[str, Program]) -> None:
+        missing = set(range(len(names)))
+        time.sleep(self._first_pause_s)
+        try:
+            for line in self._lines(response):
+                landed = _decode(line)
+                if landed.index not in missing:
+                    self._count(twice=1)
+                    continue
+                missing.discard(landed.index)
+                self._settle(landed, names[landed.index], open_)
+        except TimeoutError:
+            self._lose("silence", missing, names, open_)
+        except (OSError, http.client.HTTPException):
+            self._count(broken=len(missing), sent_again=len(missing))
+        else:
+            if missing:
+                self._lose("the stream ended", missing, names, open_)
+
+    def _lines(self, response: http.client.HTTPResponse) -> Iterable[bytes]:
+        """`read1` and not `readline`: that one takes a broken connection for a good end."""
+        rest = b""
+        while data := response.read1(1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+            if self._read_pause_s:
+                time.sleep(self._read_pause_s)
+
+    def _settle(self, landed: Landed, name: str, open_: dict[str, Program]) -> None:
+        self._count(answered=1)
+        if landed.blame == "infra":
+            self._count(infra=1, words=f"{landed.status}: {landed.error}")
+            if landed.retryable:
+                self._count(sent_again=1)
+                return
+            self._count(given_up=1)
+        elif landed.status == "ok":
+            right = landed.stdout == open_[name].stdout
+            self._count(right=right, wrong=not right, words="" if right else f"output {landed.stdout[:80]!r}")
+        else:
+            self._count(model=1, words=f"{landed.status} blamed on {landed.blame}")
+        del open_[name]
+
+    def _lose(self, why: str, missing: set[int], names: list[str], open_: dict[str, Program]) -> None:
+        self._count(lost=len(missing), words=f"lost: {why}")
+        for index in missing:
+            del open_[names[index]]
+
+    def _count(self, words: str = "", **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self.books, name, getattr(self.books, name) + count)
+            if words:
+                self.books.words[words] = self.books.words.get(words, 0) + 1
+
+
+def together(books: Iterable[Books]) -> Books:
+    """The sum."""
+    numbers: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for one in books:
+        counts = msgspec.structs.asdict(one)
+        words.update(counts.pop("words"))
+        numbers.update(counts)
+    return Books(words=dict(words), **numbers)
