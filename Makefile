@@ -1,6 +1,8 @@
 # make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change)
-# make test     set everything up and run all tests
-# make test-integrations  published clients of other services, each in an environment of its own, against this one
+# make test     set everything up and run all tests, the trainer's too
+# make test-service  the same without the trainer, and without torch
+# make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
+# make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
@@ -24,9 +26,22 @@ install:
 run: install
 	@exec $(BIN)/exec-service up --port $(PORT)
 
-test: install-dev
+test: install-all
 	@sh deploy/test-tools.sh
 	$(BIN)/pytest -q $(ARGS)
+
+.PHONY: test-service train-demo test-integrations-trainers install-all
+test-service: install-dev
+	@sh deploy/test-tools.sh
+	$(BIN)/pytest -q --ignore=tests/trainer --ignore=tests/trainer_integrations $(ARGS)
+
+train-demo: install-all
+	$(BIN)/python -m trainer demo $(ARGS)
+
+test-integrations: test-integrations-trainers
+
+test-integrations-trainers: install-dev
+	$(BIN)/python tests/trainer_integrations/run.py
 
 test-integrations: install-dev
 	@sh tests/integrations/install.sh .integrations
@@ -63,5 +78,8 @@ chaos: install-dev
 install-dev:
 	@sh deploy/setup.sh dev
 
+install-all:
+	@sh deploy/setup.sh dev,trainer
+
 clean:
-	rm -rf .venv .integrations .tools .sandbox-packages build *.egg-info
+	rm -rf .venv .integrations .venvs .tools .sandbox-packages build *.egg-info

@@ -30,14 +30,15 @@ done
 
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
 
-# What `dev` installs contains what `server` needs.
+# What `dev` installs contains what `server` needs, and `dev,trainer` what both do.
 wanted=$(stamp pyproject.toml setup.py worker/sandbox/inside/native/*)
 if [ "$(cat ".venv/installed-$extras" 2>/dev/null)" != "$wanted" ]; then
     say "installing the service into .venv"
     .venv/bin/pip install --quiet --disable-pip-version-check -e ".[$extras]"
     .venv/bin/python -c 'import worker.sandbox.inside._zygote' || fail "the sandbox's C part was not built." \
         "See what the compiler says: .venv/bin/python setup.py build_ext --inplace"
-    [ "$extras" != dev ] || printf '%s\n' "$wanted" > .venv/installed-server
+    case $extras in dev*) printf '%s\n' "$wanted" > .venv/installed-server ;; esac
+    case $extras in dev,*) printf '%s\n' "$wanted" > .venv/installed-dev ;; esac
     printf '%s\n' "$wanted" > ".venv/installed-$extras"
 fi
 

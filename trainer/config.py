@@ -1,0 +1,226 @@
+"""The settings of a run: one schema for a laptop's YAML and for a GPU node's.
+
+Unknown keys and wrong types are refused with their path. `--set rl.lr=1e-5` changes one value.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, field
+
+Positive = Annotated[int, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+CONFIGS = Path(__file__).parent / "configs"
+
+
+class ConfigError(Exception):
+    """What is wrong with the settings, and where."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Model(Section, frozen=True):
+    path: str = ""  # a folder with a model and its tokenizer; empty: make a tiny one
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    attn: str = "sdpa"
+    grad_ckpt: bool = False
+    hidden: Positive = 96
+    layers: Positive = 3
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    ffn: Positive = 192
+
+
+class Parallel(Section, frozen=True):
+    kind: Literal["none", "ddp", "fsdp2"] = "none"
+    nproc: Positive = 1
+
+
+class Engine(Section, frozen=True):
+    kind: Literal["local", "vllm", "sglang"] = "local"
+    url: str = ""  # `{0..3}` stands for four engines
+    max_len: Positive = 512
+    capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others tell theirs)
+    slots: Positive = 512  # requests that may run at once (local only)
+    overflow: Literal["evict_half", "lifo"] = "evict_half"
+    headroom: Positive = 16  # tokens kept free for each running request when another is admitted (local only)
+    prefill_tokens: Positive = 8192  # of one step (local only)
+    mixed: bool = True  # a step reads and decodes; False: what is new is read in a step of its own, as SGLang does (local only)
+
+
+class Scheduler(Section, frozen=True):
+    mode: Literal["static", "least_inflight", "dynamic"] = "dynamic"
+    reserve: Literal["safe", "adaptive"] = "safe"
+    util: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    poll_s: float = 0.5
+
+
+class Noise(Section, frozen=True):
+    """Faults put between the service and the model, decided by (seed, step, rollout, call)."""
+
+    fault_rate: Share = 0.0  # a call that did not happen: the model reads a transient error and may try again
+    corrupt_rate: Share = 0.0  # an ok result with a wrong number
+    latency_ms: float = 0.0  # mean of an exponential delay
+
+
+class Chat(Section, frozen=True):
+    system: Literal["short", "full"] = "full"
+    opening: str = "<reason>"
+    observation_chars: Positive = 2000
+
+
+class Task(Section, frozen=True):
+    kind: Literal["arith", "math_jsonl"] = "arith"
+    problems: list[str] = field(default_factory=lambda: ["mod"])  # arith: kinds of problems, drawn evenly
+    pool: int = 0  # arith: a fixed set of this many problems; 0: new ones at every step
+    rl_file: str = ""
+    sft_file: str = ""
+    eval_file: str = ""
+    first_bug: Share = 0.45  # arith: what the demonstrations do first
+    first_guess: Share = 0.13
+    verify_kind: Literal["math", "exact", "numeric"] = "numeric"
+
+
+class Sft(Section, frozen=True):
+    steps: Positive = 800
+    batch: Positive = 32
+    micro: Positive = 8
+    lr: float = 2e-3
+    warmup: int = 50
+    final_lr: Share = 0.05
+    weight_decay: float = 0.01
+    log_every: Positive = 20
+    epochs: float = 0.0  # with a file: so many passes instead of `steps`
+
+
+class Rl(Section, frozen=True):
+    arm: Literal["roc", "uniform", "grpo"] = "roc"
+    roc: Literal["inverse", "topk", "uniform"] = "inverse"
+    eps: float = 0.05
+    min_neg: int = 2
+    min_pos: int = 2
+    prompts: Positive = 8
+    group: Positive = 8
+    oversample: Positive = 2
+    steps: Positive = 70
+    lr: float = 2e-4
+    warmup: int = 5
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    clip: tuple[float, float] = (0.2, 0.28)
+    loss_norm: Literal["batch", "group", "seq"] = "batch"
+    std_advantage: bool = True
+    updates_per_rollout: Positive = 1
+    is_cap: float = 0.0  # truncated importance weights for tokens of another engine; 0: off
+    temperature: float = 1.0
+    turns: Positive = 5
+    max_response: Positive = 256
+    micro_tokens: Positive = 4096
+    lockstep: bool = True
+    eval_every: int = 0
+    checkpoint_every: Positive = 10
+    seed: int = 0
+
+
+class Eval(Section, frozen=True):
+    problems: Positive = 1024
+    samples: Positive = 1
+    temperature: float = 1.0
+    turns: Positive = 5
+    max_response: Positive = 256
+
+
+class Stage(Section, frozen=True):
+    steps: Positive
+    max_response: Positive
+    turns: Positive
+    min_steps: int = 10
+    end: Literal["cap", "plateau", "solved", "eval_drop"] = "cap"
+    clip_ratio: tuple[float, float] = (0.08, 0.12)  # plateau: truncated share, smoothed, between these …
+    reward_slope: float = 0.002  # … and reward per step over ten steps below this
+    solved_share: float = 0.7  # solved: groups rejected because all were correct, above this
+    filter_8of8: bool = False
+    reset_optimizer: bool = False
+    eval_every: int = 0
+    eval_drop: float = 0.05
+
+
+class Service(Section, frozen=True):
+    url: str = ""  # empty: start one beside the run
+    timeout_s: float = 4.0
+    memory_mb: int = 256
+    deadline_s: float = 60.0
+    patience_s: float = 900.0  # how long a call is tried again when the service is away
+    concurrency: Positive = 2048
+
+
+class Config(Section, frozen=True):
+    name: str = "run"
+    model: Model = Model()
+    parallel: Parallel = Parallel()
+    engines: list[Engine] = field(default_factory=lambda: [Engine()])
+    scheduler: Scheduler = Scheduler()
+    chat: Chat = Chat()
+    task: Task = Task()
+    sft: Sft = Sft()
+    rl: Rl = Rl()
+    eval: Eval = Eval()
+    stages: list[Stage] = field(default_factory=list)
+    noise: Noise = Noise()
+    service: Service = Service()
+    threads: int = 0  # of torch on a CPU; 0: as many as it likes
+
+
+def load(path: str | Path | None, changes: list[str] | None = None) -> Config:
+    """The file's settings (a path, or the name of one in `configs/`) with `a.b=c` changes put over them."""
+    tree: dict[str, Any] = {}
+    if path is not None:
+        tree = yaml.safe_load(_find(path).read_text()) or {}
+    for change in changes or []:
+        _put(tree, change)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path or 'settings'}: {error}") from error
+
+
+def _find(path: str | Path) -> Path:
+    for candidate in (Path(path), CONFIGS / path, CONFIGS / f"{path}.yaml"):
+        if candidate.is_file():
+            return candidate
+    known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
+    raise ConfigError(f"there is no config {path}; those that are here: {known}")
+
+
+def _put(tree: dict[str, Any], change: str) -> None:
+    name, equals, value = change.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes a.b=value, not {change!r}")
+    *parents, last = name.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = yaml.safe_load(value) if not _is_float(value) else float(value)
+
+
+def _is_float(text: str) -> bool:
+    """YAML 1.1 takes 1e-5 for a string."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not text.lstrip("+-").isdigit()
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    return tree
+
+
+def with_rl(config: Config, **changes: Any) -> Config:
+    return msgspec.structs.replace(config, rl=msgspec.structs.replace(config.rl, **changes))

@@ -1,0 +1,1 @@
+"""What generates tokens: in this process (`local`) or over HTTP (`vllm`, `sglang`), behind one protocol (`base`)."""

@@ -1,0 +1,96 @@
+"""SGLang over HTTP (written for 0.5.23): tokens in, tokens out; load by /v1/loads, which needs no --enable-metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from trainer.engines.base import EngineError, Generated, Load, Sampling
+from trainer.engines.http import HttpEngine, seed_of, total
+
+
+class _Finish(msgspec.Struct):
+    type: str
+
+
+class _Meta(msgspec.Struct):
+    output_token_logprobs: list[tuple[float, int, str | None]]
+    finish_reason: _Finish
+
+
+class _Answer(msgspec.Struct):
+    meta_info: _Meta
+
+
+class _RankLoad(msgspec.Struct):
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+
+
+class _Loads(msgspec.Struct):
+    version: str
+    loads: list[_RankLoad]
+
+
+class _Updated(msgspec.Struct):
+    success: bool
+    message: str
+
+
+class SglangEngine(HttpEngine):
+    async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
+        answer = await self.ask(
+            "POST",
+            "/generate",
+            _Answer,
+            json={
+                "rid": f"{request_id}-{len(ids)}",
+                "input_ids": ids,
+                "sampling_params": {
+                    "max_new_tokens": sampling.max_new,
+                    "temperature": sampling.temperature,
+                    "stop_token_ids": list(sampling.stop),
+                    "sampling_seed": seed_of(sampling.seed),
+                    "skip_special_tokens": False,
+                    "no_stop_trim": True,  # the token that ended the turn belongs to it
+                },
+                "return_logprob": True,
+            },
+        )
+        finish = answer.meta_info.finish_reason.type
+        if finish not in ("stop", "length"):
+            raise EngineError(f"{self.name}: {request_id} ended with {finish}")
+        said = answer.meta_info.output_token_logprobs
+        return Generated([token for _, token, _ in said], [lp for lp, _, _ in said], finish, weight_version=self.version)
+
+    async def release(self, request_id: str) -> None:
+        """Nothing to do: the radix cache lets go of what is not used."""
+
+    async def load(self) -> Load:
+        loads = (await self.ask("GET", "/v1/loads", _Loads, params={"include": "core"})).loads
+        return Load(
+            sum(one.max_total_num_tokens for one in loads),
+            sum(one.num_used_tokens for one in loads),
+            sum(one.num_running_reqs for one in loads),
+            sum(one.num_waiting_reqs for one in loads),
+            await self._retracted(),
+        )
+
+    async def _retracted(self) -> int:
+        """Only with --enable-metrics; without it the scheduler's safe reservations still hold."""
+        try:
+            return int(total(await self.metrics(), "sglang:num_retracted_requests_total"))
+        except EngineError:
+            return 0
+
+    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        folder = await self.write_weights(weights, version)
+        asked = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
+        updated = await self.ask("POST", "/update_weights_from_disk", _Updated, json=asked)
+        if not updated.success:
+            raise EngineError(f"{self.name} did not take the weights: {updated.message}")
+        self.version = version

@@ -1,0 +1,56 @@
+"""OpenRLHF 0.11: `--train.agent_func_path .../openrlhf_adapter.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+from trainer import chat
+from trainer.integrations import service
+
+MAX_TURNS = 10
+
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._turns = 0
+        self._outcomes: list[str] = []
+
+    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"observation": states["observation"]}
+
+    async def step(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        self._turns += 1
+        turn = chat.read_turn(states["action_text"])
+        if turn.calls and self._turns < MAX_TURNS:
+            texts = [await self._ask(call) for call in turn.calls]
+            return self._answer(0.0, chat.END + chat.observation(texts, ""), False, states)
+        score = await service.verify(chat.final_answer(states["action_text"]) or "", str(states["label"]))
+        return self._answer(score or 0.0, "", True, states, unknown=float(score is None))
+
+    async def _ask(self, call: chat.ToolCall | chat.ParseFailure) -> str:
+        if isinstance(call, chat.ParseFailure):
+            self._outcomes.append("error")
+            return call.why
+        answer = await service.run(call.code, call.stdin)
+        self._outcomes.append(answer.outcome)
+        return answer.text
+
+    def _answer(self, reward: float, feedback: str, done: bool, states: dict[str, Any], **logs: float) -> dict[str, Any]:
+        counted = [outcome for outcome in self._outcomes if outcome != "infra"]
+        errors = sum(outcome == "error" for outcome in counted) / len(counted) if counted else 0.0
+        return {
+            "rewards": torch.tensor(reward),
+            "scores": torch.tensor(reward),
+            "environment_feedback": feedback,
+            "done": done,
+            "sampling_params": states.get("sampling_params"),
+            "extra_logs": {"tool_error_share": torch.tensor(errors)} | {name: torch.tensor(v) for name, v in logs.items()},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self) -> None:
+        super().__init__(AgentInstance)

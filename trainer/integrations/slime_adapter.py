@@ -1,0 +1,101 @@
+"""slime (git, August 2026): a multi-turn `generate` over SGLang's router, a reward, and RoC.
+
+--custom-generate-function-path trainer.integrations.slime_adapter.generate
+--custom-rm-path trainer.integrations.slime_adapter.reward_func
+--n-samples-per-prompt 32
+--rollout-sample-filter-path trainer.integrations.slime_adapter.roc_filter
+--custom-reward-post-process-path trainer.integrations.slime_adapter.advantages
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import httpx
+
+from trainer import chat, roc
+from trainer.integrations import service
+
+MAX_TURNS = 10
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    """One rollout: speaks through the router, hears from the service. Outcomes are in `sample.metadata`."""
+    state = {"outcomes": [], "turns": 0, "answers": 0}  # type: dict[str, Any]
+    sample.metadata = {**(sample.metadata or {}), "exec": state}
+    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    async with httpx.AsyncClient(timeout=None) as http:
+        for _ in range(MAX_TURNS):
+            asked = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
+            answer = await http.post(router, json=asked)
+            answer.raise_for_status()
+            output = answer.json()
+            said = [(one[1], one[0]) for one in output["meta_info"]["output_token_logprobs"]]
+            sample.append_response_tokens(
+                args,
+                tokens=[token for token, _ in said],
+                log_probs=[lp for _, lp in said],
+                trainable=True,
+                meta_info=output["meta_info"],
+            )
+            turn = chat.read_turn(output["text"])
+            state["turns"] += 1
+            state["answers"] += turn.answers
+            if not turn.calls or output["meta_info"]["finish_reason"]["type"] == "length":
+                return sample
+            text = chat.observation(await _ask(turn.calls, state["outcomes"]), "")
+            tokens = args.tokenizer.encode(text, add_special_tokens=False)
+            sample.append_response_tokens(args, tokens=tokens, log_probs=[0.0] * len(tokens), trainable=False, meta_info=None)
+    return sample
+
+
+async def _ask(calls: list[chat.ToolCall | chat.ParseFailure], outcomes: list[str]) -> list[str]:
+    real = [call for call in calls if isinstance(call, chat.ToolCall)]
+    answers = iter(await service.run_many([(call.code, call.stdin) for call in real]))
+    texts = []
+    for call in calls:
+        found = next(answers) if isinstance(call, chat.ToolCall) else service.Answer(call.why, "parse_failure", "error")
+        outcomes.append(found.outcome)
+        texts.append(found.text)
+    return texts
+
+
+async def reward_func(args: Any, sample: Any, **kwargs: Any) -> float:
+    """An answer that could not be verified makes the sample one to leave out."""
+    score = await service.verify(chat.final_answer(sample.response) or "", str(sample.label))
+    if score is None:
+        sample.remove_sample = True
+    return score or 0.0
+
+
+def roc_filter(args: Any, samples: list[Any]) -> None:
+    """Of each group of 2G, G stay."""
+    for group in _groups(samples).values():
+        seen = [
+            roc.Rollout(
+                one.reward, one.metadata["exec"]["outcomes"], one.metadata["exec"]["answers"], one.metadata["exec"]["turns"]
+            )
+            for one in group
+        ]
+        kept = set(roc.select(seen, len(group) // 2, random.Random(str(group[0].group_index))))
+        for number, one in enumerate(group):
+            one.remove_sample = one.remove_sample or number not in kept
+
+
+def advantages(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """Raw rewards, and rewards normalised over those that stay: slime's own would count the others, too."""
+    found = {id(one): 0.0 for one in samples}
+    for group in _groups(samples).values():
+        kept = [one for one in group if not one.remove_sample]
+        if kept and not roc.all_equal([one.reward for one in kept]):
+            for one, gain in zip(kept, roc.advantages([one.reward for one in kept]), strict=True):
+                found[id(one)] = gain
+    return [one.reward for one in samples], [found[id(one)] for one in samples]
+
+
+def _groups(samples: list[Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for one in samples:
+        groups.setdefault(one.group_index, []).append(one)
+    return groups

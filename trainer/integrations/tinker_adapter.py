@@ -1,0 +1,34 @@
+"""Tinker cookbook 0.5: a tool for `AgentToolMessageEnv(tools=[ExecTool().python], reward_fn=reward_fn(truth), …)`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
+
+from trainer import chat
+from trainer.integrations import service
+
+
+class ExecTool:
+    @tool
+    async def python(
+        self,
+        code: Annotated[str, "The program."],
+        input: Annotated[str, "Its standard input."] = "",
+    ) -> ToolResult:
+        """Execute a Python program and return what it prints."""
+        answer = await service.run(code, input)
+        metrics = {"tool_error": float(answer.outcome == "error"), "tool_infra": float(answer.outcome == "infra")}
+        return simple_tool_result(answer.text, metrics=metrics, metadata={"status": answer.status})
+
+
+def reward_fn(truth: str) -> Callable[[list[Any]], Awaitable[tuple[float, dict[str, float]]]]:
+    async def reward(history: list[Any]) -> tuple[float, dict[str, float]]:
+        content = history[-1]["content"]
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        score = await service.verify(chat.final_answer(text) or text, truth)
+        return score or 0.0, {"unknown": float(score is None)}
+
+    return reward

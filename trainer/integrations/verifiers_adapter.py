@@ -1,0 +1,60 @@
+"""verifiers 0.4 (`verifiers.v1`), and RoC for prime-rl.
+
+`ExecToolset` serves the tool over MCP; `ExecMathTask` uses it and scores answers in the service. With a service that speaks MCP
+itself, `ToolsetConfig(url=…)` is enough. prime-rl's RoC: `score_group` gives advantages to the rollouts of a group, zero to
+those that are not selected; call it from an `Algorithm`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import verifiers.v1 as vf
+
+from trainer import chat, roc
+from trainer.integrations import service
+
+
+class ExecToolset(vf.Toolset[vf.SharedToolsetConfig]):
+    TOOL_PREFIX = "py"
+
+    @vf.tool
+    async def run(self, code: str, input: str = "") -> str:
+        """Execute a Python program and return what it prints."""
+        return (await service.run(code, input)).text
+
+
+class MathData(vf.TaskData):
+    answer: str = ""
+
+
+class ExecTaskConfig(vf.TaskConfig):
+    tools: vf.SharedToolsetConfig = vf.SharedToolsetConfig()
+
+
+class ExecMathTask(vf.Task[MathData, vf.State, ExecTaskConfig]):
+    @classmethod
+    def toolsets(cls, config: ExecTaskConfig) -> list[vf.Toolset]:
+        return [ExecToolset(config.tools)]
+
+    @vf.reward(weight=1.0)
+    async def correct(self, trace: vf.Trace) -> float:
+        return await score(trace.last_reply or "", self.data.answer)
+
+
+async def score(reply: str, truth: str) -> float:
+    found = await service.verify(chat.final_answer(reply) or reply, truth)
+    if found is None:
+        raise RuntimeError("the answer could not be verified; the service is to blame, not the model")
+    return found
+
+
+def score_group(rollouts: Sequence[roc.Rollout], seed: str) -> list[float]:
+    """One advantage for each; half of them are zero."""
+    rewards = [one.reward for one in rollouts]
+    if roc.all_equal(rewards):
+        return [0.0] * len(rollouts)
+    kept = roc.select(rollouts, len(rollouts) // 2, random.Random(seed))
+    gains = dict(zip(kept, roc.advantages([rewards[index] for index in kept]), strict=True))
+    return [gains.get(index, 0.0) for index in range(len(rollouts))]

@@ -1,0 +1,123 @@
+"""What a step was like: a row in metrics.csv and metrics.jsonl, in TensorBoard if it is installed, and a line to look at."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.roc import format_penalty, tool_error_share
+from trainer.rollout import Trajectory
+
+# Not the same in two runs of the same seed.
+CLOCKS = ("time/", "service/", "speed/")
+
+
+class Metrics:
+    """Rows of one run. Resuming at a step forgets rows from it on: they are made again."""
+
+    def __init__(self, folder: Path, *, first_step: int = 0, board: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._csv, self._jsonl = folder / "metrics.csv", folder / "metrics.jsonl"
+        self.rows = [row for row in read(folder) if row["step"] < first_step]
+        self._jsonl.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        self._board = _board(folder) if board else None
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with open(self._jsonl, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        fresh = self._csv.with_suffix(".new")
+        with open(fresh, "w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        fresh.rename(self._csv)
+        if self._board is not None:
+            for name, value in row.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # killed while it was written; the step is made again
+            break
+    return rows
+
+
+def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith(CLOCKS)}
+
+
+def of_rollouts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
+    """Shares and means over rollouts that have a reward."""
+    known = [one for one in rollouts if one.reward is not None]
+    correct = [one for one in known if one.correct]
+    lengths = sorted(one.tokens for one in known)
+    return {
+        "reward/mean": _mean([one.reward or 0.0 for one in known]),
+        "err_in_pos": error_share(correct),
+        "err_all": error_share(known),
+        "calls/rollout": _mean([len(one.outcomes) for one in known]),
+        "calls": float(sum(len(one.outcomes) for one in rollouts)),
+        "no_tool": _mean([not one.outcomes for one in known]),
+        "answers>1": _mean([one.answers > 1 for one in known]),
+        "answers>1_in_pos": _mean([one.answers > 1 for one in correct]),
+        "len/mean": _mean(lengths),
+        "len/p95": float(lengths[int(0.95 * (len(lengths) - 1))]) if lengths else 0.0,
+        "clip_ratio": _mean([one.truncated for one in known]),
+        "turns": _mean([one.turns for one in known]),
+        "infra": float(len(rollouts) - len(known)),
+        "entropy": _mean([e for one in known for e, own in zip(one.entropies, one.mask, strict=True) if own]),
+    }
+
+
+def error_share(rollouts: Sequence[Trajectory]) -> float:
+    """Of all tool calls of these rollouts, those that were the model's errors."""
+    outcomes = [outcome for one in rollouts for outcome in one.outcomes if outcome != "infra"]
+    return _mean([outcome == "error" for outcome in outcomes])
+
+
+def penalties(rollouts: Sequence[Trajectory]) -> tuple[float, float]:
+    """Mean p_err and p_format of the correct ones."""
+    correct = [one for one in rollouts if one.correct]
+    return (
+        _mean([tool_error_share(one.outcomes) for one in correct]),
+        _mean([format_penalty(one.answers, one.turns) for one in correct]),
+    )
+
+
+def line(row: dict[str, Any]) -> str:
+    """`R .71 err+ .18 len 44 mixed 13/16 tool 391 @ 512/s`"""
+    groups = int(row["groups/mixed"] + row["groups/all0"] + row["groups/all1"])
+    return (
+        f"R {row['reward/mean']:.2f} err+ {row['err_in_pos']:.2f} len {row['len/mean']:.0f} "
+        f"mixed {int(row['groups/mixed'])}/{groups} tool {int(row['calls'])} @ {row['service/rps']:.0f}/s"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0

@@ -1,0 +1,77 @@
+"""PNGs of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from trainer import metrics
+
+PANELS = {
+    "reward": {"reward/mean": "all rollouts", "eval/reward": "held-out"},
+    "tool errors in correct rollouts": {"err_in_pos": "share of calls"},
+    "tokens": {"len/mean": "mean", "len/p95": "95th percentile"},
+    "tool calls": {"calls/rollout": "per rollout"},
+    "groups": {"groups/mixed": "mixed", "groups/all1": "all right", "groups/all0": "all wrong"},
+    "seconds": {"time/gen": "generate", "time/tool_wait": "tools", "time/train": "learn", "time/verify": "verify"},
+}
+ARMS = {
+    "err_in_pos": "tool errors in correct rollouts",
+    "len/mean": "tokens",
+    "answers>1_in_pos": "double answers",
+    "reward/mean": "reward",
+}
+
+
+def of_run(run: Path) -> list[Path]:
+    rows = metrics.read(run)
+    if not rows:
+        raise FileNotFoundError(f"{run}: there is no metrics.jsonl with rows in it")
+    figure, axes = plt.subplots(2, 3, figsize=(13, 6.5))
+    for axis, (title, lines) in zip(axes.flat, PANELS.items(), strict=True):
+        for name, label in lines.items():
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            if points:
+                axis.plot(
+                    *zip(*points, strict=True), label=label, marker="o" if name.startswith("eval") else None, markersize=3
+                )
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        if axis.get_lines():
+            axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    return [_save(figure, run / "metrics.png")]
+
+
+def of_arms(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path) -> Path:
+    """Mean of the seeds as a line, each seed pale."""
+    figure, axes = plt.subplots(1, len(ARMS), figsize=(4 * len(ARMS), 3.6))
+    colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    for axis, (name, title) in zip(axes, ARMS.items(), strict=True):
+        for (arm, seeds), colour in zip(runs.items(), colours, strict=False):
+            curves = [_smooth([row[name] for row in rows]) for rows in seeds]
+            for curve in curves:
+                axis.plot(curve, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot([sum(values) / len(values) for values in zip(*curves, strict=False)], color=colour, label=arm)
+        axis.set_title(title)
+        axis.set_xlabel("update")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    return _save(figure, path)
+
+
+def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
+    return [sum(part) / len(part) for part in (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))]
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path

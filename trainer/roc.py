@@ -1,0 +1,99 @@
+"""Which rollouts of a prompt are learned from: resampling on correct (RoC), after arXiv 2508.20722, section 2.
+
+From 2G rollouts G are kept: wrong ones by lot, so that all kinds of failure are seen, and right ones the more likely, the fewer
+tool errors and format faults they have. What failed on the service's side is counted on neither side of a share.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Mode = Literal["inverse", "topk", "uniform"]
+
+
+class Rollout(NamedTuple):
+    """What the selection looks at; taken from structured results, never from texts."""
+
+    reward: float
+    outcomes: Sequence[str]  # of its tool calls: "ok", "error" (the model is to blame), "infra"
+    answers: int
+    turns: int  # of the assistant, all of them
+
+
+def tool_error_share(outcomes: Sequence[str]) -> float:
+    """p_err: 0.5 without a call that counts."""
+    counted = [outcome for outcome in outcomes if outcome != "infra"]
+    return sum(outcome == "error" for outcome in counted) / len(counted) if counted else 0.5
+
+
+def format_penalty(answers: int, turns: int) -> float:
+    """p_format: 1 without an answer, else more answers than one, per turn."""
+    return min(1.0, (answers - 1) / max(1, turns)) if answers else 1.0
+
+
+def penalty(rollout: Rollout) -> float:
+    return tool_error_share(rollout.outcomes) + format_penalty(rollout.answers, rollout.turns)
+
+
+def all_equal(rewards: Sequence[float]) -> bool:
+    return len(set(rewards)) <= 1
+
+
+class Counts(NamedTuple):
+    negative: int
+    positive: int
+
+
+def counts(negative: int, positive: int, keep: int, min_neg: int = 2, min_pos: int = 2) -> Counts:
+    """How many of each are kept: in proportion, but some of each kind wherever there are any."""
+    total = negative + positive
+    if keep >= total:
+        return Counts(negative, positive)
+    neg = negative * keep // total
+    neg = max(neg, min(min_neg, negative), keep - positive)
+    pos = keep - neg
+    pos = max(pos, min(min_pos, positive), keep - negative)
+    return Counts(keep - pos, pos)
+
+
+def select(
+    rollouts: Sequence[Rollout],
+    keep: int,
+    rng: random.Random,
+    *,
+    mode: Mode = "inverse",
+    eps: float = 0.05,
+    min_neg: int = 2,
+    min_pos: int = 2,
+) -> list[int]:
+    """Indexes of those that are kept, ascending."""
+    negative = [index for index, one in enumerate(rollouts) if one.reward <= 0]
+    positive = [index for index, one in enumerate(rollouts) if one.reward > 0]
+    wanted = counts(len(negative), len(positive), keep, min_neg, min_pos)
+    kept = rng.sample(negative, wanted.negative)
+    penalties = {index: penalty(rollouts[index]) for index in positive}
+    return sorted(kept + _pick(penalties, wanted.positive, rng, mode, eps))
+
+
+def _pick(penalties: dict[int, float], count: int, rng: random.Random, mode: Mode, eps: float) -> list[int]:
+    if mode == "uniform":
+        return rng.sample(list(penalties), count)
+    order = list(penalties)
+    rng.shuffle(order)  # ties are broken by lot, not by age
+    if mode == "topk":
+        return sorted(order, key=penalties.__getitem__)[:count]
+    # Weighted, without replacement: the largest of log(u) / weight (Efraimidis and Spirakis 2006).
+    keys = {index: math.log(1 - rng.random()) * (penalties[index] + eps) for index in order}
+    return sorted(order, key=keys.__getitem__, reverse=True)[:count]
+
+
+def advantages(rewards: Sequence[float], *, std: bool = True) -> list[float]:
+    """Within the rollouts that were kept: (r - mean) / (std + 1e-6), the unbiased std."""
+    mean = sum(rewards) / len(rewards)
+    if not std:
+        return [reward - mean for reward in rewards]
+    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
+    return [(reward - mean) / (math.sqrt(variance) + 1e-6) for reward in rewards]

@@ -1,0 +1,110 @@
+"""Real problems from JSONL files.
+
+    RL and evaluation: {"id"?: …, "problem": …, "answer": …}      integer answers only; others are left out and counted
+    SFT:               {"messages": [{"role": …, "content": …}, …]}
+
+Training problems that share eight words in a row with an evaluation problem are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import chat
+from trainer.config import Chat
+from trainer.config import Task as Settings
+from trainer.tasks.base import Problem, Segment, passes
+
+GRAM = 8
+
+
+class DataError(Exception):
+    """What is wrong with a file, and in which line."""
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: not an object")
+        rows.append(row)
+    return rows
+
+
+def read_problems(path: str | Path) -> tuple[list[Problem], int]:
+    """Those with an integer answer, and how many others there were."""
+    problems, dropped = [], 0
+    for number, row in enumerate(read_lines(path), 1):
+        if not isinstance(row.get("problem"), str) or "answer" not in row:
+            raise DataError(f"{path}, problem {number}: the fields problem and answer are needed")
+        answer = str(row["answer"]).strip().replace(",", "")
+        if re.fullmatch(r"[+-]?\d+", answer):
+            problems.append(Problem(str(row.get("id", number)), row["problem"], str(int(answer))))
+        else:
+            dropped += 1
+    return problems, dropped
+
+
+def grams(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[first : first + GRAM]) for first in range(len(words) - GRAM + 1)}
+
+
+def decontaminate(problems: Iterable[Problem], benchmark: Iterable[Problem]) -> list[Problem]:
+    known = {gram for problem in benchmark for gram in grams(problem.text)}
+    return [problem for problem in problems if not grams(problem.text) & known]
+
+
+class MathJsonl:
+    def __init__(self, settings: Settings, chat_settings: Chat, problems: Sequence[Problem] | None = None) -> None:
+        self._settings, self._chat = settings, chat_settings
+        self._heldout = read_problems(settings.eval_file)[0] if settings.eval_file else []
+        self.not_integer = self.contaminated = 0
+        if problems is None and settings.rl_file:
+            read, self.not_integer = read_problems(settings.rl_file)
+            problems = decontaminate(read, self._heldout)
+            self.contaminated = len(read) - len(problems)
+        self._pool = problems or []
+        self._dialogues = read_lines(settings.sft_file) if settings.sft_file else []
+
+    @property
+    def pool(self) -> Sequence[Problem]:
+        return self._pool
+
+    @property
+    def texts(self) -> list[str]:
+        return [problem.text for problem in self._pool]
+
+    def with_problems(self, problems: Sequence[Problem]) -> MathJsonl:
+        return MathJsonl(self._settings, self._chat, problems)
+
+    def batch(self, seed: int, step: int, count: int) -> list[Problem]:
+        return passes(self._pool, seed, step, count)
+
+    def heldout(self, count: int) -> list[Problem]:
+        return self._heldout[:count]
+
+    def demonstrations(self, seed: int, step: int, count: int) -> list[list[Segment]]:
+        numbers = [Problem(str(number), "", "") for number in range(len(self._dialogues))]
+        return [self._demonstration(self._dialogues[int(one.id)]) for one in passes(numbers, seed, step, count)]
+
+    def _demonstration(self, row: dict[str, Any]) -> list[Segment]:
+        if not isinstance(row.get("messages"), list):
+            raise DataError(f"{self._settings.sft_file}: a demonstration has a list of messages")
+        segments = []
+        for message in row["messages"]:
+            own = message["role"] == "assistant"
+            segments.append(Segment(f"{chat.START}{message['role']}\n", False))
+            segments.append(Segment(f"{message['content']}{chat.END}", own))
+            segments.append(Segment("\n", False))
+        return segments
