@@ -1,0 +1,46 @@
+"""A service and a tiny trained model for the trainer's tests. Without torch they are skipped: the service needs none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the trainer's extra is not installed: pip install -e .[trainer]")
+pytest.importorskip("transformers", reason="the trainer's extra is not installed: pip install -e .[trainer]")
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # progress lines would bury what a failure says
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parent / "worker"), str(HERE.parent / "service")]
+
+import torch  # noqa: E402
+from sandbox_harness import need_sandbox  # noqa: E402
+from service_harness import Service, serving  # noqa: E402
+from trainer_harness import TINY, small_model  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def live_service() -> Iterator[Service]:
+    need_sandbox()
+    with serving() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has the format and uses the tool, after half a minute of SFT."""
+    from trainer import runs
+
+    out = tmp_path_factory.mktemp("taught")
+    runs.make_tiny(TINY, out / "tiny")
+    return runs.run_sft(TINY, out / "tiny", out)
+
+
+@pytest.fixture(scope="session")
+def untaught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("untaught"))

@@ -1,0 +1,79 @@
+"""An engine made of a fixture: answers what the fixture has, refuses every request with an unknown or a missing field."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def problems(route: dict[str, Any], query: dict[str, Any], body: dict[str, Any]) -> list[str]:
+    known = [*route.get("required", []), *route.get("optional", [])]
+    found = [f"missing field {name}" for name in route.get("required", []) if name not in body]
+    found += [f"unknown field {name}" for name in body if name not in known]
+    found += [f"unknown query {name}" for name in query if name not in route.get("query", [])]
+    for name, fields in route.get("inside", {}).items():
+        found += [f"unknown field {name}.{one}" for one in body.get(name, {}) if one not in fields]
+    return found
+
+
+class FixtureServer(ThreadingHTTPServer):
+    def __init__(self, name: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Door)
+        self.routes: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())["routes"]
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Door(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FixtureServer
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        self._answer("POST")
+
+    def _answer(self, method: str) -> None:
+        url = urlsplit(self.path)
+        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = json.loads(raw) if raw else {}
+        name = f"{method} {url.path}"
+        self.server.seen.append((name, body))
+        route = self.server.routes.get(name)
+        if route is None:
+            return self._send(404, "no such route")
+        if found := problems(route, parse_qs(url.query), body):
+            return self._send(422, "; ".join(found))
+        self._send(200, route["text"] if "text" in route else json.dumps(route["answer"]))
+
+    def _send(self, status: int, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serving_fixture(name: str) -> Iterator[FixtureServer]:
+    server = FixtureServer(name)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,311 @@
+"""Settings, tasks, triggers, metrics, entropy, the scheduler: the parts around the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_harness import TINY, rollout, with_settings
+
+from trainer import build, config, entropy, metrics, scheduler_bench, stages
+from trainer.__main__ import main
+from trainer.engines.base import Generated, Load, Sampling
+from trainer.scheduler import Scheduler
+from trainer.tasks import math_jsonl
+from trainer.tasks.arith import Arith
+from trainer.tasks.base import Problem, passes
+
+# -- settings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny_cpu", "mi300x_8gpu"])
+def test_both_configs_are_of_one_schema(name: str) -> None:
+    assert len(config.load(name).stages) == 3
+
+
+def test_unknown_keys_and_wrong_types_are_refused_with_their_path() -> None:
+    with pytest.raises(config.ConfigError, match="unknown field `lrr`"):
+        config.load("tiny_cpu", ["rl.lrr=1"])
+    with pytest.raises(config.ConfigError, match=r"\$\.rl\.group"):
+        config.load("tiny_cpu", ["rl.group=many"])
+    with pytest.raises(config.ConfigError, match=r"--set takes a\.b=value"):
+        config.load("tiny_cpu", ["rl.lr"])
+    with pytest.raises(config.ConfigError, match="mi300x_8gpu"):
+        config.load("no-such-config")
+
+
+def test_a_change_of_one_setting_wins() -> None:
+    assert config.load("tiny_cpu", ["rl.lr=1e-5"]).rl.lr == 1e-5
+    assert build.expand("http://h:3000{0..2}/x") == ["http://h:30000/x", "http://h:30001/x", "http://h:30002/x"]
+
+
+def test_the_command_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "--out", "x", "--set", "rl.nope=1"]) == 2
+    assert "nope" in capsys.readouterr().err
+    assert main(["rl", "--out", "x"]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+# -- tasks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_arith_problems_follow_from_seed_and_step_and_heldout_ones_are_others() -> None:
+    task = Arith(with_settings("task.problems=[mod,sum,long]").task, TINY.chat)
+    assert task.batch(1, 2, 8) == task.batch(1, 2, 8) != task.batch(1, 3, 8)
+    heldout = {problem.id for problem in task.heldout(200)}
+    assert not heldout & {problem.id for step in range(50) for problem in task.batch(0, step, 8)}
+    assert all(int(problem.answer) == eval(problem.id) for problem in task.heldout(20))
+
+
+def test_a_pool_is_gone_through_before_it_repeats() -> None:
+    pool = [Problem(str(number), "", "") for number in range(10)]
+    twice = [one.id for step in range(5) for one in passes(pool, 0, step, 4)]
+    assert sorted(twice[:10]) == sorted(twice[10:]) == sorted(one.id for one in pool)
+    assert twice[:10] != twice[10:]
+
+
+def test_math_jsonl_keeps_integers_and_drops_what_is_in_the_benchmark(tmp_path: Path) -> None:
+    shared = "Let x be a positive integer such that x squared is nine and"
+    rows = [
+        {"id": "a", "problem": "What is 1 + 1?", "answer": "2"},
+        {"problem": "A half?", "answer": "1/2"},
+        {"problem": f"{shared} so on. Find x.", "answer": 3},
+        {"problem": "A thousand?", "answer": "1,000"},
+    ]
+    (tmp_path / "rl.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"problem": f"{shared} find it", "answer": "3"}))
+    (tmp_path / "sft.jsonl").write_text(
+        json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]})
+    )
+    settings = with_settings(
+        "task.kind=math_jsonl", f"task.rl_file={tmp_path}/rl.jsonl", f"task.eval_file={tmp_path}/eval.jsonl",
+        f"task.sft_file={tmp_path}/sft.jsonl",
+    )  # fmt: skip
+    task = build.task(settings)
+    assert isinstance(task, math_jsonl.MathJsonl)
+    assert [(one.id, one.answer) for one in task.pool] == [("a", "2"), ("4", "1000")]
+    assert (task.not_integer, task.contaminated) == (1, 1)
+    (segments,) = task.demonstrations(0, 0, 1)
+    assert [one.text for one in segments if one.learned] == ["ho<|im_end|>"]
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"problem": "p", "answer": 1}\nnot json\n')
+    with pytest.raises(math_jsonl.DataError, match="line 2"):
+        math_jsonl.read_problems(tmp_path / "x.jsonl")
+
+
+def test_problems_solved_every_time_are_dropped() -> None:
+    pool = [Problem(name, "", "") for name in "abc"]
+    tried = [rollout(1.0, group=0)] * 8 + [rollout(1.0, group=1)] * 7 + [rollout(0.0, group=1)] + [rollout(None, group=2)] * 8
+    assert [one.id for one in stages.still_hard(pool, tried)] == ["b"]
+
+
+# -- stages ---------------------------------------------------------------------------------------------------------------
+
+
+def _row(reward: float = 0.9, clip: float = 0.1, all1: int = 0, **more: Any) -> dict[str, Any]:
+    return {"reward/mean": reward, "clip_ratio": clip, "groups/mixed": 8 - all1, "groups/all0": 0, "groups/all1": all1} | more
+
+
+def test_a_stage_ends_by_its_trigger_or_at_its_cap() -> None:
+    stage = config.Stage(steps=20, max_response=1, turns=1, end="plateau")
+    rising = [_row(reward=0.02 * number) for number in range(12)]
+    assert stages.ended(stage, rising) is None
+    flat = stages.ended(stage, [_row()] * 12)
+    assert flat is not None and flat.by == "plateau" and "reward slope" in flat.why
+    assert stages.ended(stage, [_row(clip=0.5)] * 12) is None
+    cap = stages.ended(stage, [_row(clip=0.5)] * 20)
+    assert cap is not None and cap.by == "cap"
+
+
+def test_solved_and_eval_drop_triggers() -> None:
+    solved = config.Stage(steps=99, max_response=1, turns=1, end="solved")
+    assert stages.ended(solved, [_row(all1=5)] * 12) is None
+    assert (found := stages.ended(solved, [_row(all1=7)] * 12)) and found.by == "solved"
+    drop = config.Stage(steps=99, max_response=1, turns=1, end="eval_drop")
+    rows = [_row(**{"eval/reward": value}) for value in (*[0.9] * 11, 0.8)]
+    assert (found := stages.ended(drop, rows)) and "0.900 to 0.800" in found.why
+    assert "| stage |" in stages.table([])
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_count_errors_of_correct_rollouts_without_infra(tmp_path: Path) -> None:
+    found = metrics.of_rollouts(
+        [
+            rollout(1.0, ("error", "ok")),
+            rollout(1.0, ("ok", "infra")),
+            rollout(0.0, ("error",), answers=2),
+            rollout(None, ("infra",)),
+        ]
+    )
+    assert found["err_in_pos"] == pytest.approx(1 / 3) and found["err_all"] == pytest.approx(2 / 4)
+    assert found["reward/mean"] == pytest.approx(2 / 3) and found["infra"] == 1 and found["answers>1"] == pytest.approx(1 / 3)
+    log = metrics.Metrics(tmp_path, board=False)
+    log.add({"step": 0, "a": 1.0})
+    log.add({"step": 1, "a": 2.0, "b": 3.0})
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,a,b", "0,1.0,", "1,2.0,3.0"]
+    again = metrics.Metrics(tmp_path, first_step=1, board=False)
+    assert [row["step"] for row in again.rows] == [0]
+
+
+def test_plots_are_made_of_a_run(tmp_path: Path) -> None:
+    from trainer import plots
+
+    log = metrics.Metrics(tmp_path, board=False)
+    for step in range(3):
+        log.add({"step": step, "reward/mean": 0.5, "err_in_pos": 0.1, "len/mean": 30.0, "answers>1_in_pos": 0.0})
+    (png,) = plots.of_run(tmp_path)
+    assert png.stat().st_size > 10_000
+    arms = plots.of_arms({"roc": [log.rows], "grpo": [log.rows]}, tmp_path / "ab.png")
+    assert arms.stat().st_size > 10_000
+    with pytest.raises(FileNotFoundError):
+        plots.of_run(tmp_path / "none")
+
+
+# -- entropy --------------------------------------------------------------------------------------------------------------
+
+
+def test_high_entropy_tokens_are_sorted_into_kinds(tmp_path: Path) -> None:
+    """Made up: of 20 tokens said, the 4 with the highest entropy are one fork, two reflections and one in code."""
+    said = ["But", " maybe", "<tool_call>", "x", "=", "1", "</tool_call>"]
+    after = ["Hmm", " wrong", " so", " again", " a", " b", " c", " d", " e", "<answer>", "4", "2", "</answer>"]
+    tokens = ["Q", *said, "<tool_response>", "err", *after]
+    roles = ["prompt", *["assistant"] * 7, "tool", "tool", *["assistant"] * 13]
+    entropies = [9.0, 2.0, 0.1, 0.1, 1.5, 0.1, 0.1, 0.1, 9.0, 9.0, 3.0, 2.5, *[0.1] * 11]
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"tokens": tokens, "entropies": entropies, "roles": roles}) + "\n")
+    (one,) = entropy.read(path)
+    found = entropy.table([one])
+    assert {kind: row["of_top"] for kind, row in found.items()} == {
+        "forking": 0.25,
+        "reflection": 0.5,
+        "code": 0.25,
+        "answer": 0.0,
+    }
+    assert found["code"]["of_all"] == pytest.approx(4 / 20) and found["answer"]["of_all"] == pytest.approx(3 / 20)
+    entropy.report(path, tmp_path / "out", 64)
+    page = (tmp_path / "out" / "entropy.html").read_text()
+    assert page.count(f'background:{entropy.COLOURS["reflection"]}" title') == 2
+    assert "| reflection | 0.400 | 0.500 | 1.25 |" in (tmp_path / "out" / "entropy.md").read_text()
+
+
+def test_trajectories_of_unequal_lists_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps({"tokens": ["a"], "entropies": [], "roles": ["assistant"]}))
+    with pytest.raises(ValueError, match="same length"):
+        entropy.read(tmp_path / "t.jsonl")
+
+
+# -- scheduler ------------------------------------------------------------------------------------------------------------
+
+
+class _Engine:
+    """Holds requests until they are let go, and counts what it holds."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name, self.capacity = name, capacity
+        self.held: dict[str, int] = {}
+        self.gates: dict[str, asyncio.Event] = {}
+        self.most = 0
+        self.preempted = 0
+
+    async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
+        self.held[request_id] = len(ids) + sampling.max_new
+        self.most = max(self.most, sum(self.held.values()))
+        await self.gates.setdefault(request_id, asyncio.Event()).wait()
+        return Generated([1], [0.0], "stop", preempted=self.preempted)
+
+    async def release(self, request_id: str) -> None:
+        self.held.pop(request_id)
+
+    async def load(self) -> Load:
+        return Load(self.capacity, sum(self.held.values()), len(self.held), 0, 0)
+
+    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+async def _run_all(scheduler: Scheduler, engines: list[_Engine], count: int) -> None:
+    async def one(number: int) -> None:
+        await scheduler.generate(str(number), [1] * 20, Sampling(80))
+        await scheduler.release(str(number))
+
+    tasks = [asyncio.create_task(one(number)) for number in range(count)]
+    async with asyncio.timeout(10):
+        while not all(task.done() for task in tasks):
+            for engine in engines:
+                for gate in list(engine.gates.values())[:3]:
+                    gate.set()
+                engine.gates = {name: gate for name, gate in engine.gates.items() if not gate.is_set()}
+            await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+
+
+async def test_dynamic_never_promises_more_than_an_engine_can_hold() -> None:
+    engines = [_Engine("small", 250), _Engine("large", 1000)]
+    await _run_all(Scheduler(engines, config.Scheduler(mode="dynamic", util=1.0)), engines, 40)
+    assert [engine.most for engine in engines] == [200, 1000]
+
+
+async def test_static_deals_evenly_and_overflows() -> None:
+    engines = [_Engine("small", 250), _Engine("large", 1000)]
+    scheduler = Scheduler(engines, config.Scheduler(mode="static"))
+    await _run_all(scheduler, engines, 40)
+    assert [seat.served for seat in scheduler.seats] == [20, 20] and engines[0].most > 250
+
+
+async def test_all_turns_of_a_rollout_stay_on_one_engine() -> None:
+    engines = [_Engine("a", 1000), _Engine("b", 1000)]
+    scheduler = Scheduler(engines, config.Scheduler())
+    for engine in engines:
+        engine.gates = {name: asyncio.Event() for name in "xy"}
+        for gate in engine.gates.values():
+            gate.set()
+    for ids in ([1] * 10, [1] * 30):
+        await scheduler.generate("x", ids, Sampling(5))
+        await scheduler.generate("y", ids, Sampling(5))
+    assert [set(engine.held) for engine in engines] in ([{"x"}, {"y"}], [{"y"}, {"x"}])
+
+
+async def test_a_rollout_that_fits_nowhere_runs_alone() -> None:
+    engines = [_Engine("a", 50)]
+    await _run_all(Scheduler(engines, config.Scheduler()), engines, 3)
+    assert engines[0].most == 100
+
+
+async def test_adaptive_learns_lengths_and_backs_off_when_an_engine_preempts() -> None:
+    engine = _Engine("a", 10_000)
+    scheduler = Scheduler([engine], config.Scheduler(reserve="adaptive"))
+    assert scheduler.reservation(20, 80) == 100
+    await _run_all(scheduler, [engine], 40)
+    assert scheduler.reservation(20, 80) == 21 and scheduler.seats[0].overcommit > 1
+    before, engine.preempted = scheduler.seats[0].overcommit, 1
+    await _run_all(scheduler, [engine], 1)
+    assert scheduler.seats[0].overcommit < before
+
+
+async def test_a_cancelled_rollout_leaves_the_queue() -> None:
+    engine = _Engine("a", 100)
+    scheduler = Scheduler([engine], config.Scheduler(util=1.0))
+    first = asyncio.create_task(scheduler.generate("1", [1] * 20, Sampling(80)))
+    second = asyncio.create_task(scheduler.generate("2", [1] * 20, Sampling(80)))
+    await asyncio.sleep(0.01)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    engine.gates["1"].set()
+    await first
+    await scheduler.release("1")
+    assert not scheduler._waiting and scheduler.seats[0].reserved == 0
+
+
+def test_dynamic_scheduling_has_no_evictions_where_static_has() -> None:
+    made = scheduler_bench.plans(40, seed=1)
+    static, dynamic = (scheduler_bench.play(mode, (1, 8), made) for mode in ("static", "dynamic, safe"))
+    assert dynamic.evictions == dynamic.recomputed == 0 < static.evictions
+    assert dynamic.read == static.read - static.recomputed
