@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch
+from tqdm import tqdm
 
 from trainer import config, tiny
 from trainer.engines.base import Sampling
@@ -190,6 +192,7 @@ class _Placing:
 
 
 def run(settings: config.Config, out: Path | None, count: int) -> str:
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
     made = plans(count, seed=0)
     lines = [
         f"{count} rollouts, prompt {PROMPT}, up to {TURNS} turns and {LONGEST} tokens (log-normal, mean "
@@ -213,7 +216,7 @@ def _table(title: str, ratios: tuple[tuple[int, int], ...], made: list[Plan], he
         "| --- | --- |" + " ---: |" * 7,
     ]
     for ratio in ratios:
-        found = {mode: play(mode, ratio, made, headroom=headroom) for mode in MODES}
+        found = {mode: play(mode, ratio, made, headroom=headroom) for mode in tqdm(MODES, desc=f"{ratio[0]}:{ratio[1]}")}
         best = found["dynamic, adaptive"].makespan
         for mode, one in found.items():
             lines.append(
