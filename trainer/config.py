@@ -38,8 +38,7 @@ class Model(Section, frozen=True):
 
 
 class Parallel(Section, frozen=True):
-    kind: Literal["none", "ddp", "fsdp2"] = "none"
-    nproc: Positive = 1
+    kind: Literal["none", "ddp", "fsdp2"] = "none"  # how many ranks there are is torchrun's to say
 
 
 class Engine(Section, frozen=True):
@@ -96,7 +95,6 @@ class Sft(Section, frozen=True):
     final_lr: Share = 0.05
     weight_decay: float = 0.01
     log_every: Positive = 20
-    epochs: float = 0.0  # with a file: so many passes instead of `steps`
 
 
 class Rl(Section, frozen=True):
