@@ -3,8 +3,8 @@
     async with open_arm("zygote") as arm:
         run = await arm.run(programs, concurrency=2)
 
-An arm is an agent (`loadtest.agent`) in a process of its own; `http` has a real `exec-service up` besides, and there the agent
-is only the load. The arms of single routes are such agents too; they share one service.
+An arm is an agent (`loadtest.agent`) in a process of its own; `http` has a real `exec-service up` besides, `redis` a gateway, a
+worker and a Redis, and there the agent is only the load. The arms of single routes are such agents too; they share a service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -29,8 +29,9 @@ from loadtest.agent import Outcome, Report, Request
 from loadtest.workload import Program
 
 ROUTES = ("run", "run_code", "batch", "long-batch")
-ARMS = ("spawn", "nsjail", "zygote", "http", *ROUTES)
+ARMS = ("spawn", "nsjail", "zygote", "http", "redis", *ROUTES)
 START_S = 90.0
+UP, CLUSTER = ("exec_service", "up", "--grpc-port", "0", "--port"), ("loadtest.cluster_up",)  # modules; a port follows
 SETTLE_S = 0.05  # after the last result: what is reaped and cleaned up then belongs to the calls
 
 
@@ -162,11 +163,11 @@ async def _receive(stream: asyncio.StreamReader) -> bytes:
 async def open_arm(name: str, shared: Service | None = None) -> AsyncGenerator[Arm, None]:
     """`shared`: a service that is there already, for an arm that needs one."""
     async with contextlib.AsyncExitStack() as stack:
-        if name not in ("http", *ROUTES):
+        if name not in ("http", "redis", *ROUTES):
             yield Arm(name, await _agent(stack, name))
             return
-        service, url = shared or await _service(stack)
-        yield Arm(name, await _agent(stack, name, url), service, url)
+        service, url = shared or await _service(stack, CLUSTER if name == "redis" else UP)
+        yield Arm(name, await _agent(stack, "http" if name == "redis" else name, url), service, url)
 
 
 async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -> Counted:
@@ -179,11 +180,11 @@ async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -
     return agent
 
 
-async def _service(stack: contextlib.AsyncExitStack) -> tuple[Counted, str]:
+async def _service(stack: contextlib.AsyncExitStack, module: Sequence[str]) -> tuple[Counted, str]:
     """A service with a port of its own, ready."""
     port = _free_port()
-    command = [sys.executable, "-m", "exec_service", "up", "--port", str(port)]
-    service = await stack.enter_async_context(counted("service", command))
+    command = [sys.executable, "-m", *module, str(port)]
+    service = await stack.enter_async_context(counted(f"service-{port}", command))
     stack.callback(_terminate, service.process)
     url = f"http://127.0.0.1:{port}"
     give_up = time.monotonic() + START_S
@@ -207,9 +208,10 @@ def _free_port() -> int:
 
 
 def _is_ready(url: str) -> bool:
+    """A gateway of a cluster is ready before its workers are."""
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5), urllib.request.urlopen(f"{url}/v1/info", timeout=5) as answer:
+            return bool(msgspec.json.decode(answer.read())["slots"])
     except OSError:
         return False
 

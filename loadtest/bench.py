@@ -150,7 +150,7 @@ async def measure(options: Options) -> Results:
     async with contextlib.AsyncExitStack() as stack:
         progress("starting the arms")
         for name in options.arms:
-            shared = next((arm.service for arm in bench.arms.values() if arm.service), None)
+            shared = next((arm.service for arm in bench.arms.values() if arm.service), None) if name in ROUTES else None
             bench.arms[name] = await stack.enter_async_context(open_arm(name, shared))
         await bench.look_at_idle_service()
         for repeat in range(options.repeats):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"spawn": "#9a9a9a", "nsjail": "#c9a66b", "zygote": "#4b8bbe", "http": "#1b4f72"}
+COLOURS = {"spawn": "#9a9a9a", "nsjail": "#c9a66b", "zygote": "#4b8bbe", "http": "#1b4f72", "redis": "#7d3c98"}
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     draw_bars(cpu, results, "cpu_ms", "CPU ms per call, everything counted (lower is better)")
     draw_idle(idle, results["idle"])
     handles, labels = speed.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(sys.argv[2], dpi=150)
 
 

@@ -90,11 +90,11 @@ PAGE = """# Speed
 
 Median over {repeats} repeats in which the arms take turns, with the lowest and highest. `spawn`: a fresh interpreter per call.
 `nsjail`: a fresh nsjail and interpreter per call. `zygote`: the worker's pool alone. `http`: the whole service through
-`/v1/batch`, tier {tier}, {slots} slots. `run`, `run_code`, `batch` and `long-batch`: plain requests to `/v1/run`,
-SandboxFusion's `/run_code`, `/v1/batch` and code-judge's `/run/long-batch`. All arms run the same programs, `spawn`, `nsjail`
-and those of single routes a part of them with the same composition. CPU time is that of all processes of an arm
-({counted_by}), the load generator of what goes through HTTP apart. When others use the machine at the same time, calls/s
-suffer, and the columns by CPU time are the ones to trust.
+`/v1/batch`, tier {tier}, {slots} slots. `redis`: the same, but gateway, Redis and worker in processes of their own. `run`,
+`run_code`, `batch` and `long-batch`: plain requests to `/v1/run`, SandboxFusion's `/run_code`, `/v1/batch` and code-judge's
+`/run/long-batch`. All arms run the same programs, `spawn`, `nsjail` and those of single routes a part of them with the same
+composition. CPU time is that of all processes of an arm ({counted_by}), the load generator of what goes through HTTP apart.
+When others use the machine at the same time, calls/s suffer, and the columns by CPU time are the ones to trust.
 
 Every call really runs and every outcome is compared with that of a fresh plain interpreter in the same run: status, output,
 and the last line of a traceback. Nothing is cached, and no interpreter is warmed up with these programs. Programs that never
