@@ -31,13 +31,16 @@ async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIter
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     chosen = {name: PROFILES[name] for name in profiles}
     async with (
-        Gateway(GatewayConfig(port=0, fleet_refresh_s=0.1, **settings), queue.gateway("g")) as gateway,
+        Gateway(GatewayConfig(port=0, grpc_port=0, fleet_refresh_s=0.1, **settings), queue.gateway("g")) as gateway,
         Pool(WorkerConfig(slots=slots, profiles=chosen)) as pool,
     ):
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))
         try:
             async with asyncio.timeout(60):
                 await pool.wait_ready()
+                await asyncio.wait({url, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # which says why it does not serve
             async with Consumer("w", pool, queue.worker("w")):
                 await gateway.fleet.refresh()
                 gateway.dispatch.look_again()
