@@ -1,10 +1,11 @@
 """How many calls a second the doors and dispatch alone take: HTTP batches, gRPC batches, a gRPC stream. No sandbox runs.
 
-    python -m loadtest.doors [--calls 30000] [--batch 256] [--json PATH]
+    python -m loadtest.doors [--redis] [--calls 30000] [--batch 256] [--json PATH]
 
-The service is a gateway with the in-memory queue and a worker that answers every call at once, in a process of its own; the
-load comes from a second process, which sends with `window` calls in flight. Both share the machine's cores, as they do in the
-figures of the benchmark. What encodes on the caller's side is our client's code, but not its outbox: that is another figure.
+With --redis: a real gateway, a real server and a worker of the runtime `echo`, a process each. Without it the service is a
+gateway with the in-memory queue and a worker that answers every call at once, in one process. The load comes from a process of
+its own, which has `window` calls in flight, each with an idempotency key, as our client sends them. All share the machine's
+cores. What encodes on the caller's side is our client's code, but not its outbox: that is another figure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from exec_service.config import GatewayConfig
 from exec_wire.memory_queue import MemoryQueue
 from exec_wire.messages import Batch, Call, Result, Tags, Timings, encode_json, pack, unpack_call, verdict
 from exec_wire.queue import Answer, WorkerInfo
+from loadtest.parts import Part
+from loadtest.redis_server import RedisServer
 
 SLOTS = 1000
 OUT_OF_BREATH_S = 120.0
@@ -194,28 +197,47 @@ def main(argv: list[str] | None = None) -> int:
     import uvloop
 
     parser = argparse.ArgumentParser(prog="doors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--redis", action="store_true", help="through a server of its own and an echo worker")
     parser.add_argument("--calls", type=int, default=30_000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    ports = [_free_port(), _free_port()]
-    ready = multiprocessing.get_context("spawn").Event()
-    service = multiprocessing.get_context("spawn").Process(target=run_service, args=(*ports, ready), daemon=True)
-    service.start()
-    try:
-        if not ready.wait(30):
-            print("doors: the service does not start")
-            return 1
+    with over_redis() if options.redis else in_memory() as ports:
         paces = uvloop.run(_measure(options, ports))
-    finally:
-        service.terminate()
     for way, found in paces.items():
         print(f"{way:12} median {statistics.median(found):8.0f} calls/s, {min(found):.0f} to {max(found):.0f}")
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(_report(options, paces)), indent=2) + b"\n")
     return 0
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[list[int]]:
+    ports = [_free_port(), _free_port()]
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    service = spawn.Process(target=run_service, args=(*ports, ready), daemon=True)
+    service.start()
+    try:
+        if not ready.wait(30):
+            raise RuntimeError("the service does not start")
+        yield ports
+    finally:
+        service.terminate()
+
+
+@contextlib.contextmanager
+def over_redis() -> Iterator[list[int]]:
+    port = _free_port()
+    with (
+        RedisServer() as redis,
+        Part.gateway(redis.url, "--grpc-port", str(port)) as gateway,
+        Part.echo(redis.url, slots=SLOTS),
+    ):
+        time.sleep(2)  # until the gateway has seen the worker
+        yield [int(gateway.url.rpartition(":")[2]), port]
 
 
 async def _measure(options: argparse.Namespace, ports: list[int]) -> dict[str, list[float]]:
@@ -229,11 +251,16 @@ async def _measure(options: argparse.Namespace, ports: list[int]) -> dict[str, l
 
 def _report(options: argparse.Namespace, paces: dict[str, list[float]]) -> dict[str, Any]:
     return {
-        "what": "doors and dispatch alone: in-memory queue, a worker that echoes, no sandbox; load generator on the same cores",
-        "command": f"python -m loadtest.doors --calls {options.calls} --batch {options.batch} --window {options.window}",
+        "what": "doors and dispatch alone, a worker that echoes, no sandbox; load generator on the same cores",
+        "queue": "redis" if options.redis else "memory",
+        "command": " ".join(["python -m loadtest.doors", *["--redis"] * options.redis, *_sizes(options)]),
         "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
         "calls_per_s": {way: {"median": statistics.median(found), "all": found} for way, found in paces.items()},
     }
+
+
+def _sizes(options: argparse.Namespace) -> list[str]:
+    return [f"--{name} {getattr(options, name)}" for name in ("calls", "batch", "window")]
 
 
 def _free_port() -> int:
