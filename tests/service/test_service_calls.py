@@ -36,7 +36,7 @@ def test_result_has_every_field_and_says_where_it_ran(service: Service) -> None:
     assert (body["id"], body["index"], body["status"], body["blame"], body["retryable"]) == ("label", 0, "ok", "none", False)
     assert (body["stdout"], body["stderr"], body["exit_code"], body["signal"]) == ("42\n", "", 0, None)
     assert (body["truncated"], body["completed"], body["value"], body["files"]) == (False, True, None, {})
-    assert body["sandbox"] == {"tier": "A", "layers": ALL_LAYERS}
+    assert body["sandbox"] == {"tier": "A", "layers": ALL_LAYERS, "profile": "bare"}
     assert body["worker"]
     assert (body["request_id"], body["traceparent"]) == ("mine-1", TRACEPARENT)
     assert answer.headers["x-request-id"] == "mine-1"

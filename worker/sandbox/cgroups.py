@@ -98,8 +98,8 @@ def remove_everywhere(name: str) -> None:
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind = line.split()[:3]
         if kind in ("cgroup", "cgroup2") and os.access(where, os.W_OK):
-            for root in list(Path(where).rglob(name)):
-                remove_tree(root)
+            for root in [Path(parent, name) for parent, folders, _ in os.walk(where) if name in folders]:
+                remove_tree(root)  # found by os.walk, which does not mind what others remove meanwhile
 
 
 def _roots(name: str) -> tuple[dict[str, Path], int]:
