@@ -11,11 +11,12 @@
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 # make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
 # make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
+# make burst    1,000 to 45,000 calls in flight at once, by workers that run nothing (ARGS="--sandboxed --sizes 5000" for real ones)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
 BIN := .venv/bin
 
-.PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path chaos clean
+.PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path chaos burst clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -74,6 +75,9 @@ bench-path: install-dev
 
 chaos: install-dev
 	@$(BIN)/python -m loadtest.chaos --json docs/results/chaos.json $(ARGS)
+
+burst: install-dev
+	@$(BIN)/python -m loadtest.burst --json docs/results/burst.json $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

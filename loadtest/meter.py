@@ -176,6 +176,12 @@ def _pss_bytes(pid: int) -> int:
     return 0
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that one process has had at a time."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
 def machine_busy_s() -> float:
     """CPU time that everything on this machine has used since it was started, and what its host took from it."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 DEADLINE_S = 60.0
-SILENCE_S = DEADLINE_S + 15.0  # no byte for so long: what is open on this connection is lost
+GRACE_S = 15.0  # after the deadline, no byte for so long: what is open on this connection is lost
 PAUSE_S = 0.2  # after a refusal or a broken connection
 
 
@@ -43,6 +43,10 @@ class Program(NamedTuple):
         return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
 
 
+class Stay(Struct):
+    total_ms: float = 0.0
+
+
 class Landed(Struct):
     """What is looked at of a result."""
 
@@ -52,6 +56,7 @@ class Landed(Struct):
     index: int
     stdout: str
     error: str = ""
+    timings: Stay = Stay()
 
 
 class Books(Struct):
@@ -95,13 +100,16 @@ class SteadyLoad:
         most: int | None = None,
         first_pause_s: float = 0.0,
         read_pause_s: float = 0.0,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         """`first_pause_s`: before the answer is read at all; `read_pause_s`: between two reads."""
         self.books = Books(words={})
         self.latencies_s: list[float] = []  # from the first attempt of a request to its last result
+        self.stays_ms: list[float] = []  # of calls, as the gateway saw it
         self._gateways, self._program, self._seed, self._name = gateways, program, seed, name
         self._batch, self._most = batch, most
         self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
+        self._deadline_s = deadline_s
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -116,8 +124,8 @@ class SteadyLoad:
         self._stop.set()
         self.join()
 
-    def join(self, patience_s: float = 3 * SILENCE_S) -> None:
-        give_up = time.monotonic() + patience_s
+    def join(self, patience_s: float | None = None) -> None:
+        give_up = time.monotonic() + (3 * (self._deadline_s + GRACE_S) if patience_s is None else patience_s)
         for thread in self._threads:
             thread.join(max(0.0, give_up - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
@@ -143,7 +151,7 @@ class SteadyLoad:
     def _attempt(self, url: str, open_: dict[str, Program]) -> None:
         """One request with what is open; what is settled is taken out."""
         names = list(open_)
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=SILENCE_S)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=self._deadline_s + GRACE_S)
         with contextlib.closing(connection):
             try:
                 connection.request("POST", "/v1/batch", self._body(open_), {"content-type": "application/json"})
@@ -160,7 +168,7 @@ class SteadyLoad:
     def _body(self, open_: dict[str, Program]) -> bytes:
         key = f"{self._seed}-{id(self):x}-"
         calls = [
-            {"code": program.code, "idempotency_key": key + name, "deadline_s": DEADLINE_S, "tenant": self._name}
+            {"code": program.code, "idempotency_key": key + name, "deadline_s": self._deadline_s, "tenant": self._name}
             for name, program in open_.items()
         ]
         return msgspec.json.encode({"calls": calls})
@@ -202,6 +210,7 @@ class SteadyLoad:
 
     def _settle(self, landed: Landed, name: str, open_: dict[str, Program]) -> None:
         self._count(answered=1)
+        self.stays_ms.append(landed.timings.total_ms)
         if landed.blame == "infra":
             self._count(infra=1, words=f"{landed.status}: {landed.error}")
             if landed.retryable:
