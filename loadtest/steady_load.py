@@ -43,7 +43,7 @@ class Program(NamedTuple):
         return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
 
 
-class Stay(Struct):
+class Stay(Struct, frozen=True):
     total_ms: float = 0.0
 
 
