@@ -22,6 +22,7 @@ from exec_client.errors import (
     Overloaded,
     ProtocolError,
     ServiceFailed,
+    SessionLost,
     TooLarge,
     Unavailable,
     UsageError,
@@ -29,16 +30,20 @@ from exec_client.errors import (
 )
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Policy
-from exec_client.sync import Client
+from exec_client.sessions import AsyncSession, CellFields, SessionFields
+from exec_client.sync import Client, Session
 from exec_client.transport import HttpTransport, Transport
 from exec_wire import Call, Checker, Info, Judge, Judgement, Limits, Result, Tags, Test, Verdict, Verification, Verify
+from exec_wire.sessions import SessionInfo
 
 __all__ = [
     "AsyncClient",
+    "AsyncSession",
     "BadRequest",
     "Call",
     "CallFields",
     "CallerError",
+    "CellFields",
     "Checker",
     "Client",
     "ClientClosed",
@@ -60,6 +65,10 @@ __all__ = [
     "ProtocolError",
     "Result",
     "ServiceFailed",
+    "Session",
+    "SessionFields",
+    "SessionInfo",
+    "SessionLost",
     "Tags",
     "Test",
     "TooLarge",

@@ -12,6 +12,7 @@ from exec_client.calls import CallFields, make_call, make_selection
 from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Outbox, Policy
+from exec_client.sessions import AsyncSession, SessionFields, make_spec
 from exec_client.transport import Transport, TransportName, make_transport, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
@@ -175,6 +176,19 @@ class AsyncClient:
         self._bound()
         made = [judging.make_verify(item, fields) for item in items]
         return await judging.verify_all(self._transport, self._policy, made)
+
+    def session(self, *, rebuild: bool = False, **fields: Unpack[SessionFields]) -> AsyncSession:
+        """A Python session, whose variables last from one cell to the next; keywords are fields of `SessionSpec`.
+
+            async with client.session() as session:
+                await session.run("x = 6")
+                result = await session.run("x * 7")  # result.value is '42'
+
+        `rebuild`: a session that was lost is made anew and its cells are run again, which is right for cells that do the same
+        each time.
+        """
+        self._bound()
+        return AsyncSession(self._transport, self._policy, make_spec(fields), rebuild)
 
     async def cancel(
         self,

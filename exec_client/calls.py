@@ -48,7 +48,7 @@ def make_call(call: Call | str, fields: CallFields) -> tuple[Call, int]:
         raise TypeError(f"a call is a str of code or an exec_wire.Call, not {type(call).__name__}")
     changes: dict[str, object] = dict(fields)
     if "files" in fields:
-        changes["files"] = {path: _base64(content) for path, content in fields["files"].items()}
+        changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
     call = Call(call, **changes) if isinstance(call, str) else msgspec.structs.replace(call, **changes)  # type: ignore[arg-type]
     if not call.idempotency_key:
         call = msgspec.structs.replace(call, idempotency_key=uuid4().hex)
@@ -68,7 +68,7 @@ def make_selection(run: str | None, step: int | None, group: str | None, rollout
     return selection
 
 
-def _base64(content: str | bytes) -> str:
+def encoded(content: str | bytes) -> str:
     return content if isinstance(content, str) else base64.b64encode(content).decode()
 
 

@@ -13,6 +13,7 @@ ExecError                 .index: position of the call in run_many / as_complete
  │   ├─ ConnectionFailed  .sent: False if no byte of the request can have arrived
  │   ├─ ServiceFailed     .status: 500, or a proxy's 502 and 504
  │   ├─ InfraFailure      the machine, not the program, failed; more often than `max_attempts`
+ │   ├─ SessionLost       the worker that had the session is gone, and the state with it
  │   └─ DeadlineExceeded  no answer within the call's `deadline_s`
  ├─ ProtocolError         the other side does not speak this protocol
  └─ UsageError            also a RuntimeError: the client object was used in a way that it cannot work
@@ -87,6 +88,12 @@ class ServiceFailed(Unavailable):
 
 
 class InfraFailure(Unavailable):
+    def __init__(self, message: str = "", *, result: Result | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class SessionLost(Unavailable):
     def __init__(self, message: str = "", *, result: Result | None = None) -> None:
         super().__init__(message)
         self.result = result

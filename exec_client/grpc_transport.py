@@ -6,7 +6,8 @@ Judging and verifying are not in the service's gRPC door; their methods say so.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import msgspec
@@ -39,6 +40,28 @@ OPTIONS = [
 _NO_SERVICE = "failed to connect to all addresses"  # what gRPC says when nobody listens
 
 T = TypeVar("T")
+
+
+class _SessionMethod(NamedTuple):
+    name: str
+    answer: proto.Message
+    part: str = ""  # of a SessionRequest
+    request: proto.Message = proto.SESSION_REQUEST
+    unset: dict[str, Any] = {}  # what protobuf leaves out and our structs demand
+
+
+_SESSION_METHODS = {  # by verb, whether one session is meant, and what of it
+    ("POST", False, ""): _SessionMethod("CreateSession", proto.SESSION_INFO, request=proto.SESSION_SPEC),
+    ("GET", False, ""): _SessionMethod("ListSessions", proto.SESSION_LIST, request=proto.SELECTION, unset={"sessions": []}),
+    ("GET", True, ""): _SessionMethod("GetSession", proto.SESSION_INFO, "tenant"),
+    ("DELETE", True, ""): _SessionMethod("EndSession", proto.ENDED, "tenant"),
+    ("POST", True, "run"): _SessionMethod("RunCell", proto.RESULT, "cell"),
+    ("POST", True, "fork"): _SessionMethod("ForkSession", proto.SESSION_LIST, "fork", unset={"sessions": []}),
+    ("POST", True, "rollback"): _SessionMethod("RollBackSession", proto.SESSION_INFO, "tenant"),
+    ("POST", True, "interrupt"): _SessionMethod("InterruptSession", proto.INTERRUPTED, "tenant", unset={"interrupted": False}),
+    ("PUT", True, "files"): _SessionMethod("PutFiles", proto.FILES, "files"),
+    ("GET", True, "files"): _SessionMethod("FetchFiles", proto.FILES, "fetch"),
+}
 
 
 class GrpcTransport:
@@ -76,6 +99,25 @@ class GrpcTransport:
         request = proto.SELECTION.write(**proto.plain(selection))
         fields = await self._ask("Cancel", request, proto.CANCELLED, timeout_s)
         return _converted({"cancelled": 0} | fields, Cancelled).cancelled
+
+    async def ask(
+        self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
+    ) -> T:
+        """What sessions ask over HTTP, as the method that does the same."""
+        id, _, action = path.removeprefix("/v1/sessions").removeprefix("/").partition("/")
+        method = _SESSION_METHODS[verb, bool(id), action]
+        fields = {} if body is None else proto.plain(body)
+        if method.part == "fetch":
+            fields = {"paths": query["path"], "tenant": query["tenant"]}
+        elif query is not None:
+            fields = dict(query)
+        if method.part:
+            fields = {"session": unquote(id), method.part: fields}
+        try:
+            request = method.request.write(**fields)
+        except (TypeError, ValueError) as error:
+            raise BadRequest(str(error), code="bad_field", status=PROBLEMS["bad_field"][0]) from error
+        return _converted(method.unset | await self._ask(method.name, request, method.answer, timeout_s), answer)
 
     async def aclose(self) -> None:
         if self._channel is not None:

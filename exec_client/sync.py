@@ -18,8 +18,10 @@ from exec_client.calls import CallFields
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Policy
+from exec_client.sessions import AsyncSession, CellFields, SessionFields
 from exec_client.transport import Transport, TransportName, check_url, with_key
-from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
+from exec_wire import Call, Info, Judge, Judgement, Result, Tags, Test, Verification, Verify
+from exec_wire.sessions import SessionInfo
 
 T = TypeVar("T")
 
@@ -159,6 +161,19 @@ class Client:
         items = list(items)
         return self._wait(lambda client: client.verify_many(items, **fields))
 
+    def session(self, *, rebuild: bool = False, **fields: Unpack[SessionFields]) -> Session:
+        """A Python session, whose variables last from one cell to the next. See `AsyncClient.session`.
+
+        with client.session() as session:
+            session.run("x = 6")
+            result = session.run("x * 7")  # result.value is '42'
+        """
+
+        async def make(client: AsyncClient) -> AsyncSession:
+            return client.session(rebuild=rebuild, **fields)
+
+        return Session(self, self._wait(make))
+
     def cancel(
         self,
         *,
@@ -239,6 +254,51 @@ class Client:
             self._forked = True
             _left_behind.append(self._thread)
         self._thread = self._finalizer = None
+
+
+class Session:
+    """`AsyncSession` for code that blocks. Made by `Client.session`."""
+
+    def __init__(self, client: Client, session: AsyncSession) -> None:
+        self._client, self._session = client, session
+
+    @property
+    def id(self) -> str:
+        return self._session.id
+
+    def start(self) -> Self:
+        self._client._wait(lambda _: self._session.start())
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
+        return self._client._wait(lambda _: self._session.run(code, **fields))
+
+    def fork(self, n: int = 1, *, tags: Tags | None = None) -> list[Session]:
+        return [Session(self._client, made) for made in self._client._wait(lambda _: self._session.fork(n, tags=tags))]
+
+    def rollback(self) -> bool:
+        return self._client._wait(lambda _: self._session.rollback())
+
+    def interrupt(self) -> bool:
+        return self._client._wait(lambda _: self._session.interrupt())
+
+    def put_files(self, files: Mapping[str, str | bytes]) -> None:
+        self._client._wait(lambda _: self._session.put_files(files))
+
+    def fetch_files(self, paths: Iterable[str]) -> dict[str, bytes]:
+        return self._client._wait(lambda _: self._session.fetch_files(paths))
+
+    def info(self) -> SessionInfo:
+        return self._client._wait(lambda _: self._session.info())
+
+    def close(self) -> None:
+        self._client._wait(lambda _: self._session.close())
 
 
 class _LoopThread:

@@ -27,6 +27,7 @@ from exec_client.errors import (
     Overloaded,
     ProtocolError,
     ServiceFailed,
+    SessionLost,
     TooLarge,
     UsageError,
 )
@@ -111,6 +112,12 @@ class Transport(Protocol):
         """Have the service cancel the calls that `selection` picks; how many they were."""
         ...
 
+    async def ask(
+        self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
+    ) -> T:
+        """One small request and its answer."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -169,15 +176,15 @@ class HttpTransport:
             raise self._translated(error) from error
 
     async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
-        return await self._ask("POST", "/v1/judge", Judgement, timeout_s, body=judge)
+        return await self.ask("POST", "/v1/judge", Judgement, timeout_s, body=judge)
 
     async def info(self, timeout_s: float) -> Info:
-        return await self._ask("GET", "/v1/info", Info, timeout_s)
+        return await self.ask("GET", "/v1/info", Info, timeout_s)
 
     async def cancel(self, selection: Selection, timeout_s: float) -> int:
-        return (await self._ask("DELETE", "/v1/calls", Cancelled, timeout_s, msgspec.to_builtins(selection))).cancelled
+        return (await self.ask("DELETE", "/v1/calls", Cancelled, timeout_s, msgspec.to_builtins(selection))).cancelled
 
-    async def _ask(
+    async def ask(
         self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
     ) -> T:
         sent = {} if body is None else {"content": encode_json(body), "headers": {"content-type": "application/json"}}
@@ -257,6 +264,8 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> ExecError:
     message = f"{status} {problem.code}: {problem.detail or problem.title}"
     if status == 429:
         return Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
+    if status == 410:
+        return SessionLost(message)
     if status == 503:
         return NotReady(message, retry_after_s=_retry_after_s(problem, headers))
     if status >= 500:

@@ -39,6 +39,8 @@ from exec_service.metrics import Metrics
 from exec_service.openapi import openapi_of
 from exec_service.problem_answers import error_answerer
 from exec_service.refusals import Refusal
+from exec_service.sessions import Desk
+from exec_service.sessions_api import session_routes
 from exec_service.stats_api import stats_routes
 from exec_service.tracing import Traces
 from exec_service.validate import Validator
@@ -72,10 +74,18 @@ class Gateway:
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
         weight_of = self.keys.weight if self.keys is not None else same_weight
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of)
+        self.desk = Desk(config, queue, self.fleet, self.dispatch, self.metrics)
         self._door_tasks: set[asyncio.Task[None]] = set()
         self.cluster = queue.shared
         self.app = build_app(
-            config, self.dispatch, self.fleet, self.metrics, self._door_tasks, keys=self.keys, cluster=self.cluster
+            config,
+            self.dispatch,
+            self.fleet,
+            self.metrics,
+            self.desk,
+            self._door_tasks,
+            keys=self.keys,
+            cluster=self.cluster,
         )
         self._tasks: list[asyncio.Task[NoReturn]] = []
 
@@ -119,6 +129,7 @@ def build_app(
     dispatch: Dispatch,
     fleet: Fleet,
     metrics: Metrics,
+    desk: Desk,
     door_tasks: set[asyncio.Task[None]],
     *,
     keys: Keys | None = None,
@@ -134,6 +145,7 @@ def build_app(
     )
     validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
+    app.router.routes.extend(session_routes(config, dispatch, validator, desk))
     house = House(config, dispatch, validator, fleet, metrics, door_tasks)
     doors = door_routes(house)
     app.router.routes.extend(route for routes in doors.values() for route in routes)
@@ -229,7 +241,9 @@ async def serving_grpc(gateway: Gateway) -> AsyncIterator[Callable[[], None]]:
     from exec_service.grpc_api import GrpcDoor  # grpc takes a while to load, and is not always wanted
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
-    door = GrpcDoor(config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, cluster=gateway.cluster)
+    door = GrpcDoor(
+        config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, gateway.desk, cluster=gateway.cluster
+    )
     await door.start(address)
     try:
         yield door.finish_streams

@@ -25,6 +25,7 @@ from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool
 from worker.pool import Pool
+from worker.sessions import Sessions
 
 GATEWAY = "exec-service: gateway {name} is ready on {url} (queue: {queue}, metrics: {side}/metrics)"
 WORKER = "exec-service: worker {name} takes calls: {slots} slots, sandbox tier {tier} (queue: {queue}, metrics: {side}/metrics)"
@@ -55,7 +56,8 @@ async def run_worker(config: WorkerConfig) -> None:
         pool = await _pool(config, stack, stop)
         if pool is None:
             return
-        consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name)))
+        sessions = await stack.enter_async_context(Sessions(name, pool)) if isinstance(pool, Pool) else None
+        consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions))
         door = SideDoor(WorkerMetrics(pool, consumer).text, lambda: _cannot_work_because(pool, consumer))
         side = await stack.enter_async_context(side_door(door, config.metrics_host, config.metrics_port))
         say(WORKER.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), side=side))

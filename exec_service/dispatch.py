@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
 import msgspec
@@ -109,6 +110,10 @@ class Dispatch:
             raise Draining
         if self.not_ready_because:
             raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
+
+    def asking(self, id: str) -> AbstractContextManager[asyncio.Future[Answer]]:
+        """Wait for the answer of one worker to what is not a call."""
+        return self._waiters.asking(id)
 
     def check_ready(self) -> None:
         """Raise a `Refusal` if no call can be kept: while the queue is away, only as many as there is room for."""

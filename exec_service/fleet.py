@@ -77,6 +77,9 @@ class Fleet:
     def workers_of(self, tier: str) -> int:
         return sum(worker.tier == tier for worker in self.workers)
 
+    def has(self, worker: str) -> bool:
+        return any(worker == known.id for known in self.workers)
+
     async def refresh(self, backlog: bool = False) -> None:
         self.sharing = 1 + await self._queue.announce(backlog)
         self.workers = await self._queue.workers()

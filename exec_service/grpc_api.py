@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import msgspec
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
+from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from exec_service.config import GatewayConfig
@@ -30,11 +31,13 @@ from exec_service.metrics import Metrics
 from exec_service.portions import portions
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
+from exec_service.sessions import Desk
 from exec_service.validate import Validator, make_selection
 from exec_service.waiters import Order, Origin
 from exec_wire import proto
-from exec_wire.messages import Call, Result, encode_json
+from exec_wire.messages import Call, Result, Selection, encode_json
 from exec_wire.problems import PROBLEMS, Problem, problem
+from exec_wire.sessions import Fork, Tenant
 
 log = logging.getLogger("exec_service.grpc")
 
@@ -59,6 +62,9 @@ _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    410: grpc.StatusCode.DATA_LOSS,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -80,6 +86,70 @@ def status_code(code: str) -> Any:
     return _OWN_CODES.get(code) or _CODES[PROBLEMS[code][0]]
 
 
+class SessionMethod(NamedTuple):
+    """A method of sessions: what comes, who does it, what goes."""
+
+    request: proto.Message
+    answer: proto.Message
+    ask: Callable[[Desk, Validator, dict[str, Any], Origin], Awaitable[Struct]]
+
+
+SESSION_METHODS = {
+    "CreateSession": SessionMethod(
+        proto.SESSION_SPEC, proto.SESSION_INFO, lambda desk, read, asked, origin: desk.create(read.make_session(asked), origin)
+    ),
+    "ListSessions": SessionMethod(
+        proto.SELECTION, proto.SESSION_LIST, lambda desk, read, asked, origin: desk.list(read.make(Selection, asked), origin)
+    ),
+    **{
+        name: SessionMethod(proto.SESSION_REQUEST, answer, ask)
+        for name, answer, ask in (
+            ("GetSession", proto.SESSION_INFO, lambda desk, read, asked, origin: desk.look(*_who(read, asked), origin)),
+            ("EndSession", proto.ENDED, lambda desk, read, asked, origin: desk.end(*_who(read, asked), origin)),
+            (
+                "RollBackSession",
+                proto.SESSION_INFO,
+                lambda desk, read, asked, origin: desk.roll_back(*_who(read, asked), origin),
+            ),
+            (
+                "InterruptSession",
+                proto.INTERRUPTED,
+                lambda desk, read, asked, origin: desk.interrupt(*_who(read, asked), origin),
+            ),
+            (
+                "RunCell",
+                proto.RESULT,
+                lambda desk, read, asked, origin: desk.run(_id(asked), read.make_cell(asked.get("cell", {})), origin),
+            ),
+            (
+                "ForkSession",
+                proto.SESSION_LIST,
+                lambda desk, read, asked, origin: desk.fork(_id(asked), read.make(Fork, asked.get("fork", {})), origin),
+            ),
+            (
+                "PutFiles",
+                proto.FILES,
+                lambda desk, read, asked, origin: desk.put(_id(asked), read.make_files(asked.get("files", {})), origin),
+            ),
+            (
+                "FetchFiles",
+                proto.FILES,
+                lambda desk, read, asked, origin: desk.fetch(_id(asked), read.make_fetch(asked.get("fetch", {})), origin),
+            ),
+        )
+    },
+}
+
+
+def _id(asked: dict[str, Any]) -> str:
+    id: str = asked.get("session", "")
+    return id
+
+
+def _who(read: Validator, asked: dict[str, Any]) -> tuple[str, Tenant]:
+    return _id(asked), read.make(Tenant, asked.get("tenant", {}))
+
+
 class ClientGone(Exception):
     """It reads nothing any more."""
 
@@ -92,9 +162,11 @@ class GrpcDoor:
         fleet: Fleet,
         metrics: Metrics,
         keys: Keys | None,
+        desk: Desk,
         *,
         cluster: bool = False,
     ) -> None:
+        self._desk = desk
         self._config, self._dispatch, self._fleet, self._metrics, self._keys = config, dispatch, fleet, metrics, keys
         self._validator = Validator(fleet, config.max_calls_per_request)
         self._cluster = cluster
@@ -131,8 +203,24 @@ class GrpcDoor:
                 "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
                 "Cancel": grpc.unary_unary_rpc_method_handler(self._cancel),
                 "Info": grpc.unary_unary_rpc_method_handler(self._info),
+                **{
+                    name: grpc.unary_unary_rpc_method_handler(self._session_handler(name, method))
+                    for name, method in SESSION_METHODS.items()
+                },
             },
         )
+
+    def _session_handler(self, name: str, method: SessionMethod) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def handle(request: bytes, context: Context) -> bytes:
+            async def ask(origin: Origin) -> bytes:
+                asked = self._read(method.request, request)
+                with self._dispatch.reserve(1, len(request), origin):
+                    answer = await method.ask(self._desk, self._validator, asked, origin)
+                return method.answer.write(**proto.plain(answer))
+
+            return await self._serve(name, context, ask)
+
+        return handle
 
     # -- methods ----------------------------------------------------------------------------------------------------------
 

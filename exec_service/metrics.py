@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -29,12 +29,22 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 ROUTES = (
     *("/v1/run", "/v1/batch", "/v1/judge", "/v1/verify", "/v1/calls", "/v1/info"),
+    *("/v1/sessions", "/v1/sessions/{id}", "/v1/sessions/{id}/run", "/v1/sessions/{id}/fork", "/v1/sessions/{id}/rollback"),
+    *("/v1/sessions/{id}/interrupt", "/v1/sessions/{id}/files"),
     *("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/v1/tools", "/mcp"),
     *("/ping", "/status", "/run", "/judge", "/run/batch", "/run/long-batch", "/judge/batch", "/judge/long-batch"),
     *("/v1/ping", "/run_code", "/run_jupyter", "/submit", "/execute", "/sessions", "/health"),
     *("/api/v2/execute", "/api/v2/runtimes"),
     *("/v1/stats", *PAGE_ROUTES),
 )
+SESSION_PREFIX = "/v1/sessions/"
+SESSION_EVENTS = {
+    "started": "Sessions started, forks not counted",
+    "forks": "Forks made of sessions",
+    "rollbacks": "Sessions that returned to their checkpoint",
+    "expired": "Sessions ended because nobody used them",
+    "lost": "Sessions lost with their zygote",
+}
 RUNS = TENANTS = 20  # that have a label of their own
 IDLE_S = 300.0  # and keep it for so long
 OWN_DOOR = "own"  # of a call that came through none of those for other clients
@@ -105,6 +115,7 @@ class Metrics:
         for tier in TIERS:
             tiers.labels(tier).set_function(partial(fleet.workers_of, tier))
         self.registry.register(Layers(fleet))
+        self.registry.register(SessionsOfWorkers(fleet))
 
     def finished(self, result: Result, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
         timings = result.timings
@@ -138,6 +149,9 @@ class Metrics:
 
     def request(self, route: str, code: int) -> None:
         # A path that we do not serve must not become a label of its own.
+        if route.startswith(SESSION_PREFIX):
+            _, _, verb = route.removeprefix(SESSION_PREFIX).partition("/")
+            route = f"{SESSION_PREFIX}{{id}}/{verb}".rstrip("/")
         self._request.add(route if route in ROUTES else "other", str(code))
 
     def grpc_request(self, method: str, code: str) -> None:
@@ -185,3 +199,23 @@ class Layers(Collector):
         for layer, everywhere in self._fleet.layer_everywhere().items():
             gauges.add_metric([layer], everywhere)
         yield gauges
+
+
+class SessionsOfWorkers(Collector):
+    """What the workers say of their sessions."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        live = GaugeMetricFamily("exec_sessions", "Live sessions and forks of sessions", labels=["worker"])
+        memory = GaugeMetricFamily("exec_session_memory_bytes", "Memory in use by sessions", labels=["worker"])
+        for worker in self._fleet.workers:
+            live.add_metric([worker.id], worker.sessions)
+            memory.add_metric([worker.id], worker.session_memory_bytes)
+        yield from (live, memory)
+        for event, help in SESSION_EVENTS.items():
+            counter = CounterMetricFamily(f"exec_sessions_{event}", help, labels=["worker"])
+            for worker in self._fleet.workers:
+                counter.add_metric([worker.id], worker.session_counts.get(event, 0))
+            yield counter

@@ -17,6 +17,7 @@ from exec_wire.info import Info
 from exec_wire.judging import Judge, Judgement
 from exec_wire.messages import Batch, Call, Cancelled, Result
 from exec_wire.problems import Problem
+from exec_wire.sessions import Cell, Ended, Files, Fork, Interrupted, SessionInfo, SessionList, SessionSpec, Tenant
 from exec_wire.stats import RunStats, Stats
 from exec_wire.verifying import Verification, Verify, VerifyBatch
 
@@ -37,6 +38,7 @@ _HOT_PROBLEMS = (
     "not_ready",
 )
 _MESSAGES = (
+    *(SessionSpec, SessionInfo, SessionList, Cell, Fork, Files, Tenant, Interrupted, Ended),
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
     *(Cancelled, Info, Health, Ready, Problem, Tools, Stats, RunStats),
 )
@@ -64,12 +66,42 @@ def _hot_paths() -> dict[str, Any]:
     judge = _post("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS, "too_many_calls"))
     verify = _post("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
     verify["requestBody"]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Verify), schema_of(VerifyBatch)]}
-    return {
+    return _session_paths() | {
         "/v1/run": {"post": run},
         "/v1/batch": {"post": batch},
         "/v1/judge": {"post": judge},
         "/v1/verify": {"post": verify},
     }
+
+
+def _session_paths() -> dict[str, Any]:
+    """Paths, verbs, what each does, its body and its answer."""
+    one = ("no_such_session", "session_lost", *_HOT_PROBLEMS)
+    alive = ("session_ended", *one)
+    routes: list[tuple[str, str, str, type[Struct] | None, dict[int | str, dict[str, Any]]]] = [
+        ("", "post", "Start a session", SessionSpec, answers(SessionInfo, *_HOT_PROBLEMS, "too_many_sessions")),
+        ("", "get", "Sessions by their tags", None, answers(SessionList, "bad_query")),
+        ("/{id}", "get", "What is known of a session", None, answers(SessionInfo, *one)),
+        ("/{id}", "delete", "End a session", None, answers(Ended, *one)),
+        ("/{id}/run", "post", "Run a cell", Cell, answers(Result, *alive, "idempotency_conflict")),
+        ("/{id}/fork", "post", "Copy a session", Fork, answers(SessionList, *alive, "not_forkable", "too_many_sessions")),
+        ("/{id}/rollback", "post", "Return to before the last cell", Tenant, answers(SessionInfo, *one, "no_checkpoint")),
+        ("/{id}/interrupt", "post", "Stop the running cell", Tenant, answers(Interrupted, *one)),
+        ("/{id}/files", "put", "Put files into a session's folder", Files, answers(Files, *alive)),
+        ("/{id}/files", "get", "Read files: ?path=…&path=…", None, answers(Files, *alive, "bad_query")),
+    ]
+    paths: dict[str, Any] = {}
+    for path, verb, summary, body, responses in routes:
+        name = f"{verb}_session{path.replace('/{id}', '').replace('/', '_')}" if path else f"{verb}_sessions"
+        operation = _post(name, summary, body, responses) if body is not None else _get(name, summary, responses)
+        if path:
+            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        paths.setdefault(f"/v1/sessions{path}", {})[verb] = operation
+    return paths
+
+
+def _get(name: str, summary: str, responses: Mapping[int | str, dict[str, Any]]) -> dict[str, Any]:
+    return {"operationId": name, "summary": summary, "responses": {str(status): it for status, it in responses.items()}}
 
 
 def _batch_answers() -> dict[int | str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from worker.pool import Pool
 from worker.sandbox import tiers
 from worker.sandbox.runner_link import SandboxUnavailable
 from worker.selftest import self_test
+from worker.sessions import Sessions
 
 NAME = "embedded"
 GREETING = """
@@ -73,7 +74,7 @@ async def _work(
     async with Pool(config) as pool:
         if not await unless(stop, prove(pool)):
             return
-        async with Consumer(NAME, pool, queue.worker(NAME)) as consumer:
+        async with Sessions(NAME, pool) as sessions, Consumer(NAME, pool, queue.worker(NAME), sessions) as consumer:
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
             gateway.metrics.registry.register(WorkerMetrics(pool, consumer))

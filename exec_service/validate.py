@@ -20,6 +20,19 @@ from exec_service.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
 from exec_wire.judging import Judge, Test, decode_judge
 from exec_wire.messages import Batch, Call, Selection, decode_batch, decode_call
+from exec_wire.sessions import (
+    Cell,
+    Fetch,
+    Files,
+    Fork,
+    SessionSpec,
+    Tenant,
+    decode_cell,
+    decode_files,
+    decode_fork,
+    decode_session,
+    decode_tenant,
+)
 from exec_wire.verifying import Verify, decode_verify, decode_verify_batch
 
 OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
@@ -90,6 +103,52 @@ class Validator:
             _check_test(test, f"$.tests[{index}]", function=bool(judge.function))
         return judge
 
+    def make(self, kind: type[Q], fields: dict[str, Any]) -> Q:
+        """As what is read, of what another decoder has read."""
+        made: Q = decode(partial(msgspec.convert, type=kind), fields)
+        return made
+
+    def make_session(self, fields: dict[str, Any]) -> SessionSpec:
+        if "limits" in fields:  # what is not set has the default of a session, not that of a call
+            fields["limits"] = msgspec.to_builtins(SessionSpec().limits) | fields["limits"]
+        return self._checked_session(self.make(SessionSpec, fields))
+
+    def make_cell(self, fields: dict[str, Any]) -> Cell:
+        return self.make(Cell, fields)
+
+    def make_files(self, fields: dict[str, Any]) -> Files:
+        files = self.make(Files, fields)
+        _check_files(files.files, "$.files")
+        return files
+
+    def make_fetch(self, fields: dict[str, Any]) -> Fetch:
+        return check_fetch(self.make(Fetch, fields), "bad_field", "$.fetch.paths")
+
+    def read_session(self, body: bytes) -> SessionSpec:
+        return self._checked_session(decode(decode_session, body))
+
+    def _checked_session(self, spec: SessionSpec) -> SessionSpec:
+        if spec.profile and self._fleet.alive and spec.profile not in (known := self._fleet.profiles):
+            raise Refusal("bad_field", f"{_quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
+        _check_files(spec.files, "$.files")
+        for name, value in spec.env.items():
+            _check_variable(name, value, f"$.env[{_quote(name)}]")
+        return spec
+
+    def read_cell(self, body: bytes) -> Cell:
+        return decode(decode_cell, body)
+
+    def read_fork(self, body: bytes) -> Fork:
+        return decode(decode_fork, body or b"{}")
+
+    def read_tenant(self, body: bytes) -> Tenant:
+        return decode(decode_tenant, body or b"{}")
+
+    def read_files(self, body: bytes) -> Files:
+        files = decode(decode_files, body)
+        _check_files(files.files, "$.files")
+        return files
+
     def has_items(self, body: bytes) -> bool:
         return bool(bytes(decode(_decode_shape, body).items))
 
@@ -151,9 +210,9 @@ def _check_test(test: Test, at: str, *, function: bool) -> None:
             raise Refusal("bad_field", _short(f"must be JSON for a function: {error}"), field=f"{at}.{name}") from None
 
 
-def read_selection(query: bytes) -> Selection:
+def read_selection(query: bytes, *, any_tag: bool = False) -> Selection:
     selection = read_query(query, Selection)
-    if not selection.names_a_tag:
+    if not selection.names_a_tag and not any_tag:
         raise Refusal("bad_query", "at least one of run, step, group and rollout must be given")
     return selection
 
@@ -171,6 +230,25 @@ def read_query(query: bytes, message: type[Q]) -> Q:
     except msgspec.ValidationError as error:
         wrong = _bad_field(str(error))
         raise Refusal("bad_query", wrong.detail, field=wrong.field.removeprefix("$.")) from None
+
+
+def read_fetch(query: bytes) -> Fetch:
+    """Of `GET /v1/sessions/{id}/files`: every `path`, and the tenant."""
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    if unknown := given.keys() - {"path", "tenant"}:
+        raise Refusal("bad_query", f"{_quote(unknown.pop())} is not one of path, tenant")
+    return check_fetch(Fetch(given.get("path", []), given.get("tenant", [""])[-1]), "bad_query", "path")
+
+
+def check_fetch(wanted: Fetch, code: str, field: str) -> Fetch:
+    if not wanted.paths:
+        raise Refusal(code, "at least one path must be given", field=field)
+    for path in wanted.paths:
+        try:
+            _parts(path, field)
+        except Refusal as refusal:
+            raise Refusal(code, refusal.detail, field=field) from None
+    return wanted
 
 
 def make_selection(fields: dict[str, Any]) -> Selection:

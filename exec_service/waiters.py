@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from msgspec import Struct
@@ -137,6 +138,7 @@ class Waiters:
         """`queue_is` is told why the queue is away."""
         self._queue, self._answered, self._late, self._queue_is = queue, answered, late, queue_is
         self._flights: dict[str, Flight] = {}
+        self._asked: dict[str, asyncio.Future[Answer]] = {}  # of single workers
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -154,6 +156,15 @@ class Waiters:
         """The oldest that waits: flights are here in the order of their acceptance, and few of them are released."""
         return next((flight for flight in self._flights.values() if not flight.released and flight.waiters), None)
 
+    @contextmanager
+    def asking(self, id: str) -> Iterator[asyncio.Future[Answer]]:
+        """The answer of one worker, while somebody waits for it."""
+        future = self._asked[id] = asyncio.get_running_loop().create_future()
+        try:
+            yield future
+        finally:
+            del self._asked[id]
+
     def flights(self) -> list[Flight]:
         return list(self._flights.values())
 
@@ -170,6 +181,11 @@ class Waiters:
                 await asyncio.sleep(RETRY_S)
 
     def _resolve(self, answer: Answer) -> None:
+        asked = self._asked.get(answer.id)
+        if asked is not None:
+            if not asked.done():
+                asked.set_result(answer)
+            return
         flight = self._flights.pop(answer.id, None)
         if flight is None:
             self._late()

@@ -57,6 +57,7 @@ class MemoryQueue:
         self._deadlines: dict[str, float] = {}  # of leased jobs, for a second delivery
         self._replies: dict[str, _Inbox[Answer]] = {}
         self._cancels: dict[str, _Inbox[str]] = {}
+        self._directed: dict[str, _Inbox[Job]] = {}
         self._workers: dict[str, tuple[WorkerInfo, float]] = {}
         self._classes: dict[str, frozenset[str]] = {}  # what each worker takes
         self._left: set[str] = set()  # workers that said goodbye; one may still be asking
@@ -67,6 +68,7 @@ class MemoryQueue:
 
     def worker(self, name: str) -> MemoryWorkerEnd:
         self._cancels[name] = _Inbox()
+        self._directed[name] = _Inbox()
         self._left.discard(name)
         return MemoryWorkerEnd(self, name)
 
@@ -176,6 +178,10 @@ class MemoryGatewayEnd:
     async def publish(self, jobs: Sequence[Job]) -> None:
         await self._queue._publish(jobs)
 
+    async def publish_to(self, worker: str, job: Job) -> None:
+        if worker in self._queue._directed and worker not in self._queue._left:
+            self._queue._directed[worker].put([job])
+
     async def receive(self) -> list[Answer]:
         return await self._queue._replies[self.name].take_all()
 
@@ -215,6 +221,11 @@ class MemoryWorkerEnd:
 
     async def take(self, most: int) -> list[Job]:
         jobs = await self._queue._take(self._name, most)
+        self._reply_to.update((job.id, job.reply_to) for job in jobs)
+        return jobs
+
+    async def take_directed(self) -> list[Job]:
+        jobs = await self._queue._directed[self._name].take_all()
         self._reply_to.update((job.id, job.reply_to) for job in jobs)
         return jobs
 

@@ -24,6 +24,7 @@ Status = Literal[
     "cancelled",
     "rejected",
     "worker_lost",
+    "session_lost",
     "internal_error",
 ]
 Blame = Literal["none", "model", "infra", "client"]
@@ -44,6 +45,7 @@ BLAME: dict[Status, Blame] = {
     "cancelled": "client",
     "rejected": "client",
     "worker_lost": "infra",
+    "session_lost": "infra",
     "internal_error": "infra",
 }
 MAX_STARTS = 3
@@ -158,8 +160,14 @@ class Sandbox(Struct, frozen=True):
     profile: str = ""  # the warm interpreter that the program was forked from
 
 
+class Display(Struct, frozen=True):
+    """What a cell showed besides text: the same thing in several media types, base64 of what is not text."""
+
+    data: dict[str, str] = {}
+
+
 class Result(Struct):
-    """What became of one call."""
+    """What became of one call, or of one cell of a session."""
 
     status: Status
     blame: Blame = "none"
@@ -181,6 +189,8 @@ class Result(Struct):
     error: str = ""  # one line on what went wrong with us or the call; empty for what the program did
     request_id: str = ""
     traceparent: str = ""
+    display: list[Display] = field(default_factory=list)  # of a cell: pictures, tables
+    state_kept: bool | None = None  # of a cell: are the session's variables still there?
 
     @property
     def ok(self) -> bool:
@@ -242,7 +252,7 @@ def verdict(status: Status, *, infra: bool = False, starts: int = 1, **fields: o
     `starts`: how often the program was started; a call that lost `MAX_STARTS` workers is not offered again.
     """
     blame: Blame = "infra" if infra else BLAME[status]
-    retryable = blame == "infra" and not (status == "worker_lost" and starts >= MAX_STARTS)
+    retryable = blame == "infra" and status != "session_lost" and not (status == "worker_lost" and starts >= MAX_STARTS)
     return Result(status=status, blame=blame, retryable=retryable, **fields)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,8 @@
              leased to anybody is still delivered, and the gateway drops all but the first answer of an id.
   Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone. When
              the queue has `forgotten`, it asks already for what is `FORGOTTEN_S` old.
+  Directed   A job for one worker is delivered to it at most once and never to another: it has no lease. If that worker is gone
+             before it answered, nobody knows what became of the job.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
              no two hosts' clocks are compared.
 
@@ -73,6 +75,10 @@ class WorkerInfo(Struct, frozen=True):
     layers: list[str] = []
     profiles: list[str] = []
     missing_layers: list[str] = []  # that this worker could have and has not
+    sessions: int = 0
+    max_sessions: int = 0
+    session_memory_bytes: int = 0
+    session_counts: dict[str, int] = {}  # since its start: started, forks, rollbacks, expired, lost
 
     @property
     def classes(self) -> list[str]:
@@ -117,6 +123,9 @@ class GatewayQueue(Protocol):
     async def publish(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the workers: all of them or none. Returns when the queue has them."""
 
+    async def publish_to(self, worker: str, job: Job) -> None:
+        """Hand a job to one worker. If that is gone, the job is too."""
+
     async def receive(self) -> list[Answer]:
         """Wait for at least one answer addressed to this gateway, then give all that are there."""
 
@@ -156,6 +165,9 @@ class WorkerQueue(Protocol):
 
         A worker may get a job that it still runs: if it did not renew it in time, or if it was published twice.
         """
+
+    async def take_directed(self) -> list[Job]:
+        """Wait for at least one job that is for this worker alone, then take all that are there."""
 
     async def renew(self, ids: Sequence[str]) -> None:
         """Keep the leases of `ids`, which are all that this worker is still running."""

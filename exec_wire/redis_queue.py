@@ -1,6 +1,7 @@
 """The job queue on Redis or Valkey streams: any number of gateways and workers, one primary (7.0 or newer), no Redis Cluster.
 
     x:jobs:{class}        stream, group `workers`   released calls: one entry each, field j = a packed `Job`
+    x:jobs@{worker}       stream, 120 s             jobs for one worker: field j, as above; deleted when they were read
     x:reply@{gateway}     stream, 60 s, renewed     answers: field a = packed `Answer`s; a dead gateway's is not made again
     x:worker:{id}         string, 6 s, renewed      `WorkerInfo` as JSON        x:workers    set of ids
     x:gateway:{id}        string, 6 s, renewed      1 if calls wait there       x:gateways   set of ids
@@ -43,6 +44,8 @@ from exec_wire.redis_link import Command, Link, NoGroup, Subscription, Word, ope
 log = logging.getLogger("exec_wire.redis")
 
 GROUP, NOBODY = "workers", "nobody"
+DIRECTED_S = 120
+DIRECTED_REMEMBERED = 4096  # ids: what was read and not deleted is not taken twice
 REPLY_S = 60  # a gateway that is gone for longer finds its answers gone too
 BLOCK_S = 1.0  # of a blocking read; between two of them lapsed leases are looked for
 READ_COUNT = 256
@@ -67,6 +70,11 @@ for at = 1, #ARGV, 2 do
   ids[#ids + 1] = redis.call('XADD', KEYS[tonumber(ARGV[at])], '*', 'j', ARGV[at + 1])
 end
 return ids
+"""
+# KEYS: the stream of one worker. ARGV: a job, seconds that it is kept if nobody reads it.
+PUBLISH_TO = """
+redis.call('XADD', KEYS[1], '*', 'j', ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[2])
 """
 # KEYS: streams, in the order in which they are served. ARGV: group, consumer, how many, idle time from which a lease has lapsed
 # (0: do not look for any). Gives the time, then {stream, id, job, deliveries} of each.
@@ -222,6 +230,10 @@ def jobs_key(needs: str) -> str:
     return f"x:jobs:{needs}"
 
 
+def directed_key(worker: str) -> str:
+    return f"x:jobs@{worker}"
+
+
 def reply_key(gateway: str) -> str:
     return f"x:reply@{gateway}"
 
@@ -304,6 +316,9 @@ class RedisGatewayEnd:
         [ids] = await self._commands.call(script(PUBLISH, streams.keys, *arguments))
         for job, id in zip(jobs, ids, strict=True):
             self._entries[job.id] = Entry(jobs_key(job.needs), id.decode())
+
+    async def publish_to(self, worker: str, job: Job) -> None:
+        await self._commands.call(script(PUBLISH_TO, [directed_key(worker)], _pack(job), DIRECTED_S))
 
     async def receive(self) -> list[Answer]:
         while True:
@@ -418,6 +433,9 @@ class RedisWorkerEnd:
         self._turn = 0  # which stream is served first
         self._claimed_at = float("-inf")
         self._taken: dict[str, _Taken] = {}
+        self._directed = Link(queue.url)
+        self._directed_read: list[bytes] = []
+        self._directed_ids: deque[str] = deque(maxlen=DIRECTED_REMEMBERED)
         self._taking: asyncio.Task[list[Job]] | None = None
         self._left = False
         self._outbox: deque[_Outgoing] = deque()
@@ -468,6 +486,30 @@ class RedisWorkerEnd:
         if look_for_lapsed:
             self._claimed_at = time.monotonic()
         return [self._keep(streams[number - 1], id, job, deliveries, int(now)) for number, id, job, deliveries in found]
+
+    async def take_directed(self) -> list[Job]:
+        """As a gateway reads its answers: what was handed out is deleted with the next read, and never handed out again."""
+        stream = directed_key(self._name)
+        while not self._left:
+            commands: list[Command] = [("XDEL", stream, *self._directed_read)] if self._directed_read else []
+            read = ("XREAD", "COUNT", READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", stream, "0")
+            *_, streams, (seconds, micros) = await self._directed.call(*commands, read, ("TIME",), block_s=BLOCK_S)
+            entries = streams[0][1] if streams else []
+            self._directed_read = [id for id, _ in entries]
+            now_ms = int(seconds) * 1000 + int(micros) // 1000
+            if jobs := [job for id, fields in entries if (job := self._take_once(id, fields[1], now_ms)) is not None]:
+                return jobs
+        return await asyncio.Future()
+
+    def _take_once(self, id: bytes, packed: bytes, now_ms: int) -> Job | None:
+        job = _unpack_job(packed)
+        if job.id in self._directed_ids:
+            return None
+        self._directed_ids.append(job.id)
+        waited_ms = max(0, now_ms - int(id.partition(b"-")[0]))
+        job = msgspec.structs.replace(job, remaining_ms=job.remaining_ms - waited_ms)
+        self._taken[job.id] = _Taken(job, [], time.monotonic())
+        return job
 
     def _in_turn(self) -> list[str]:
         """Each stream is first as often as any other."""
@@ -647,7 +689,7 @@ class RedisWorkerEnd:
             log.warning("left without a word; others take what ran here when its lease has lapsed: %s", away)
         for task in [*self._undelivered, *([self._taking] if self._taking else [])]:
             task.cancel()
-        for part in (self._commands, self._blocking, self._notes):
+        for part in (self._commands, self._blocking, self._directed, self._notes):
             await part.close()
 
     async def _stop_taking(self) -> None:

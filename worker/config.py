@@ -9,11 +9,17 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from worker.profiles import PROFILES
-from worker.sandbox.uids import DEFAULT_BASE
+from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE
+
+UIDS = BLOCK_SIZE - 1
 
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def half_of_memory_mb() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 << 20)
 
 
 def default_packages() -> str:
@@ -45,6 +51,17 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     uid_base: Annotated[int, Meta(ge=100_000, description="First of the user ids that sandboxes run under")] = DEFAULT_BASE
     runner_socket: Annotated[str, Meta(description="Join the runner that listens here instead of starting one")] = ""
     compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
+    max_sessions: Annotated[
+        int, Meta(ge=0, le=1000, description="Sessions and forks of sessions that this worker holds; beyond it 429")
+    ] = 128
+    max_sessions_per_tenant: Annotated[int, Meta(ge=0, description="Of these, by one tenant")] = 128
+    session_memory_mb: Annotated[
+        int,
+        Meta(ge=0, description="Memory in use by all sessions from which on none is added; half of the machine's if not set"),
+    ] = field(default_factory=half_of_memory_mb)
+    session_memory_per_tenant_mb: Annotated[int, Meta(ge=0, description="Of this, by one tenant")] = field(
+        default_factory=half_of_memory_mb
+    )
     min_tier: Annotated[
         Literal["A", "B", "C", "D", "E"],
         Meta(description="Refuse to run programs in a weaker sandbox than this (A is strongest)"),
@@ -53,3 +70,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         list[str], Meta(description="For tests: act as if these layers of the sandbox did not work (JSON)")
     ] = field(default_factory=list)
     fault_injection: Annotated[bool, Meta(description="For tests: a call may name the set-up step that is to fail")] = False
+
+    def __post_init__(self) -> None:
+        if self.slots + self.max_sessions > UIDS:
+            raise ValueError(f"slots and max_sessions together are more than {UIDS}, the user ids that a worker has")

@@ -14,8 +14,10 @@ from collections.abc import Callable
 
 from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
 from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
+from exec_wire.sessions import Refused, pack_sessions, unpack_order
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.sessions import Sessions
 
 log = logging.getLogger("worker")
 
@@ -25,8 +27,10 @@ LATE_S = 10.0  # after its deadline nobody waits for a result that could not be 
 
 
 class Consumer:
-    def __init__(self, name: str, pool: Pool | EchoPool, queue: WorkerQueue) -> None:
-        self._name, self._pool, self._queue = name, pool, queue
+    def __init__(self, name: str, pool: Pool | EchoPool, queue: WorkerQueue, sessions: Sessions | None = None) -> None:
+        self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
+        self._slot_of: dict[str, int] = {}
+        self._directed: dict[str, asyncio.Task[None]] = {}  # what is asked of sessions
         self._running: dict[str, asyncio.Task[None]] = {}
         self._answering: set[str] = set()  # have ended; their results are on their way
         self._away = False
@@ -35,13 +39,16 @@ class Consumer:
         self.started_again = 0  # here, because the interpreter with the program in it was lost
         self._slot_free = asyncio.Event()
         self._slot_free.set()
+        pool.when_free = self._slot_free.set
         self._background: list[asyncio.Task[None]] = []
         self._draining = False
 
     async def __aenter__(self) -> Consumer:
         await self._announce()
         self._take_task = asyncio.create_task(self._take_forever())
-        self._background = [asyncio.create_task(loop()) for loop in (self._renew_forever, self._cancel_forever)]
+        self._background = [
+            asyncio.create_task(loop()) for loop in (self._renew_forever, self._cancel_forever, self._obey_forever)
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -54,12 +61,13 @@ class Consumer:
         """Stop taking; finish what runs, or after `patience_s` hand it back to be run elsewhere."""
         self._draining = True
         self._take_task.cancel()
-        if self._running and patience_s > 0:
-            await asyncio.wait(self._running.values(), timeout=patience_s)
-        for task in list(self._running.values()):
+        running = [*self._running.values(), *self._directed.values()]
+        if running and patience_s > 0:
+            await asyncio.wait(running, timeout=patience_s)
+        for task in running:
             task.cancel()
-        if self._running:
-            await asyncio.wait(self._running.values())
+        if running:
+            await asyncio.wait(running)
 
     @property
     def draining(self) -> bool:
@@ -72,6 +80,9 @@ class Consumer:
     async def _take_forever(self) -> None:
         while True:
             await self._slot_free.wait()
+            if not self._pool.free_slots:  # a cell of a session was quicker
+                self._slot_free.clear()
+                continue
             try:
                 jobs = await self._queue.take(self._pool.free_slots)
             except QueueAway as away:
@@ -88,10 +99,11 @@ class Consumer:
         self.taken_again += job.deliveries > 1
         if job.id in self._running:
             return  # it was published twice, or its lease lapsed while this process stood still
-        slot = self._pool.take_slot()
-        task = asyncio.create_task(self._work(job, slot))
+        if self._pool.free_slots:
+            self._slot_of[job.id] = self._pool.take_slot()
+        task = asyncio.create_task(self._work(job))
         self._running[job.id] = task
-        task.add_done_callback(self._ended(job.id, slot))
+        task.add_done_callback(self._ended(job.id))
 
     async def _wait_for_queue(self, away: QueueAway) -> None:
         if not self._away:
@@ -104,20 +116,21 @@ class Consumer:
             log.warning("the queue is back")
         self._away = False
 
-    def _ended(self, id: str, slot: int) -> Callable[[asyncio.Task[None]], None]:
+    def _ended(self, id: str) -> Callable[[asyncio.Task[None]], None]:
         def end(task: asyncio.Task[None]) -> None:
             del self._running[id]
-            self._pool.give_back(slot)
+            if (slot := self._slot_of.pop(id, None)) is not None:
+                self._pool.give_back(slot)
             self._slot_free.set()
             if not task.cancelled() and task.exception() is not None:
                 log.error("a job was not answered", exc_info=task.exception())
 
         return end
 
-    async def _work(self, job: Job, slot: int) -> None:
+    async def _work(self, job: Job) -> None:
         received = time.monotonic()
         try:
-            result = await self._run(job, slot, received)
+            result = await self._run(job, received)
         except asyncio.CancelledError:
             if self._draining:
                 raise  # handed back with the lease, to be run elsewhere
@@ -135,20 +148,23 @@ class Consumer:
     async def _answer(self, job: Job, result: Result, received: float) -> None:
         stay_ms = (time.monotonic() - received) * 1000
         record = result.blame != "infra" and result.status != "cancelled"
-        answer = Answer(job.id, pack(result), stay_ms, record)
-        give_up_at = received + job.remaining_ms / 1000 + LATE_S
+        await self._send(Answer(job.id, pack(result), stay_ms, record), received + job.remaining_ms / 1000 + LATE_S)
+        self.answered[result.status, result.blame] += 1
+
+    async def _send(self, answer: Answer, give_up_at: float) -> None:
         while True:
             try:
-                await self._queue.answer([answer])
-                break
+                return await self._queue.answer([answer])
             except QueueAway as away:
                 if time.monotonic() > give_up_at:
                     raise
                 await self._wait_for_queue(away)
-        self.answered[result.status, result.blame] += 1
 
-    async def _run(self, job: Job, slot: int, received: float) -> Result:
+    async def _run(self, job: Job, received: float) -> Result:
         call = unpack_call(job.payload)
+        if job.id not in self._slot_of:  # cells took the slots that were free when it was asked for
+            self._slot_of[job.id] = await self._pool.next_slot()
+        slot = self._slot_of[job.id]
         starts = job.deliveries - 1  # by workers that did not come back
         while True:
             remaining_s = job.remaining_ms / 1000 - (time.monotonic() - received)
@@ -166,11 +182,41 @@ class Consumer:
             except TimeoutError:
                 return verdict("expired", error="no warm interpreter before the deadline")
 
+    async def _obey_forever(self) -> None:
+        """What is asked of sessions: no slot is needed to take it, and it is never run twice."""
+        while self._sessions is not None:
+            try:
+                jobs = await self._queue.take_directed()
+            except QueueAway as away:
+                await self._wait_for_queue(away)
+                continue
+            for job in jobs:
+                task = self._directed[job.id] = asyncio.create_task(self._obey(self._sessions, job))
+                task.add_done_callback(self._obeyed(job.id))
+
+    def _obeyed(self, id: str) -> Callable[[asyncio.Task[None]], None]:
+        def end(task: asyncio.Task[None]) -> None:
+            del self._directed[id]
+            if not task.cancelled() and task.exception() is not None:
+                log.error("a session's answer was not sent", exc_info=task.exception())
+
+        return end
+
+    async def _obey(self, sessions: Sessions, job: Job) -> None:
+        received = time.monotonic()
+        try:
+            reply = await sessions.obey(unpack_order(job.payload), job.remaining_ms / 1000)
+        except Exception as error:  # the outermost place that can act
+            log.exception("a session failed inside the worker")
+            reply = Refused("internal", f"{type(error).__name__} in the worker")
+        stay_ms = (time.monotonic() - received) * 1000
+        await self._send(Answer(job.id, pack_sessions(reply), stay_ms), received + job.remaining_ms / 1000 + LATE_S)
+
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                await self._queue.renew(list(self._running))
+                await self._queue.renew([*self._running, *self._directed])
             except QueueAway as away:
                 await self._wait_for_queue(away)
                 continue
@@ -205,4 +251,8 @@ class Consumer:
             layers=pool.sandbox.layers,
             profiles=pool.profiles,
             missing_layers=list(pool.missing),
+            sessions=self._sessions.live if self._sessions else 0,
+            max_sessions=self._sessions.most if self._sessions else 0,
+            session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
+            session_counts=dict(self._sessions.counts) if self._sessions else {},
         )

@@ -6,6 +6,7 @@ Not a sandbox, and its results say so: their tier is `none`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from exec_wire import Call, Result, Sandbox, verdict
 from worker.config import WorkerConfig
@@ -23,6 +24,7 @@ class EchoPool:
         self.slots = config.slots
         self._takes_s = config.echo_ms / 1000
         self._free = list(range(config.slots))
+        self.when_free: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> EchoPool:
         return self
@@ -39,6 +41,10 @@ class EchoPool:
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
+        self.when_free()
+
+    async def next_slot(self) -> int:
+        return self._free.pop()
 
     async def run(self, call: Call, slot: int, remaining_s: float) -> Result:
         if self._takes_s:

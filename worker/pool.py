@@ -13,10 +13,13 @@ import logging
 import os
 import socket
 import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from exec_wire import Call, Result, Sandbox, verdict
+from exec_wire import Call, Limits, Result, Sandbox, verdict
 from worker.compile_cache import OUTPUT, CompileCache, CompileFailed
 from worker.config import WorkerConfig
 from worker.languages import LANGUAGES, Compiled, Interpreted
@@ -25,6 +28,7 @@ from worker.sandbox import tiers
 from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed
 from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
+from worker.sandbox.tree import Member, Tree
 
 log = logging.getLogger("worker")
 
@@ -40,12 +44,15 @@ class Pool:
     """`async with Pool(...)`: a runner and its zygotes are there, and gone afterwards."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
+        self.config = config
         self._choice = ProfileChoice(config.profiles)
         self._zygotes: list[ZygoteLink] = []
         self._change = asyncio.Condition()
         self._tasks: list[asyncio.Task[NoReturn]] = []
         self._free = list(range(config.slots))
+        self.when_free: Callable[[], None] = lambda: None  # told of every slot that becomes free
+        self._cells: deque[asyncio.Future[int]] = deque()  # that wait for a slot
+        self._places = deque(range(config.slots, config.slots + config.max_sessions))  # of sessions
         self._numbers = itertools.count(1)
         self._failures: dict[int, int] = {}  # set-up failures in a row, by zygote
         self._stillborn: set[str] = set()  # profiles whose last zygote died before it was warm
@@ -68,7 +75,7 @@ class Pool:
         await self._runner.close()
 
     async def _start_runner(self) -> None:
-        config = self._config
+        config = self.config
         if config.runner_socket:
             runner = await RunnerLink.join(Path(config.runner_socket))
         else:
@@ -91,7 +98,7 @@ class Pool:
 
     def _check_tier(self, runner: RunnerLink) -> None:
         """Fail closed: a sandbox weaker than what was asked for runs nothing."""
-        wanted = self._config.min_tier
+        wanted = self.config.min_tier
         if tiers.at_least(runner.tier, wanted):
             return
         lacking = tiers.missing_for(runner.layers, wanted)
@@ -132,7 +139,7 @@ class Pool:
 
     @property
     def slots(self) -> int:
-        return self._config.slots
+        return self.config.slots
 
     @property
     def missing(self) -> dict[str, str]:
@@ -149,7 +156,7 @@ class Pool:
 
     @property
     def profiles(self) -> list[str]:
-        return list(self._config.profiles)
+        return list(self.config.profiles)
 
     @property
     def free_slots(self) -> int:
@@ -159,7 +166,61 @@ class Pool:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
+        while self._cells:  # before other calls: somebody waits for each of them
+            cell = self._cells.popleft()
+            if not cell.done():
+                return cell.set_result(slot)
         self._free.append(slot)
+        self.when_free()
+
+    async def next_slot(self) -> int:
+        """One that is free, or the first that becomes so."""
+        if self._free:
+            return self._free.pop()
+        waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._cells.append(waiting)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self.give_back(waiting.result())
+            raise
+
+    @asynccontextmanager
+    async def slot_for_cell(self, patience_s: float) -> AsyncIterator[None]:
+        """A slot while a cell runs; a session that waits for its next one has none. `TimeoutError` if none becomes free."""
+        slot = await asyncio.wait_for(self.next_slot(), patience_s)
+        try:
+            yield
+        finally:
+            self.give_back(slot)
+
+    @property
+    def free_places(self) -> int:
+        return len(self._places)
+
+    async def start_session(self, profile: str, limits: Limits, env: dict[str, str], files: dict[str, str]) -> Member:
+        """A session's first process. `ZygoteLost`, `StartFailed`, or `PlaceBusy` if it was not started."""
+        zygote = await self._zygote_of(profile or self._choice.choose(""), lambda zygote: zygote.sessions)
+        index = self._places.popleft()
+        tree = Tree(zygote, self._runner, index, limits, self._numbers)
+        try:
+            return await tree.start(env, files)
+        finally:
+            self._give_back_place_of(tree, index)
+
+    def _give_back_place_of(self, tree: Tree, index: int) -> None:
+        """When nothing is left of it. A place is used again as late as possible: a lost zygote's processes die slowly."""
+
+        def give_back(_: object) -> None:
+            self._places.append(index)
+            if tree.link.retired and not tree.link.sessions:
+                tree.link.close()
+
+        if tree.started:
+            tree.ended.add_done_callback(give_back)
+        else:
+            give_back(None)
 
     async def run(self, call: Call, slot: int, remaining_s: float, fail_step: int = 0) -> Result:
         """One program, from start to result. `ZygoteLost` if its zygote died under it, `SlotBusy` if it was not started."""
@@ -214,15 +275,19 @@ class Pool:
             raise SandboxUnavailable(f"the interpreters of {sorted(self._stillborn)} do not start; the messages above say why")
 
     def _all_warm(self) -> bool:
-        return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self._config.profiles)
+        return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self.config.profiles)
 
     async def _zygote_for(self, call: Call) -> ZygoteLink:
-        profile = self._choice.choose(call.code if call.language == "python" else "")
+        return await self._zygote_of(
+            self._choice.choose(call.code if call.language == "python" else ""), lambda zygote: zygote.load
+        )
+
+    async def _zygote_of(self, profile: str, load: Callable[[ZygoteLink], int]) -> ZygoteLink:
         while True:
             ready = [zygote for zygote in self._zygotes if zygote.ready]
             best = [zygote for zygote in ready if zygote.profile == profile] or ready
             if best:
-                return min(best, key=lambda zygote: zygote.load)
+                return min(best, key=load)
             async with self._change:
                 await self._change.wait()
 
@@ -247,14 +312,24 @@ class Pool:
         """A zygote in which set-up fails again and again is not trusted any more."""
         self._failures[zygote.number] = self._failures.get(zygote.number, 0) + 1 if failed else 0
         if self._failures[zygote.number] >= FAILURES_BEFORE_RECYCLING:
-            self._replace(zygote, "set-up failed three times in a row")
+            if zygote.sessions:
+                self._retire(zygote)
+            else:
+                self._replace(zygote, "set-up failed three times in a row")
 
     async def _beat(self) -> NoReturn:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for zygote in list(self._zygotes):
-                if zygote.ready and not zygote.beat():
+                if zygote.warm and not zygote.beat():
                     self._replace(zygote, "it does not answer")
+
+    def _retire(self, zygote: ZygoteLink) -> None:
+        """It gets no more programs; it stays until its sessions have ended."""
+        log.warning("retiring zygote %s (%s): set-up failed three times in a row", zygote.number, zygote.profile)
+        self.zygote_restarts += 1
+        zygote.retired = True
+        self._runner.retire(zygote.number)
 
     def _replace(self, zygote: ZygoteLink, why: str) -> None:
         log.warning("recycling zygote %s (%s): %s", zygote.number, zygote.profile, why)

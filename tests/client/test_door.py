@@ -27,10 +27,12 @@ from .scripted_server import Exchange, ScriptedServer, line
 
 PUBLIC = [
     "AsyncClient",
+    "AsyncSession",
     "BadRequest",
     "Call",
     "CallFields",
     "CallerError",
+    "CellFields",
     "Checker",
     "Client",
     "ClientClosed",
@@ -52,6 +54,10 @@ PUBLIC = [
     "ProtocolError",
     "Result",
     "ServiceFailed",
+    "Session",
+    "SessionFields",
+    "SessionInfo",
+    "SessionLost",
     "Tags",
     "Test",
     "TooLarge",

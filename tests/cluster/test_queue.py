@@ -416,3 +416,59 @@ async def test_a_waiting_worker_gets_a_job_whose_lease_lapses_meanwhile() -> Non
     queue._leases["j"].ends_at -= LEASE_S - 0.1
     [job] = await asyncio.wait_for(second.take(1), 5)
     assert job.deliveries == 2
+
+
+# -- for one worker -----------------------------------------------------------------------------------------------------------
+
+
+async def test_directed_job_reaches_its_worker_alone_and_once(bench: Bench) -> None:
+    gateway = await bench.gateway("g1")
+    first, second = await bench.worker("w1"), await bench.worker("w2")
+    for worker, name in ((first, "w1"), (second, "w2")):
+        await worker.announce(WorkerInfo(name, 4))
+    job = bench.job()
+    await gateway.publish_to("w2", job)
+    [taken] = await asyncio.wait_for(second.take_directed(), 5)
+    assert (taken.id, taken.payload, taken.reply_to) == (job.id, job.payload, "g1")
+    for waiting in (first.take_directed(), second.take_directed(), first.take(4)):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, 0.3)
+
+
+async def test_answer_to_a_directed_job_reaches_its_gateway(bench: Bench) -> None:
+    gateway = await bench.gateway("g1")
+    worker = await bench.worker("w1")
+    await worker.announce(WorkerInfo("w1", 4))
+    job = bench.job()
+    await gateway.publish_to("w1", job)
+    await asyncio.wait_for(worker.take_directed(), 5)
+    await worker.renew([job.id])
+    await worker.answer([Answer(job.id, b"answer")])
+    [answer] = await asyncio.wait_for(gateway.receive(), 5)
+    assert (answer.id, answer.payload) == (job.id, b"answer")
+
+
+async def test_directed_job_is_not_delivered_again_when_time_passes(bench: Bench) -> None:
+    gateway = await bench.gateway("g1")
+    first, second = await bench.worker("w1"), await bench.worker("w2")
+    for worker, name in ((first, "w1"), (second, "w2")):
+        await worker.announce(WorkerInfo(name, 4))
+    await gateway.publish_to("w1", bench.job())
+    await asyncio.wait_for(first.take_directed(), 5)
+    await bench.pass_s(2 * LEASE_S)
+    for waiting in (second.take(4), second.take_directed(), first.take_directed()):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, 0.3)
+
+
+async def test_directed_job_for_a_worker_that_left_is_gone(bench: Bench) -> None:
+    gateway = await bench.gateway("g1")
+    worker = await bench.worker("w1")
+    await worker.announce(WorkerInfo("w1", 4))
+    await worker.leave()
+    bench.ends.remove(worker)
+    await gateway.publish_to("w1", bench.job())
+    other = await bench.worker("w2")
+    await other.announce(WorkerInfo("w2", 4))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(other.take(1), 0.3)

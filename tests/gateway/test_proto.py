@@ -11,8 +11,8 @@ import pytest
 from google.protobuf import descriptor_pb2
 from msgspec import UNSET, Struct
 
-from exec_wire import info, messages, proto
-from exec_wire.messages import Batch, Call, Limits, Result, Sandbox, Tags, Timings, Usage
+from exec_wire import info, messages, proto, sessions
+from exec_wire.messages import Batch, Call, Display, Limits, Result, Sandbox, Tags, Timings, Usage
 from exec_wire.problems import Problem
 
 PROTO = Path(proto.__file__).with_name("exec.proto")
@@ -20,10 +20,12 @@ PAIRS: dict[str, type[Struct]] = {
     "CallBatch": Batch,
     "Problem": Problem,
     **{name: getattr(messages, name) for name in ("Call", "Limits", "Tags", "Result", "Usage", "Timings", "Sandbox")},
-    **{name: getattr(messages, name) for name in ("Selection", "Cancelled")},
+    **{name: getattr(messages, name) for name in ("Selection", "Cancelled", "Display")},
+    **{name: getattr(sessions, name) for name in ("SessionSpec", "Cell", "Fork", "Tenant", "Files", "Fetch")},
+    **{name: getattr(sessions, name) for name in ("SessionInfo", "SessionList", "Interrupted", "Ended")},
     **{name: getattr(info, name) for name in ("Info", "LimitValues", "RequestLimits", "WorkerSummary")},
 }
-OF_GRPC_ALONE = {"ResultBatch", "Refused", "InfoRequest"}
+OF_GRPC_ALONE = {"ResultBatch", "Refused", "InfoRequest", "SessionRequest"}
 Field = descriptor_pb2.FieldDescriptorProto
 SCALARS = {str: Field.TYPE_STRING, float: Field.TYPE_DOUBLE, int: Field.TYPE_INT64, bool: Field.TYPE_BOOL}
 EVERYTHING = Call(
@@ -66,6 +68,8 @@ EVERY_RESULT = Result(
     error="e",
     request_id="r",
     traceparent="t",
+    display=[Display({"text/html": "<b>"})],
+    state_kept=False,
 )
 
 
@@ -89,7 +93,7 @@ def test_a_field_is_optional_if_not_set_means_something_else_than_zero(name: str
         if declared[field.name].type_name or declared[field.name].label == Field.LABEL_REPEATED:
             continue
         special = field.default in (None, UNSET) or (field.default is not msgspec.NODEFAULT and bool(field.default))
-        required = name == "Call" and field.name == "code"  # an empty program is a program
+        required = name in ("Call", "Cell") and field.name == "code"  # an empty program is a program
         assert declared[field.name].proto3_optional == (special or required), f"{name}.{field.name}"
 
 
@@ -151,7 +155,8 @@ def test_what_older_versions_sent_is_read() -> None:
     call = bytes.fromhex(OLD_CALL)
     assert msgspec.convert(proto.CALL.read(call), Call) == EVERYTHING
     result = bytes.fromhex(OLD_RESULT)
-    assert msgspec.convert(proto.RESULT.read(result), Result) == EVERY_RESULT
+    before_sessions = msgspec.structs.replace(EVERY_RESULT, display=[], state_kept=None)
+    assert msgspec.convert(proto.RESULT.read(result), Result) == before_sessions
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -21,11 +21,14 @@ from corpus import Program, judge
 from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
 
 from exec_wire import Call, Limits, Result, verdict
+from exec_wire.sessions import Cell, Create, Did, End, FetchFiles, Got, Ran, RunCell, SessionSpec, Told
 from worker import languages
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
+from worker.sandbox.tree import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
+from worker.sessions import Sessions
 
 COPIES = 8
 DEADLINE_S = 60.0
@@ -110,8 +113,8 @@ class Node:
 
 
 class Cage:
-    def __init__(self, pool: Pool, programs: dict[str, Program]) -> None:
-        self.pool, self.programs = pool, programs
+    def __init__(self, pool: Pool, programs: dict[str, Program], sessions: Sessions) -> None:
+        self.pool, self.programs, self.sessions = pool, programs, sessions
         self.sandbox = pool.sandbox
         self.features = _features(pool)
         self.canary = Canary()
@@ -198,6 +201,41 @@ class Cage:
                 result.stdout += f"\nescaped: {words}\n"
             return result
 
+    async def run_cell(self, program: Program) -> tuple[list[str], Result]:
+        """The same as a cell of a session of its own, which is ended afterwards. What ran before it did so in another one."""
+        wrong: list[str] = []
+        for earlier in self._earlier(program):
+            _, result = await self.run_cell(earlier)
+            wrong += [f"{earlier.name}: {words}" for words in judge(earlier.as_cell(), result, grace_s=GRACE_S)]
+        if program.pair:
+            sibling, own = await asyncio.gather(self._run_cell(self.programs[program.pair]), self._run_cell(program))
+            wrong += [
+                f"{program.pair}: {words}" for words in judge(self.programs[program.pair].as_cell(), sibling, grace_s=GRACE_S)
+            ]
+        else:
+            own = await self._run_cell(program)
+        return wrong + judge(program.as_cell(), own, grace_s=GRACE_S), own
+
+    async def _run_cell(self, program: Program) -> Result:
+        with _bait(program) as (bait, was_touched):
+            files = {"attack.py": _ATTACK} if _USES_ATTACK.search(program.code) else {}
+            spec = SessionSpec(limits=program.limits_in(False), env=program.env | bait, files=files)
+            told = await self.sessions.obey(Create(spec), DEADLINE_S)
+            if not isinstance(told, Told):
+                return verdict("internal_error", error=str(told), sandbox=self.sandbox)
+            id = told.sessions[0].id
+            ran = await self.sessions.obey(RunCell(id, Cell(program.code, stdin=program.stdin)), DEADLINE_S)
+            result = ran.result if isinstance(ran, Ran) else verdict("internal_error", error=str(ran))
+            result.sandbox = self.sandbox
+            if program.fetch:
+                got = await self.sessions.obey(FetchFiles(id, list(program.fetch), ""), DEADLINE_S)
+                result.files = got.files if isinstance(got, Got) else {}
+            if (ended := await self.sessions.obey(End(id, ""), DEADLINE_S)) != Did(True):
+                result.stdout += f"\nescaped: its session does not end: {ended}\n"
+            if words := was_touched():
+                result.stdout += f"\nescaped: {words}\n"
+            return result
+
     async def _run(self, call: Call, slot: int) -> Result:
         give_up = time.monotonic() + CLEAN_WITHIN_S
         while True:
@@ -276,13 +314,13 @@ async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> As
     config = WorkerConfig(
         slots=slots, profiles={name: PROFILES[name] for name in ("bare", "numpy")}, mask_layers=mask, min_tier="D"
     )
-    async with Pool(config) as pool:
+    async with Pool(config) as pool, Sessions("cage", pool) as sessions:
         async with asyncio.timeout(60):
             await pool.wait_ready()
             wanted = len(pool.profiles) * max(1, slots // 4)
             while sum(zygote.ready for zygote in pool._zygotes) < wanted:  # noqa: ASYNC110 - it happens in other processes
                 await asyncio.sleep(0.05)
-        cage = Cage(pool, programs)
+        cage = Cage(pool, programs, sessions)
         for slot in [*range(slots)] * 2:  # whatever a first run opens is open afterwards
             await cage._run(Call(code="pass"), slot)
         yield cage

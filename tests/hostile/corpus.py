@@ -87,6 +87,8 @@ class Program:
     language: str
     expect: Expectation
     otherwise: tuple[tuple[str, dict[str, Any]], ...] = ()  # ("tier-D" or "without cgroup", what is different)
+    in_cell: dict[str, Any] = field(default_factory=dict)  # what is different of a cell
+    not_as_cell: str = ""  # why it says nothing about cells
     limits: dict[str, float] = field(default_factory=dict)
     stdin: str = ""
     fetch: tuple[str, ...] = ()
@@ -110,6 +112,10 @@ class Program:
             if sandbox.tier in what if kind == "tier" else what not in sandbox.layers:
                 expect = replace(expect, **change)
         return expect
+
+    def as_cell(self) -> Program:
+        """As a cell of a session: of its kinds of end, those that are its session's too are the same."""
+        return replace(self, expect=replace(self.expect, **self.in_cell))
 
     def lacking(self, sandbox: Sandbox, features: set[str]) -> str:
         """Why it is skipped here; empty if it is not."""
@@ -162,6 +168,8 @@ def parse(path: Path) -> Program:
         LANGUAGES[path.suffix],
         Expectation(**_expected(path.name, fields.pop("expect"))),
         tuple(otherwise),
+        _expected(path.name, fields.pop("expect-cell", "")),
+        fields.pop("not-as-cell", ""),
         limits=_limits(path.name, fields.pop("limits", "")),
         stdin=_unescape(fields.pop("stdin", "")) + "x" * (int(fields.pop("stdin_mb", 0)) << 20),
         fetch=tuple(fields.pop("fetch", "").split()),
@@ -228,8 +236,8 @@ def _unescape(text: str) -> str:
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
-def judge(program: Program, result: Result, *, crowd: bool = False) -> list[str]:
-    """What is wrong with what became of a program; empty if all is right."""
+def judge(program: Program, result: Result, *, crowd: bool = False, grace_s: float = 0.0) -> list[str]:
+    """What is wrong with what became of a program; empty if all is right. `grace_s`: from the limit to the kill."""
     expect = program.expectation(result.sandbox)
     limits = program.limits_in(crowd)
     wrong = []
@@ -244,7 +252,7 @@ def judge(program: Program, result: Result, *, crowd: bool = False) -> list[str]
     wrong += _wrong_output(expect, result)
     if expect.files is not None and tuple(sorted(result.files)) != tuple(sorted(expect.files)):
         wrong.append(f"files {sorted(result.files)}")
-    latest = _latest_end_s(expect, result, limits, crowd)
+    latest = _latest_end_s(expect, result, limits, crowd) + grace_s
     if result.usage.wall_s > latest:
         wrong.append(f"took {result.usage.wall_s:.2f} s, more than {latest:.2f}")
     return wrong

@@ -66,6 +66,62 @@ async def test_copies_end_as_expected_and_leave_nothing(cage: Cage, name: str) -
     assert cage.canary.wrong == []
 
 
+# -- as cells of sessions -----------------------------------------------------------------------------------------------------
+
+CELLS = [name for name in ON_THEIR_OWN if PROGRAMS[name].language == "python" and not PROGRAMS[name].not_as_cell]
+
+
+@pytest.fixture(scope="module")
+async def cells_cage() -> AsyncIterator[Cage]:
+    need_sandbox()
+    async with caged(PROGRAMS, SLOTS, []) as cage:
+        for slot in range(SLOTS):
+            cage.pool.give_back(slot)  # cells take their slots themselves
+        yield cage
+
+
+@pytest.fixture(scope="module")
+async def cells(
+    cells_cage: Cage, request: pytest.FixtureRequest
+) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
+    """As `ends`, a few at a time: each has a session of its own."""
+    room = asyncio.Semaphore(SLOTS)
+
+    async def run(name: str) -> tuple[list[str], Result]:
+        async with room:
+            return await cells_cage.run_cell(PROGRAMS[name])
+
+    params = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = [spec.params["cell"] for spec in params if spec is not None and "cell" in spec.params]
+    tasks = {name: asyncio.create_task(run(name)) for name in wanted if not cells_cage.lacking(PROGRAMS[name])}
+    yield tasks
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+async def test_cell_ends_as_expected(
+    cells_cage: Cage, cells: dict[str, asyncio.Task[tuple[list[str], Result]]], cell: str
+) -> None:
+    if reason := cells_cage.lacking(PROGRAMS[cell]):
+        pytest.skip(reason)
+    wrong, _ = await cells[cell]
+    assert wrong == []
+
+
+async def test_hostile_cells_leave_nothing(cells_cage: Cage) -> None:
+    before = cells_cage.look()
+    for name in (
+        "b_015_fork_bomb.py",
+        "b_017_daemon_with_stdout.py",
+        "c_031_memory_files.py",
+        "k_109_children_of_the_zygote.py",
+    ):
+        await cells_cage.run_cell(PROGRAMS[name])
+    assert await cells_cage.differences(before) == []
+
+
 # -- the corpus itself --------------------------------------------------------------------------------------------------------
 
 

@@ -44,15 +44,51 @@ class SlotCgroups:
 
     def make_slot(self, index: int) -> list[int | None]:
         """Make one slot's groups; its open files in the order of the protocol, None where the kernel lacks one."""
+        files = self._make(index, _V1_FILES if self.version == 1 else _V2_FILES)
+        self._fds += [fd for fd in files if fd is not None]
+        return files
+
+    def _make(self, index: int, names: list[tuple[str, str, int]]) -> list[int | None]:
         for root in self.roots.values():
             (root / f"slot{index}").mkdir(exist_ok=True)
         self._write_once(index)
         files: list[int | None] = []
-        for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
+        for controller, name, mode in names:
             folder = self.roots.get(controller)
             files.append(_open_or_none(folder / f"slot{index}" / name, mode) if folder is not None else None)
-        self._fds += [fd for fd in files if fd is not None]
         return files
+
+    def make_place(self, index: int) -> tuple[list[int | None], list[int | None]]:
+        """As a slot, for a session: the kernel may kill one of its processes and leave the others.
+
+        Its files are the caller's, who also gets those that count: memory in use, CPU time used, kills for want of memory.
+        """
+        files = self._make(index, [*_V1_FILES, ("cpuacct", "tasks", os.O_WRONLY)] if self.version == 1 else _V2_FILES)
+        if self.version == 2:
+            (self.roots[""] / f"slot{index}" / "memory.oom.group").write_text("0")
+        v1 = [("memory", "memory.usage_in_bytes"), ("cpuacct", "cpuacct.usage"), ("memory", "memory.oom_control")]
+        wanted = v1 if self.version == 1 else [("", "memory.current"), ("", "cpu.stat"), ("", "memory.events")]
+        return files, [
+            _open_or_none(self.roots[controller] / f"slot{index}" / name, os.O_RDONLY) if controller in self.roots else None
+            for controller, name in wanted
+        ]
+
+    def make_leaf(self, index: int, leaf: int) -> list[int]:
+        """A group below a session's for one of its processes, by which that can be killed with all it started.
+
+        Opened are the list of its processes, and the file that kills them (version 2) or keeps them from forking (version 1).
+        And in version 1 the one by which a process moves there itself: as in `steps.c`, that skips the kernel's global lock,
+        for which one who moves another waits 10 to 25 ms.
+        """
+        folder = self.roots["pids" if self.version == 1 else ""] / f"slot{index}" / f"leaf{leaf}"
+        folder.mkdir(exist_ok=True)
+        killer = folder / ("pids.max" if self.version == 1 else "cgroup.kill")
+        if self.version == 1:
+            killer.write_text("max")
+        wanted = [(folder / "cgroup.procs", os.O_RDWR), (killer, os.O_WRONLY)]
+        if self.version == 1:
+            wanted.append((folder / "tasks", os.O_WRONLY))
+        return [os.open(path, mode | os.O_CLOEXEC) for path, mode in wanted]
 
     def _write_once(self, index: int) -> None:
         once = {"memory.swappiness": "0"} if self.version == 1 else {"memory.swap.max": "0", "memory.oom.group": "1"}
@@ -82,7 +118,7 @@ def _open_or_none(path: Path, mode: int) -> int | None:
 def make_root(name: str) -> SlotCgroups:
     """The runner's own groups under this name; what a dead owner of the name left is removed first."""
     roots, version = _roots(name)
-    for root in roots.values():
+    for root in dict.fromkeys(roots.values()):  # two controllers may share a hierarchy
         remove_tree(root)
         try:
             root.mkdir()
@@ -105,7 +141,9 @@ def remove_everywhere(name: str) -> None:
 def _roots(name: str) -> tuple[dict[str, Path], int]:
     v1 = _v1_folders()
     if set(REQUIRED) <= set(v1):
-        return {controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED, "cpu")}, 1
+        return {
+            controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED, "cpu", "cpuacct")
+        }, 1
     return {"": _v2_parent() / name}, 2
 
 

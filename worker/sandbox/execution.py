@@ -69,10 +69,10 @@ class Execution:
         self._folder: socket.socket | None = None
         try:
             self._given = [
-                _sealed("payload", _payload_of(call, start)),
-                _sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")),
+                sealed("payload", _payload_of(call, start)),
+                sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")),
             ]
-            self._kept = [_output("stdout"), _output("stderr"), _page()]
+            self._kept = [output("stdout"), output("stderr"), page_file()]
         except OSError:
             self.close()
             raise
@@ -88,7 +88,7 @@ class Execution:
             fds.append(self._binary)
             flags |= protocol.HAS_BINARY
         protocol.send_ask(link, _ask(self.call.limits, self.wall_s, slot, self.number, flags, self._fail_step), fds)
-        _close_all(self._given)
+        close_all(self._given)
 
     def result(self, say: Say, sandbox: Sandbox, step_names: list[str]) -> Result:
         """What became of the program. Call once, when the zygote has said that everything in the sandbox is dead."""
@@ -99,10 +99,10 @@ class Execution:
         result.sandbox, result.usage = sandbox, _usage(say)
         result.timings = Timings(start_ms=round(say.start_ns / 1e6, 3), run_ms=round(say.run_ns / 1e6, 3))
         if setup_failed(say):  # no byte of the program's ran: what is on the streams is our own
-            log.error("%s\n%s", result.error, _text(stderr_fd, outcome.stderr_bytes, cap)[0])
+            log.error("%s\n%s", result.error, text(stderr_fd, outcome.stderr_bytes, cap)[0])
             return result
-        result.stdout, cut_out = _text(stdout_fd, outcome.stdout_bytes, cap)
-        result.stderr, cut_err = _text(stderr_fd, outcome.stderr_bytes, cap)
+        result.stdout, cut_out = text(stdout_fd, outcome.stdout_bytes, cap)
+        result.stderr, cut_err = text(stderr_fd, outcome.stderr_bytes, cap)
         result.truncated = cut_out or cut_err
         result.completed, result.value = page_.read(lambda size, at: os.pread(page_fd, size, at))
         result.files = self._collect_files()
@@ -121,7 +121,7 @@ class Execution:
         try:
             return self._read_files(fds[0])
         finally:
-            _close_all(fds)
+            close_all(fds)
 
     def _read_files(self, folder_fd: int) -> dict[str, str]:
         """All of them together fit in `file_mb`: a sparse file, or one with many names, is larger than what it took to make."""
@@ -134,8 +134,8 @@ class Execution:
         return files
 
     def close(self) -> None:
-        _close_all(self._given)
-        _close_all(self._kept)
+        close_all(self._given)
+        close_all(self._kept)
         if self._folder is not None:
             self._folder.close()
 
@@ -223,7 +223,7 @@ def _payload_of(call: Call, start: Start) -> bytes:
     return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source))
 
 
-def _sealed(name: str, data: bytes, flags: int = 0) -> int:
+def sealed(name: str, data: bytes, flags: int = 0) -> int:
     """Nobody can write to it any more: no blocked writer, and nothing of one call can be changed by another."""
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
@@ -240,23 +240,23 @@ def _sealed(name: str, data: bytes, flags: int = 0) -> int:
 
 def sealed_program(data: bytes) -> int:
     """A compiled program that can be executed and not changed."""
-    return _sealed("program", data, MFD_EXEC)
+    return sealed("program", data, MFD_EXEC)
 
 
-def _output(name: str) -> int:
+def output(name: str) -> int:
     """Appended to by everybody in the sandbox, read once when they are dead: nothing to drain, nothing to block on."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
     return fd
 
 
-def _page() -> int:
+def page_file() -> int:
     fd = os.memfd_create("page", os.MFD_CLOEXEC)
     os.ftruncate(fd, page_.SIZE)
     return fd
 
 
-def _text(fd: int, size: int, cap: int) -> tuple[str, bool]:
+def text(fd: int, size: int, cap: int) -> tuple[str, bool]:
     """A stream as text; beyond `cap` bytes its head and tail with the cut marked."""
     if size <= cap:
         return os.pread(fd, size, 0).decode("utf-8", "replace"), False
@@ -316,6 +316,6 @@ def _in_pages(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-def _close_all(fds: list[int]) -> None:
+def close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())

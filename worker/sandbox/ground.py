@@ -80,11 +80,24 @@ class Ground:
                 start_new_session=True,
                 preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
             )
-        first_uid = jail.INSIDE_UID_FIRST if outer != "none" else (self._block.first if self._block else 0)
         for index, files in enumerate(self._slot_files):
-            ask, fds = protocol.slot_ask(index, first_uid + index, files if "cgroup" in layers else [])
+            ask, fds = protocol.slot_ask(index, self.uid_of(outer, index), files if "cgroup" in layers else [])
             protocol.send_ask(ours, ask, fds)
         return process, ours
+
+    def uid_of(self, outer: Outer, index: int) -> int:
+        """Of a slot, or of a session's place, as the zygotes see it."""
+        return index + (jail.INSIDE_UID_FIRST if outer != "none" else (self._block.first if self._block else 0))
+
+    def make_place(self, index: int, layers: list[str]) -> tuple[list[int | None], list[int | None]]:
+        """The control group files of a session's place, and those with the memory and CPU time; nothing if there are none."""
+        return self._cgroups.make_place(index) if self._cgroups is not None and "cgroup" in layers else ([], [None] * 3)
+
+    def make_leaf(self, index: int, leaf: int, layers: list[str]) -> tuple[list[int], bool]:
+        """The files of a leaf, if there are control groups; does the second one limit processes?"""
+        if self._cgroups is None or "cgroup" not in layers:
+            return [], False
+        return self._cgroups.make_leaf(index, leaf), self._cgroups.version == 1
 
     def _enter_as_root(self) -> None:
         for abandoned in uids.abandoned_blocks():

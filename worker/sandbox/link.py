@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import time
+from collections.abc import Sequence
 
 from worker.sandbox import protocol
 from worker.sandbox.execution import Execution
@@ -26,15 +27,28 @@ class ZygoteLink:
         self.number, self.profile = number, profile
         self._link = link
         self._waiting: dict[int, asyncio.Future[Say]] = {}
+        self._sessions: dict[int, asyncio.Future[Say]] = {}  # and their single processes: how each ended
+        self._answers: dict[tuple[int, int], asyncio.Future[Say]] = {}  # by kind and process
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pinged_at: float | None = None
         self.lost = False
+        self.retired = False  # another zygote has taken its place; it stays for its sessions
         link.setblocking(False)
         asyncio.get_running_loop().add_reader(link, self._read)
 
     @property
-    def ready(self) -> bool:
+    def warm(self) -> bool:
         return not self.lost and self._ready.done()
+
+    @property
+    def ready(self) -> bool:
+        """Can it be given something new?"""
+        return self.warm and not self.retired
+
+    @property
+    def sessions(self) -> int:
+        """Processes of sessions, and sessions: how much depends on this zygote."""
+        return len(self._sessions)
 
     @property
     def load(self) -> int:
@@ -61,8 +75,66 @@ class ZygoteLink:
             raise
 
     def kill(self, number: int, slot: int) -> None:
+        self._tell(Ask(protocol.ASK_KILL, slot, number))
+
+    # -- sessions: `slot` is the session's place, `member` one of its processes ---------------------------------------------
+
+    def start_session(self, ask: Ask, uid: int, files: Sequence[int | None], fds: Sequence[int]) -> None:
+        """Have a session's first process started in a place that the zygote learns of with it. Its end, and that of the whole
+        session, are told by `ending`."""
+        if self.lost:
+            raise ZygoteLost
         try:
-            protocol.send_ask(self._link, Ask(protocol.ASK_KILL, slot, number))
+            protocol.send_ask(self._link, *protocol.slot_ask(ask.slot, uid, files))
+            protocol.send_ask(self._link, ask, fds)
+        except OSError as error:
+            raise ZygoteLost from error
+
+    def ending(self, number: int) -> asyncio.Future[Say]:
+        """Done when this session, or this process of one, is dead; `ZygoteLost` if that cannot be known any more."""
+        future: asyncio.Future[Say] = asyncio.get_running_loop().create_future()
+        if self.lost:
+            future.set_exception(ZygoteLost())
+            future.exception()
+        else:
+            self._sessions[number] = future
+        return future
+
+    def forget(self, number: int) -> None:
+        """It never was; nothing will be told of it."""
+        self._sessions.pop(number, None)
+
+    async def adopt(self, ask: Ask, fds: Sequence[int]) -> Say:
+        return await self._ask(ask, protocol.SAY_MEMBER, fds)
+
+    async def usage(self, slot: int, member: int) -> Say:
+        return await self._ask(Ask(protocol.ASK_USAGE, slot, member=member), protocol.SAY_USAGE)
+
+    def allow_processes(self, number: int, slot: int, processes: int) -> None:
+        """Of a whole session, from now on."""
+        self._tell(Ask(protocol.ASK_PROCESSES, slot, number, processes=processes))
+
+    def interrupt(self, slot: int, member: int) -> None:
+        self._tell(Ask(protocol.ASK_INTERRUPT, slot, member=member))
+
+    def end_member(self, slot: int, member: int) -> None:
+        self._tell(Ask(protocol.ASK_END_MEMBER, slot, member=member))
+
+    async def _ask(self, ask: Ask, kind: int, fds: Sequence[int] = ()) -> Say:
+        if self.lost:
+            raise ZygoteLost
+        future = self._answers[kind, ask.member] = asyncio.get_running_loop().create_future()
+        try:
+            protocol.send_ask(self._link, ask, fds)
+            return await asyncio.wait_for(future, SILENT_S)
+        except (OSError, TimeoutError) as error:
+            raise ZygoteLost from error
+        finally:
+            self._answers.pop((kind, ask.member), None)
+
+    def _tell(self, ask: Ask) -> None:
+        try:
+            protocol.send_ask(self._link, ask)
         except OSError:
             pass  # lost: `_read` sees it
 
@@ -91,10 +163,16 @@ class ZygoteLink:
             self._hear(protocol.read_say(data))
 
     def _hear(self, say: Say) -> None:
-        if say.kind == protocol.SAY_ENDED:
-            ended = self._waiting.pop(say.call, None)
+        if say.kind in (protocol.SAY_ENDED, protocol.SAY_MEMBER_ENDED):
+            ended = self._waiting.pop(say.call, None) or self._sessions.pop(say.call, None)
+            if (gone := self._answers.pop((protocol.SAY_USAGE, say.call), None)) is not None and not gone.done():
+                gone.set_result(say)  # it asks no more
             if ended is not None and not ended.done():
                 ended.set_result(say)
+        elif say.kind in (protocol.SAY_MEMBER, protocol.SAY_USAGE):
+            answer = self._answers.pop((say.kind, say.call), None)
+            if answer is not None and not answer.done():
+                answer.set_result(say)
         elif say.kind == protocol.SAY_PONG:
             self._pinged_at = None
         elif say.kind == protocol.SAY_READY and not self._ready.done():
@@ -108,8 +186,10 @@ class ZygoteLink:
         self._link.close()
         if not self._ready.done():
             self._ready.cancel()
-        for ended in self._waiting.values():
+        for ended in (*self._waiting.values(), *self._sessions.values(), *self._answers.values()):
             if not ended.done():
                 ended.set_exception(ZygoteLost())
                 ended.exception()  # somebody may have stopped waiting
-        self._waiting.clear()
+        for known in (self._waiting, self._sessions):
+            known.clear()
+        self._answers.clear()

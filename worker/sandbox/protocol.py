@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 ASK_SLOT, ASK_RUN, ASK_KILL, ASK_PING = 1, 2, 3, 4
-SAY_READY, SAY_ENDED, SAY_PONG = 1, 2, 3
-HAS_FOLDER_SOCKET, HAS_BINARY = 1, 2
+ASK_MEMBER, ASK_INTERRUPT, ASK_END_MEMBER, ASK_USAGE, ASK_PROCESSES = 5, 6, 7, 8, 9
+SAY_READY, SAY_ENDED, SAY_PONG, SAY_MEMBER, SAY_MEMBER_ENDED, SAY_USAGE = 1, 2, 3, 4, 5, 6
+HAS_FOLDER_SOCKET, HAS_BINARY, HAS_CONTROL = 1, 2, 4
+HAS_HELLO, HAS_LEAF, LEAF_BY_PIDS, LEAF_JOINED = 1, 2, 4, 8
 BY_ITSELF, BY_WALL, BY_OUTPUT, BY_REQUEST, BY_MEMORY = 0, 1, 2, 3, 4
 
 
@@ -31,6 +33,7 @@ class Ask(NamedTuple):
     open_files: int = 0
     flags: int = 0
     fail_step: int = 0
+    member: int = 0
 
 
 class Say(NamedTuple):
@@ -53,6 +56,7 @@ class Say(NamedTuple):
 _ASK = struct.Struct(f"{len(Ask._fields)}q")
 _SAY = struct.Struct(f"{len(Say._fields)}q")
 SAY_BYTES = _SAY.size
+MESSAGE_FDS = 16  # of a message between worker and runner, at most
 
 
 def send_ask(link: socket.socket, ask: Ask, fds: Sequence[int] = ()) -> None:
@@ -72,17 +76,16 @@ def slot_ask(index: int, uid: int, files: Sequence[int | None]) -> tuple[Ask, li
     return Ask(ASK_SLOT, index, wall_ns=uid, cpu_s=present), [fd for fd in files if fd is not None]
 
 
-def send_message(link: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
-    data = json.dumps(message).encode()
-    socket.send_fds(link, [data], [] if fd is None else [fd])
+def send_message(link: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    socket.send_fds(link, [json.dumps(message).encode()], fds)
 
 
-def receive_message(link: socket.socket) -> tuple[dict[str, Any], int | None] | None:
-    """The next message and its descriptor; None when the other side is gone."""
+def receive_message(link: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and its descriptors; None when the other side is gone."""
     try:
-        data, fds, _, _ = socket.recv_fds(link, 1 << 16, 1)
+        data, fds, _, _ = socket.recv_fds(link, 1 << 16, MESSAGE_FDS)
     except ConnectionResetError:
         return None
     if not data:
         return None
-    return json.loads(data), fds[0] if fds else None
+    return json.loads(data), fds

@@ -7,6 +7,11 @@ the jails dies and the runner removes what it made.
     runner: {"ready": {...}}           tier, layers, what is missing and why, set-up steps, languages; or {"failed": "words"}
     runner: {"zygote": {...}} + fd     for each zygote, again after each restart
     worker: {"recycle": number}        this zygote does not answer: replace it
+    worker: {"retire": number}         start another beside this one, which ends when the worker lets it go
+    worker: {"place": index}           the control group of a session
+    runner: {"place": index, ...} + fds     its files, and how they are to be read
+    worker: {"leaf": [index, leaf]}    and of one process in it
+    runner: {"leaf": [...], ...} + fds
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ class Zygote:
     profile: str
     process: subprocess.Popen[bytes]
     started_at: float
+    retired: bool = False  # another one was started in its place
 
 
 class Runner:
@@ -101,7 +107,7 @@ class Runner:
             zygote = Zygote(self._next_number, profile, process, time.monotonic())
             self._next_number += 1
             self._zygotes[process.pid] = zygote
-            protocol.send_message(self._worker, {"zygote": {"number": zygote.number, "profile": profile}}, link.fileno())
+            protocol.send_message(self._worker, {"zygote": {"number": zygote.number, "profile": profile}}, [link.fileno()])
 
     def _tend(self) -> None:
         """Until the worker is gone: replace what dies, kill what the worker finds silent."""
@@ -120,7 +126,53 @@ class Runner:
                 message = protocol.receive_message(self._worker)
                 if message is None:
                     return
-                self._recycle(message[0]["recycle"])
+                self._obey(message[0])
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "recycle" in message:
+            self._recycle(message["recycle"])
+        elif "retire" in message:
+            self._retire(message["retire"])
+        elif "place" in message:
+            self._answer_place(message["place"])
+        elif "leaf" in message:
+            self._answer_leaf(*message["leaf"])
+
+    def _retire(self, number: int) -> None:
+        for zygote in list(self._zygotes.values()):
+            if zygote.number == number and not zygote.retired:
+                zygote.retired = True
+                self._start_zygote(zygote.profile)
+
+    def _answer_place(self, index: int) -> None:
+        layers = self._found.layers
+        try:
+            files, counters = self._ground.make_place(index, layers)
+        except OSError as error:
+            protocol.send_message(self._worker, {"place": index, "error": str(error)})
+            return
+        words = {
+            "place": index,
+            "uid": self._ground.uid_of(self._found.outer, index),
+            "present": [fd is not None for fd in files],
+            "counters": [fd is not None for fd in counters],
+        }
+        self._hand_over(words, [fd for fd in (*files, *counters) if fd is not None])
+
+    def _answer_leaf(self, index: int, leaf: int) -> None:
+        try:
+            fds, by_pids = self._ground.make_leaf(index, leaf, self._found.layers)
+        except OSError as error:
+            protocol.send_message(self._worker, {"leaf": [index, leaf], "error": str(error)})
+            return
+        self._hand_over({"leaf": [index, leaf], "by_pids": by_pids}, fds)
+
+    def _hand_over(self, words: dict[str, Any], fds: list[int]) -> None:
+        try:
+            protocol.send_message(self._worker, words, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _notice_dead(self) -> None:
         for zygote in list(self._zygotes.values()):
@@ -129,6 +181,8 @@ class Runner:
             if zygote.process.returncode != 0:  # 0: it saw that the worker let it go
                 log.warning("zygote %s (%s) ended with %s", zygote.number, zygote.profile, zygote.process.returncode)
             del self._zygotes[zygote.process.pid]
+            if zygote.retired:
+                continue
             young = time.monotonic() - zygote.started_at < YOUNG_S
             pause = min(self._pauses.get(zygote.profile, RESTART_PAUSE_S / 2) * 2, RESTART_PAUSE_MOST_S) if young else 0.0
             self._pauses[zygote.profile] = pause or RESTART_PAUSE_S / 2

@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exec_wire import Tier
 from worker.sandbox import protocol
 
 CONFIGURE_S = 60.0
 JOIN_S, JOIN_PAUSE_S = 60.0, 0.2  # the containers of a pod start in any order
+ANSWER_S = 10.0
 
 
 class SandboxUnavailable(Exception):
@@ -26,6 +27,33 @@ class SandboxUnavailable(Exception):
     def __init__(self, words: str, missing: dict[str, str] | None = None) -> None:
         super().__init__(words)
         self.missing = missing or {}
+
+
+class Place(NamedTuple):
+    """Where a session is: a uid, and its control group's files in the order of the protocol."""
+
+    uid: int
+    files: list[int | None]
+    memory_fd: int | None  # tells how much is in use
+    cpu_fd: int | None  # and how much CPU time was used
+    events_fd: int | None  # and how often it ran out of memory
+
+
+class Leaf(NamedTuple):
+    fds: list[int]  # none where there are no control groups
+    by_pids: bool
+    join_fd: int | None  # by which a process can move there itself
+
+    def close(self) -> None:
+        for fd in (*self.fds, *([] if self.join_fd is None else [self.join_fd])):
+            os.close(fd)
+
+
+def _close_late(future: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
+    """The answer came when nobody waited for it any more."""
+    if not future.cancelled() and future.exception() is None:
+        for fd in future.result()[1]:
+            os.close(fd)
 
 
 class RunnerLink:
@@ -39,6 +67,7 @@ class RunnerLink:
         self.steps: list[str] = []
         self.missing: dict[str, str] = {}
         self.languages: dict[str, str] = {}
+        self._answers: dict[str, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
 
     @classmethod
     def start(cls, packages: Path) -> RunnerLink:
@@ -85,10 +114,41 @@ class RunnerLink:
         self.languages = ready["languages"]
 
     def recycle(self, number: int) -> None:
+        self._tell({"recycle": number})
+
+    def retire(self, number: int) -> None:
+        self._tell({"retire": number})
+
+    def _tell(self, message: dict[str, Any]) -> None:
         try:
-            protocol.send_message(self._link, {"recycle": number})
+            protocol.send_message(self._link, message)
         except OSError:
             pass  # the runner is gone, and the zygote with it: `_read` sees it
+
+    async def place(self, index: int) -> Place:
+        """The control group of a session. Its descriptors are the caller's."""
+        words, fds = await self._ask({"place": index}, f"place {index}")
+        files, counters = ([fds.pop(0) if there else None for there in words[part]] for part in ("present", "counters"))
+        return Place(words["uid"], files, *counters)
+
+    async def leaf(self, index: int, leaf: int) -> Leaf:
+        """The control group of one process in it. Its descriptors, if there are any, are the caller's."""
+        words, fds = await self._ask({"leaf": [index, leaf]}, f"leaf {[index, leaf]}")
+        return Leaf(fds[:2], words["by_pids"], fds[2] if len(fds) > 2 else None)
+
+    async def _ask(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
+        if self.lost.is_set():
+            raise SandboxUnavailable("the runner ended")
+        future = self._answers[name] = asyncio.get_running_loop().create_future()
+        self._tell(message)
+        try:
+            words, fds = await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
+        except (TimeoutError, asyncio.CancelledError):
+            future.add_done_callback(_close_late)
+            raise
+        if "error" in words:
+            raise SandboxUnavailable(f"no control group for a session: {words['error']}")
+        return words, fds
 
     def _read(self) -> None:
         try:
@@ -100,15 +160,23 @@ class RunnerLink:
             self.lost.set()
             self._fail("the runner ended; its messages say why")
             return
-        message, fd = received
-        if "zygote" in message and fd is not None:
-            self._on_zygote(message["zygote"]["number"], message["zygote"]["profile"], socket.socket(fileno=fd))
+        message, fds = received
+        if "zygote" in message and fds:
+            self._on_zygote(message["zygote"]["number"], message["zygote"]["profile"], socket.socket(fileno=fds[0]))
+        elif "place" in message or "leaf" in message:
+            name = next(f"{kind} {message[kind]}" for kind in ("place", "leaf") if kind in message)
+            self._answers.pop(name).set_result((message, fds))
         elif "ready" in message:
             self._configured.set_result(message["ready"])
         elif "failed" in message:
             self._fail(message["failed"])
 
     def _fail(self, words: str) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxUnavailable(words))
+                answer.exception()  # somebody may have stopped waiting
+        self._answers.clear()
         if not self._configured.done():
             self._configured.set_exception(SandboxUnavailable(words))
 

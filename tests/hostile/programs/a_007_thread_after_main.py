@@ -1,5 +1,6 @@
 # A 7: a thread that is no daemon prints after the main program's end, and is heard
 # expect: status=ok stdout="main\nlate\n"
+# expect-cell: stdout="main\n"
 import threading
 import time
 

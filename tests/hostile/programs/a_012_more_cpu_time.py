@@ -1,5 +1,6 @@
 # A 12: raises its own limit of CPU time, then uses it
 # expect: status=cpu_limit stdout="contained\n"
+# not-as-cell: cells have no limit of CPU time
 # limits: cpu_s=1 wall_s=10
 import resource
 

@@ -1,5 +1,6 @@
 # B 26: recursion in C until the stack is used up
 # expect: status=signal signal=11 blame=model
+# limits: wall_s=10
 import sys
 
 sys.setrecursionlimit(1 << 30)

@@ -1,5 +1,6 @@
 # E 61: writes to every descriptor there could be
 # expect: status=ok
+# expect-cell: status=signal signal=9 blame=model
 import os
 
 from attack import attempt, tell

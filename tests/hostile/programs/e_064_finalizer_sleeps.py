@@ -1,5 +1,6 @@
 # E 64: sleeps while its objects are taken down
 # expect: status=timeout blame=model stdout="main\n"
+# expect-cell: status=ok blame=none
 # limits: wall_s=0.5
 import time
 

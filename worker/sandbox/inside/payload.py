@@ -11,7 +11,7 @@ _FORMAT = 2  # understood by every Python 3
 
 class Payload(NamedTuple):
     """Without a `command` the code is Python's. Else it is put at `source`, seen from the program's folder, and the command is
-    started; an empty `command[0]` stands for the compiled program that came along as a file."""
+    started; an empty `command[0]` stands for the compiled program that came along as a file. A session has no code yet."""
 
     code: str
     argv: list[str]
@@ -20,6 +20,7 @@ class Payload(NamedTuple):
     echo_value: bool
     command: list[str] = []
     source: str = ""
+    session: bool = False
 
 
 def pack(payload: Payload) -> bytes:

@@ -4,7 +4,6 @@ Everything that decides how the process ends is bound to a local name before the
 overwrites `os._exit` or `sys.excepthook` changes only its own manners.
 """
 
-import ast
 import atexit
 import builtins
 import gc
@@ -19,6 +18,7 @@ from collections.abc import Callable
 
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
+from worker.sandbox.inside import session, source
 
 MAIN_FILE = "/main.py"
 BINARY_FD = 5  # native/sandbox.h
@@ -50,6 +50,8 @@ def run(page: memoryview, payload_fd: int, begin: Callable[[], None]) -> None:
     if _own_folder:
         _settle_in_folder(payload)
     os.environ.update(payload.env)
+    if payload.session:
+        session.serve(payload.files, begin)
     _place_files(payload.files)
     if payload.command:
         _become(payload, begin)
@@ -151,7 +153,10 @@ def _execute(payload: payload_.Payload, main: types.ModuleType, page: memoryview
     """The exit code."""
     excepthook = sys.excepthook
     try:
-        body, last = _compile(payload.code, payload.echo_value)
+        if payload.echo_value:
+            body, last = source.compile_with_value(payload.code, MAIN_FILE)
+        else:
+            body, last = source.compile_all(payload.code, MAIN_FILE), None
     except BaseException as error:
         error.__traceback__ = None  # as for a script that does not compile: no frame at all
         excepthook(type(error), error, None)
@@ -163,44 +168,11 @@ def _execute(payload: payload_.Payload, main: types.ModuleType, page: memoryview
             if value is not None:
                 page_.write_value(page, repr(value))
     except SystemExit as error:
-        return _exit_code(error)
+        return source.exit_code(error)
     except BaseException as error:
         return _show(error, sys.excepthook)
     page_.write_completed(page)
     return 0
-
-
-def _compile(code: str, echo_value: bool) -> tuple[types.CodeType, types.CodeType | None]:
-    if not echo_value:
-        return compile(code, MAIN_FILE, "exec", dont_inherit=True), None
-    tree: ast.Module = compile(code, MAIN_FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
-    last: types.CodeType | None = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-        last = compile(expression, MAIN_FILE, "eval", _future_flags(tree), dont_inherit=True)
-    return compile(tree, MAIN_FILE, "exec", dont_inherit=True), last
-
-
-def _future_flags(tree: ast.Module) -> int:
-    import __future__
-
-    names = [
-        a.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__" for a in node.names
-    ]
-    flags = 0
-    for name in names:
-        feature = getattr(__future__, name, None)
-        flags |= feature.compiler_flag if feature is not None else 0
-    return flags
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF if -(2**31) <= error.code < 2**31 else 255
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def _show(error: BaseException, excepthook: Callable[..., object]) -> int:

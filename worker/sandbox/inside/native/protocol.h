@@ -5,14 +5,21 @@
 #define PROTOCOL_H
 #include <stdint.h>
 
-enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4 };
-enum { SAY_READY = 1, SAY_ENDED = 2, SAY_PONG = 3 };
+enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4, ASK_MEMBER = 5, ASK_INTERRUPT = 6, ASK_END_MEMBER = 7, ASK_USAGE = 8,
+       ASK_PROCESSES = 9 };
+enum { SAY_READY = 1, SAY_ENDED = 2, SAY_PONG = 3, SAY_MEMBER = 4, SAY_MEMBER_ENDED = 5, SAY_USAGE = 6 };
 enum { BY_ITSELF = 0, BY_WALL = 1, BY_OUTPUT = 2, BY_REQUEST = 3, BY_MEMORY = 4 };
 
-/* The descriptors of ASK_RUN, in order; the last two only if `flags` says so: where files are fetched, and where a compiled
- * program is started. */
-enum { FD_PAYLOAD, FD_STDIN, FD_STDOUT, FD_STDERR, FD_PAGE, FD_FOLDER_SOCKET, FD_BINARY, RUN_FDS };
-enum { HAS_FOLDER_SOCKET = 1, HAS_BINARY = 2 };
+/* The descriptors of ASK_RUN, in order; the last three only if `flags` says so: where files are fetched, where a compiled
+ * program is started, and for a session, where its cells come from. */
+enum { FD_PAYLOAD, FD_STDIN, FD_STDOUT, FD_STDERR, FD_PAGE, FD_FOLDER_SOCKET, FD_BINARY, FD_CONTROL, RUN_FDS };
+enum { HAS_FOLDER_SOCKET = 1, HAS_BINARY = 2, HAS_CONTROL = 4 };
+
+/* The descriptors of ASK_MEMBER, in order, each only if `flags` says so: where a fork said hello (without it the session's first
+ * process is meant), and of its own control group the list of processes and the file that kills them. */
+enum { FD_HELLO, FD_LEAF_PROCESSES, FD_LEAF_KILL, MEMBER_FDS };
+enum { HAS_HELLO = 1, HAS_LEAF = 2, LEAF_BY_PIDS = 4 /* version 1: its file is a limit of processes */,
+       LEAF_JOINED = 8 /* it has moved there itself, which is to be checked */ };
 
 /* The descriptors of ASK_SLOT, in order, all opened by the runner: the cgroup files of one slot. `flags` tells which are there. */
 enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS_NOW, CG_ATTACH, CG_ATTACH_MOST = 4,
@@ -23,10 +30,11 @@ struct ask {
     int64_t wall_ns, cpu_s, memory_bytes, file_bytes, folder_bytes, output_bytes, processes, open_files;
     int64_t flags;
     int64_t fail_step; /* test hook: the step that is to fail, honoured only by a zygote that was started for it */
+    int64_t member;    /* of a session: which of its processes */
 };
 
 struct say {
-    int64_t kind, slot, call;
+    int64_t kind, slot, call;     /* of SAY_MEMBER and what follows it, `call` is the member */
     int64_t step, error;          /* the set-up step that failed (1-based) and its errno; 0 if the program was started */
     int64_t status, ended_by;     /* as from wait4 */
     int64_t start_ns, run_ns;     /* fork to first user byte; from there to the end of the main process */

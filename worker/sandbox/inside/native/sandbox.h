@@ -50,13 +50,14 @@ struct slot {
     struct ask ask;
     int fd[RUN_FDS];
     pid_t child, stub;
-    int child_reaped, stub_reaped;
+    int child_reaped, stub_reaped, is_session;
     int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, oom_before, processes_peak, waited_ns;
 };
 
 #define STACK_BYTES 16384
+#define SESSION_FORKS 160 /* processes of a session beyond its limit that RLIMIT_NPROC allows for forks and checkpoints */
 #define FIRST_FREE_FD 10 /* below are fillers, so that no received descriptor collides with the child's final numbers */
-enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5 };
+enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5, CHILD_FD_CONTROL = 6 };
 
 int64_t now_ns(void);
 int64_t waited_for_cpu_ns(pid_t pid);

@@ -147,11 +147,14 @@ static int arrange_descriptors(struct box *b) {
         return -1;
     close(CHILD_FD_LANDLOCK);
     close(CHILD_FD_BINARY);
+    close(CHILD_FD_CONTROL);
     if (b->landlock_fd >= 0 && dup3(b->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
         return -1;
     if (fd[FD_BINARY] >= 0 && dup3(fd[FD_BINARY], CHILD_FD_BINARY, O_CLOEXEC) < 0)
         return -1;
-    return syscall(SYS_close_range, CHILD_FD_BINARY + 1, ~0U, 0) ? -1 : 0;
+    if (fd[FD_CONTROL] >= 0 && dup3(fd[FD_CONTROL], CHILD_FD_CONTROL, O_CLOEXEC) < 0)
+        return -1;
+    return syscall(SYS_close_range, CHILD_FD_CONTROL + 1, ~0U, 0) ? -1 : 0;
 }
 
 static int enter_folder(struct box *b) {
@@ -175,7 +178,7 @@ static int limit_address_space(struct box *b) {
 /* CORE is 1 and not 0: with a piped core_pattern 0 would still start the helper. */
 static int set_rlimits(struct box *b) {
     struct ask *ask = &b->slot->ask;
-    int64_t processes = ask->processes + 1 + b->house->foreign_processes;
+    int64_t processes = ask->processes + 1 + b->house->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
     if (!(b->house->layers & LAYER_CGROUP) && limit_address_space(b))
         return -1;
     return limit(RLIMIT_CPU, ask->cpu_s, ask->cpu_s + 1) || limit(RLIMIT_FSIZE, ask->file_bytes, ask->file_bytes) ||

@@ -4,6 +4,7 @@
 #include "watchdog.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,12 +23,12 @@ static ssize_t read_file(pid_t pid, const char *name, char *text, size_t size) {
     return n;
 }
 
-static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, int count) {
+static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, int count, int most) {
     char name[300], text[16384];
     snprintf(name, sizeof name, "task/%s/children", thread);
     if (read_file(pid, name, text, sizeof text) <= 0)
         return count;
-    for (char *at = text, *next; count < MOST_PROCESSES; at = next) {
+    for (char *at = text, *next; count < most; at = next) {
         long child = strtol(at, &next, 10);
         if (next == at)
             break;
@@ -37,7 +38,7 @@ static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, in
 }
 
 /* Appends the children of every thread of a process; a fork in progress is seen at the next look. */
-static int add_children(pid_t pid, pid_t *pids, int count) {
+static int add_children(pid_t pid, pid_t *pids, int count, int most) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
     DIR *threads = opendir(path);
@@ -45,7 +46,7 @@ static int add_children(pid_t pid, pid_t *pids, int count) {
         return count;
     for (struct dirent *thread; (thread = readdir(threads));)
         if (thread->d_name[0] != '.')
-            count = add_children_of_thread(pid, thread->d_name, pids, count);
+            count = add_children_of_thread(pid, thread->d_name, pids, count, most);
     closedir(threads);
     return count;
 }
@@ -77,14 +78,30 @@ static int64_t own_memory;
 
 void remember_own_memory(void) { own_memory = proportional_bytes(getpid()); }
 
-int uses_more_memory(pid_t root, pid_t other, int64_t most, int64_t *processes) {
+pid_t first_child(pid_t pid) {
+    pid_t child = 0;
+    return add_children(pid, &child, 0, 1) ? child : 0;
+}
+
+int kill_descendants(pid_t pid) {
+    pid_t pids[256];
+    int count = add_children(pid, pids, 0, 256);
+    for (int i = 0; i < count; i++)
+        count = add_children(pids[i], pids, count, 256);
+    for (int i = 0; i < count; i++)
+        kill(pids[i], SIGKILL);
+    return count;
+}
+
+int uses_more_memory(const pid_t *roots, int root_count, pid_t other, int64_t most, int64_t *processes) {
     static pid_t pids[MOST_PROCESSES];
     int count = 0;
-    pids[count++] = root;
+    while (count < root_count && count < MOST_PROCESSES)
+        pids[count] = roots[count], count++;
     if (other)
-        count = add_children(other, pids, count);
+        count = add_children(other, pids, count, MOST_PROCESSES);
     for (int i = 0; i < count; i++)
-        count = add_children(pids[i], pids, count);
+        count = add_children(pids[i], pids, count, MOST_PROCESSES);
     *processes = count;
     int64_t resident = 0, own = -own_memory;
     for (int i = 0; i < count; i++)

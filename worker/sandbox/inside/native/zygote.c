@@ -10,6 +10,7 @@
 #include "heap.h"
 #include "keeper.h"
 #include "landlock.h"
+#include "members.h"
 #include "raw.h"
 #include "sandbox.h"
 #include "syscall_table.h"
@@ -17,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <malloc.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -42,7 +44,7 @@ static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(
 static struct house house = {.landlock_fd = -1};
 static struct slot slots[MAX_SLOTS];
 static int slots_known; /* highest known index + 1 */
-static int running;     /* slots that are not free */
+static int running;     /* slots that have to be looked at while they run */
 static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1;
 static sigset_t python_signals;
 static struct progress *own_progress; /* in a child */
@@ -104,7 +106,11 @@ static void sample_processes(struct slot *s) { note_processes(s, read_number(s->
 /* Where no control group counts. The keeper, if there is one, is not of the program's. */
 static int too_much_memory(struct slot *s) {
     int64_t processes = 0;
-    int too_much = uses_more_memory(s->child, s->stub, s->ask.memory_bytes, &processes);
+    pid_t roots[256];
+    int count = s->is_session ? member_pids((int)(s - slots), roots, 256) : 1;
+    if (!s->is_session || !count)
+        roots[0] = s->child, count = 1;
+    int too_much = uses_more_memory(roots, count, s->stub, s->ask.memory_bytes, &processes);
     note_processes(s, s->stub ? processes : processes - 1);
     return too_much;
 }
@@ -210,19 +216,25 @@ static void *become_program(struct slot *s, int index) {
     return page;
 }
 
+/* Where control groups count, nothing has to be done for a session between two requests. */
+static int is_watched(struct slot *s) { return !s->is_session || !(house.layers & LAYER_CGROUP); }
+
+static void end(struct slot *s, int by);
+
 static void *start(struct ask *ask, int *fd) {
     struct slot *s = &slots[ask->slot];
     s->ask = *ask;
     memcpy(s->fd, fd, sizeof s->fd);
-    if (!(ask->flags & HAS_FOLDER_SOCKET)) /* then the binary, if any, came in its place */
-        s->fd[FD_BINARY] = ask->flags & HAS_BINARY ? fd[FD_FOLDER_SOCKET] : -1, s->fd[FD_FOLDER_SOCKET] = -1;
+    for (int i = FD_FOLDER_SOCKET, next = FD_FOLDER_SOCKET; i < RUN_FDS; i++) /* those that are not there left no gap */
+        s->fd[i] = ask->flags >> (i - FD_FOLDER_SOCKET) & 1 ? fd[next++] : -1;
+    s->is_session = s->fd[FD_CONTROL] >= 0;
     s->child_reaped = s->stub_reaped = 0;
     s->ended_by = BY_ITSELF;
     s->status = s->cpu_ns = s->ended_ns = s->waited_ns = 0;
     s->processes_peak = 1;
     house.progress[ask->slot] = (struct progress){.step = -1};
     s->forked_ns = now_ns();
-    s->deadline_ns = s->forked_ns + ask->wall_ns;
+    s->deadline_ns = s->is_session ? INT64_MAX : s->forked_ns + ask->wall_ns;
     pid_t child = apply_limits(s) ? -1 : start_stub_and_fork(s);
     if (child == 0)
         return become_program(s, (int)ask->slot);
@@ -235,11 +247,16 @@ static void *start(struct ask *ask, int *fd) {
     if (!s->stub)
         s->stub_reaped = 1;
     s->state = SLOT_RUNNING;
-    running++;
+    running += is_watched(s);
     close(s->fd[FD_PAYLOAD]), s->fd[FD_PAYLOAD] = -1;
     close(s->fd[FD_STDIN]), s->fd[FD_STDIN] = -1;
     close(s->fd[FD_PAGE]), s->fd[FD_PAGE] = -1;
-    close_all(&s->fd[FD_FOLDER_SOCKET], 2);
+    close_all(&s->fd[FD_FOLDER_SOCKET], RUN_FDS - FD_FOLDER_SOCKET);
+    if (s->is_session) {
+        close_all(s->fd, RUN_FDS); /* the worker looks at the output of each cell itself */
+        if (!member_add((int)ask->slot, ask->member, child))
+            end(s, BY_REQUEST);
+    }
     return NULL;
 }
 
@@ -269,8 +286,12 @@ static void finish(struct slot *s) {
         .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak, .waited_ns = s->waited_ns,
     };
     close_all(s->fd, RUN_FDS);
+    running -= is_watched(s);
     s->state = SLOT_FREE;
-    running--;
+    if (s->is_session) { /* its place is made known anew, perhaps to another zygote */
+        close_all(s->cgroup, SLOT_FDS);
+        s->state = SLOT_UNKNOWN;
+    }
     say(&message);
 }
 
@@ -290,13 +311,35 @@ static void note_keeper(struct slot *s) {
         p->ready_ns = 0; /* killed from outside: nobody knows what became of the program */
 }
 
+static int64_t cpu_ns_of(struct rusage *u) {
+    return (u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1000000000LL + (u->ru_utime.tv_usec + u->ru_stime.tv_usec) * 1000LL;
+}
+
 static void note_child(struct slot *s, int status, struct rusage *u) {
     s->child_reaped = 1;
     s->status = status;
     s->ended_ns = now_ns();
-    s->cpu_ns = (u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1000000000LL + (u->ru_utime.tv_usec + u->ru_stime.tv_usec) * 1000LL;
-    end(s, BY_ITSELF); /* takes its daemons with it */
+    s->cpu_ns = cpu_ns_of(u);
+    if (!s->is_session || !house.progress[s - slots].ready_ns)
+        end(s, BY_ITSELF); /* takes its daemons with it */
 }
+
+/* One process of a session is gone, with what it left behind. The others go on. */
+static void note_member(struct member *m, int status, struct rusage *u) {
+    struct slot *s = &slots[m->slot];
+    int64_t kills = oom_kills(s);
+    struct say message = {
+        .kind = SAY_MEMBER_ENDED, .slot = m->slot, .call = m->number, .cpu_ns = cpu_ns_of(u),
+        .status = s->stub ? status : house.progress[m->slot].status,
+        .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL), .oom_kills = kills - s->oom_before,
+        .ended_by = s->ended_by, .processes_peak = 1,
+    };
+    s->oom_before = kills;
+    member_forget(m);
+    say(&message);
+}
+
+static int is_over(struct slot *s) { return s->child_reaped && s->stub_reaped && !(s->is_session && members_of((int)(s - slots))); }
 
 static void reap(void) {
     struct signalfd_siginfo info;
@@ -306,6 +349,8 @@ static void reap(void) {
     struct rusage usage;
     pid_t pid;
     while ((pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0) {
+        struct member *member = member_by_pid(pid);
+        int member_slot = member ? member->slot : -1;
         for (int i = 0; i < slots_known; i++) {
             struct slot *s = &slots[i];
             if (s->state != SLOT_RUNNING && s->state != SLOT_ENDING)
@@ -316,9 +361,11 @@ static void reap(void) {
                 note_keeper(s);
             else if (pid == s->stub)
                 s->stub_reaped = 1;
-            else
+            else if (i != member_slot)
                 continue;
-            if (s->child_reaped && s->stub_reaped)
+            if (i == member_slot)
+                note_member(member, status, &usage);
+            if (is_over(s))
                 finish(s);
             break;
         }
@@ -340,6 +387,11 @@ static void wait_for_keeper(struct slot *s, int64_t now) {
 static void watch(struct slot *s, int64_t now) {
     if (s->state != SLOT_RUNNING)
         return;
+    if (s->is_session) {
+        if (is_watched(s) && too_much_memory(s))
+            end(s, BY_MEMORY);
+        return;
+    }
     wait_for_keeper(s, now);
     if (now >= s->deadline_ns)
         end(s, BY_WALL);
@@ -407,10 +459,88 @@ static void learn_slot(struct ask *ask, int *fd) {
     s->uid = ask->wall_ns;
     for (int i = 0, next = 0; i < SLOT_FDS; i++)
         s->cgroup[i] = (ask->cpu_s >> i & 1) ? fd[next++] : -1;
-    s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!s->stub_stack)
+        s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     s->state = SLOT_FREE;
     if (ask->slot >= slots_known)
         slots_known = (int)ask->slot + 1;
+}
+
+/* ---- the members of a session ---- */
+
+/* The fork that said hello; it has to be a child of ours that nobody has yet. */
+static struct member *learn_fork(struct ask *ask, int hello_fd) {
+    int64_t uid = -1;
+    pid_t pid = sender_of_hello(hello_fd, &uid);
+    if (pid < 0 || member_by_pid(pid) || (house.layers & LAYER_UID && uid != slots[ask->slot].uid)) {
+        errno = ESRCH;
+        return NULL;
+    }
+    for (int i = 0; i < slots_known; i++)
+        if (slots[i].state > SLOT_FREE && (slots[i].child == pid || slots[i].stub == pid)) {
+            errno = ESRCH;
+            return NULL;
+        }
+    return member_add((int)ask->slot, ask->member, pid);
+}
+
+/* ASK_MEMBER */
+static void adopt(struct ask *ask, int *fd) {
+    struct slot *s = &slots[ask->slot];
+    struct say answer = {.kind = SAY_MEMBER, .slot = ask->slot, .call = ask->member};
+    int has_hello = ask->flags & HAS_HELLO, has_leaf = ask->flags & HAS_LEAF, *leaf = &fd[has_hello ? 1 : 0];
+    errno = ESRCH;
+    struct member *m = NULL;
+    if (s->state == SLOT_RUNNING && s->is_session && s->ask.call == ask->call)
+        m = has_hello ? learn_fork(ask, fd[0]) : member_by_number(ask->member);
+    if (!m || (has_leaf && member_enter_leaf(m, leaf[0], leaf[1], (int)ask->flags)))
+        answer.error = errno ? errno : EINVAL;
+    if (has_hello)
+        close(fd[0]);
+    if (!m && has_leaf)
+        close_all(leaf, 2);
+    if (m && answer.error)
+        member_kill(m);
+    say(&answer);
+}
+
+static void say_usage(struct member *m) {
+    struct slot *s = &slots[m->slot];
+    clockid_t clock;
+    struct timespec used = {0};
+    if (!clock_getcpuclockid(m->pid, &clock))
+        clock_gettime(clock, &used);
+    say(&(struct say){.kind = SAY_USAGE, .slot = m->slot, .call = m->number,
+                      .cpu_ns = (int64_t)used.tv_sec * 1000000000LL + used.tv_nsec,
+                      .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
+                      .processes_peak = read_number(s->cgroup[CG_PIDS_NOW], NULL)});
+}
+
+static void obey_about_member(struct ask *ask, int *fd) {
+    if (ask->kind == ASK_MEMBER) {
+        adopt(ask, fd);
+        return;
+    }
+    if (ask->kind == ASK_PROCESSES) {
+        struct slot *s = &slots[ask->slot];
+        if (s->state == SLOT_RUNNING && s->is_session && s->ask.call == ask->call)
+            write_number(s->cgroup[CG_PIDS_LIMIT], ask->processes);
+        return;
+    }
+    struct member *m = member_by_number(ask->member);
+    if (!m || m->slot != ask->slot)
+        return; /* it has ended, and that was said */
+    int is_keeper = !slots[m->slot].stub;
+    if (ask->kind == ASK_INTERRUPT) {
+        pid_t pid = is_keeper ? first_child(m->pid) : m->pid;
+        if (pid > 0)
+            kill(pid, SIGINT);
+    } else if (ask->kind == ASK_END_MEMBER && is_keeper)
+        end(&slots[m->slot], BY_REQUEST);
+    else if (ask->kind == ASK_END_MEMBER)
+        member_kill(m);
+    else
+        say_usage(m);
 }
 
 static void *obey(struct ask *ask, int *fd) {
@@ -433,6 +563,13 @@ static void *obey(struct ask *ask, int *fd) {
         return NULL;
     case ASK_PING:
         say(&(struct say){.kind = SAY_PONG, .call = ask->call});
+        return NULL;
+    case ASK_MEMBER:
+    case ASK_INTERRUPT:
+    case ASK_END_MEMBER:
+    case ASK_USAGE:
+    case ASK_PROCESSES:
+        obey_about_member(ask, fd);
         return NULL;
     }
     return NULL;
@@ -528,6 +665,7 @@ static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     heap_settle();
     house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
     remember_own_memory();
+    learn_thread_id_address();
     for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
         if (fd < 0)
             return fail("/dev/null");
@@ -555,6 +693,94 @@ static PyObject *py_begin(PyObject *self, PyObject *none) {
     own_progress->ready_ns = now_ns();
     if (munmap(house.progress, sizeof(struct progress) * MAX_SLOTS))
         _exit(EXIT_NOT_CONFINED);
+    Py_RETURN_NONE;
+}
+
+/* In a session, which has one thread: 0 in the fork. */
+static PyObject *py_fork_beside(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    PyOS_BeforeFork();
+    pid_t pid = fork_beside();
+    int error = errno;
+    if (pid == 0)
+        PyOS_AfterFork_Child();
+    else
+        PyOS_AfterFork_Parent();
+    errno = error;
+    return pid < 0 ? fail("clone") : PyLong_FromLong(pid);
+}
+
+#define MESSAGE_BYTES 65536
+#define MESSAGE_FDS 160
+
+static PyObject *fd_list(struct msghdr *message) {
+    PyObject *list = PyList_New(0);
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); list && c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+            if (fd < FIRST_FREE_FD) { /* a cell has closed one of the numbers that mean something */
+                int low = fd;
+                fd = fcntl(low, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+                close(low);
+            }
+            PyObject *number = PyLong_FromLong(fd);
+            if (!number || PyList_Append(list, number))
+                Py_CLEAR(list);
+            Py_XDECREF(number);
+            if (!list)
+                break;
+        }
+    }
+    return list;
+}
+
+/* In a session: the next message of its worker and the descriptors that came with it; no bytes when the worker is gone. In C
+ * because the module `socket` is not loaded in every zygote. */
+static PyObject *py_receive(PyObject *self, PyObject *args) {
+    (void)self;
+    int fd;
+    if (!PyArg_ParseTuple(args, "i", &fd))
+        return NULL;
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int) * MESSAGE_FDS)];
+    } control;
+    PyObject *data = PyBytes_FromStringAndSize(NULL, MESSAGE_BYTES);
+    if (!data)
+        return NULL;
+    struct iovec space = {PyBytes_AS_STRING(data), MESSAGE_BYTES};
+    struct msghdr message;
+    ssize_t n;
+    do {
+        message = (struct msghdr){.msg_iov = &space, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        Py_BEGIN_ALLOW_THREADS;
+        n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+        Py_END_ALLOW_THREADS;
+    } while (n < 0 && errno == EINTR && !PyErr_CheckSignals());
+    if (n < 0) {
+        Py_DECREF(data);
+        return PyErr_Occurred() ? NULL : fail("recvmsg");
+    }
+    PyObject *fds = fd_list(&message);
+    if (!fds || _PyBytes_Resize(&data, n)) {
+        Py_XDECREF(fds);
+        return NULL;
+    }
+    return Py_BuildValue("NN", data, fds);
+}
+
+/* A session lives long: what its children leave behind becomes its own, and what it frees is given back, unlike in the zygote
+ * (jail.py) and in programs, which are over before that would pay. */
+static PyObject *py_settle_down(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        return fail("PR_SET_CHILD_SUBREAPER");
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    mallopt(M_TRIM_THRESHOLD, 4 << 20);
     Py_RETURN_NONE;
 }
 
@@ -621,6 +847,9 @@ static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
 static PyMethodDef METHODS[] = {
     {"serve", (PyCFunction)(void (*)(void))py_serve, METH_VARARGS | METH_KEYWORDS, "Fork programs; returns in a child, its page."},
     {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
+    {"fork_beside", py_fork_beside, METH_NOARGS, "In a session: fork a sibling of this process; 0 in it."},
+    {"receive", py_receive, METH_VARARGS, "In a session: the next message of its worker, and its descriptors."},
+    {"settle_down", py_settle_down, METH_NOARGS, "In a session: adopt orphans, give back memory."},
     {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
     {"drop_capability", py_drop_capability, METH_VARARGS, "Give up a capability for good."},
@@ -652,5 +881,6 @@ PyMODINIT_FUNC PyInit__zygote(void) {
     PyModule_AddIntConstant(module, "LAYER_LANDLOCK", LAYER_LANDLOCK);
     PyModule_AddIntConstant(module, "LAYER_SECCOMP", LAYER_SECCOMP);
     PyModule_AddIntConstant(module, "PAYLOAD_FD", CHILD_FD_PAYLOAD);
+    PyModule_AddIntConstant(module, "CONTROL_FD", CHILD_FD_CONTROL);
     return module;
 }

@@ -1,0 +1,241 @@
+"""Sessions: state that lasts between cells, copies of it, and the way back.
+
+A cell is sent again, with the same key, when the connection broke: the worker that has the session answers with what became of
+it the first time. Nothing is remembered here, unless a session is to be rebuilt: then its cells are, and are run again in a new
+one when the old one was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
+from uuid import uuid4
+
+import msgspec
+
+from exec_client.calls import checked, encoded
+from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLost, Unavailable, UsageError
+from exec_client.outbox import Policy
+from exec_client.transport import Transport
+from exec_wire import Limits, Result, Tags
+from exec_wire.sessions import (
+    Cell,
+    Ended,
+    Files,
+    Fork,
+    Interrupted,
+    SessionInfo,
+    SessionList,
+    SessionSpec,
+    Tenant,
+    decode_cell,
+    decode_session,
+)
+
+ASK_S = 30.0
+PATH = "/v1/sessions"
+
+T = TypeVar("T")
+
+
+class SessionFields(TypedDict, total=False):
+    """The fields of `exec_wire.sessions.SessionSpec` as keywords of `session`."""
+
+    profile: str
+    limits: Limits
+    ttl_s: float
+    tags: Tags
+    tenant: str
+    auto_checkpoint: bool
+    env: dict[str, str]
+    files: Mapping[str, str | bytes]
+
+
+class CellFields(TypedDict, total=False):
+    """The fields of `exec_wire.sessions.Cell` as keywords of `run`."""
+
+    id: str
+    stdin: str
+    wall_s: float
+    deadline_s: float
+    idempotency_key: str
+
+
+class _Step(Protocol):
+    """Something that changed a session and can be done again."""
+
+    def __call__(self, session: AsyncSession, /) -> Awaitable[object]: ...
+
+
+def make_spec(fields: SessionFields) -> SessionSpec:
+    changes: dict[str, Any] = dict(fields)
+    if "files" in fields:
+        changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
+    return checked(SessionSpec(**changes), decode_session)[0]
+
+
+class AsyncSession:
+    """A Python session in a sandbox. Made by `AsyncClient.session`.
+
+        async with client.session() as session:
+            await session.run("x = 20")
+            one, two = await session.fork(2)
+            await one.run("x += 1")
+            [(await each.run("x")).value for each in (one, two)]  # ['21', '20']
+
+    `run` gives a `Result` for everything that the cell did. `SessionLost` is raised when the worker that had the session is
+    gone, unless `rebuild` was asked for.
+    """
+
+    def __init__(
+        self, transport: Transport, policy: Policy, spec: SessionSpec, rebuild: bool, history: list[_Step] | None = None
+    ) -> None:
+        self._transport, self._policy, self._spec, self._rebuild = transport, policy, spec, rebuild
+        self._history = list(history or [])
+        self._id = ""
+
+    @property
+    def id(self) -> str:
+        if not self._id:
+            raise UsageError("the session is not started: use `async with client.session() as session`, or await start()")
+        return self._id
+
+    async def start(self) -> Self:
+        if not self._id:
+            self._id = (await self._patiently(lambda: self._ask("POST", "", SessionInfo, body=self._spec))).id
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
+        """Run a cell. Cancelling the task that awaits this does not stop the cell; `interrupt` does."""
+        cell = checked(Cell(code, tenant=self._spec.tenant, **fields), decode_cell)[0]
+        result = await self._or_rebuilt(lambda session: session._run(cell))
+        if self._rebuild and result.state_kept:
+            self._history.append(lambda session: session._run(cell))
+        return result
+
+    async def fork(self, n: int = 1, *, tags: Tags | None = None) -> list[AsyncSession]:
+        """Copies of this session as it is now; each is ended by itself (`close`, or `async with`).
+
+        `Conflict` with the code `not_forkable` if it has threads or child processes.
+        """
+        body = Fork(n, tags, self._spec.tenant)
+        made = await self._or_rebuilt(lambda session: session._ask("POST", f"/{session._quoted}/fork", SessionList, body=body))
+        return [self._sibling(info.id) for info in made.sessions]
+
+    async def rollback(self) -> bool:
+        """Return to before the last cell, of a session with `auto_checkpoint`; were its files restored too?"""
+        info = await self._ask("POST", f"/{self._quoted}/rollback", SessionInfo, body=Tenant(self._spec.tenant))
+        if self._rebuild and self._history:
+            self._history.pop()
+        return bool(info.files_restored)
+
+    async def interrupt(self) -> bool:
+        """Stop the cell that runs, with a KeyboardInterrupt; was there one?"""
+        answer = await self._ask("POST", f"/{self._quoted}/interrupt", Interrupted, body=Tenant(self._spec.tenant))
+        return answer.interrupted
+
+    async def put_files(self, files: Mapping[str, str | bytes]) -> None:
+        """Write files; str contents are base64 as on the wire. Relative paths are seen from the session's folder."""
+        body = Files({path: encoded(content) for path, content in files.items()}, self._spec.tenant)
+        await self._or_rebuilt(lambda session: session._put(body))
+        if self._rebuild:
+            self._history.append(lambda session: session._put(body))
+
+    async def fetch_files(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """The contents of those that are there."""
+        query = {"path": list(paths), "tenant": self._spec.tenant}
+        got = await self._or_rebuilt(lambda session: session._ask("GET", f"/{session._quoted}/files", Files, query=query))
+        return {path: base64.b64decode(content) for path, content in got.files.items()}
+
+    async def info(self) -> SessionInfo:
+        return await self._ask("GET", f"/{self._quoted}", SessionInfo, query={"tenant": self._spec.tenant})
+
+    async def close(self) -> None:
+        """End it. One that is gone already is no error."""
+        id, self._id = self._id, ""
+        if not id:
+            return
+        try:
+            await self._ask("DELETE", f"/{quote(id, safe='')}", Ended, query={"tenant": self._spec.tenant})
+        except SessionLost:
+            pass
+        except CallerError as error:
+            if error.code != "no_such_session":
+                raise
+
+    # -- asking ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _quoted(self) -> str:
+        return quote(self.id, safe="")
+
+    def _sibling(self, id: str) -> AsyncSession:
+        other = AsyncSession(self._transport, self._policy, self._spec, self._rebuild, self._history)
+        other._id = id
+        return other
+
+    async def _run(self, cell: Cell) -> Result:
+        if not cell.idempotency_key:
+            cell = msgspec.structs.replace(cell, idempotency_key=uuid4().hex)
+        path = f"/{self._quoted}/run"
+        result = await self._patiently(
+            lambda: self._ask("POST", path, Result, cell.deadline_s + ASK_S, body=cell), cell.deadline_s
+        )
+        if result.status == "session_lost":
+            raise SessionLost(result.error, result=result)
+        if result.blame == "infra":
+            raise InfraFailure(f"{result.status}: {result.error}", result=result)
+        return result
+
+    async def _put(self, body: Files) -> Files:
+        return await self._ask("PUT", f"/{self._quoted}/files", Files, body=body)
+
+    async def _ask(
+        self, verb: str, path: str, answer: type[T], timeout_s: float = ASK_S, query: Any = None, body: Any = None
+    ) -> T:
+        return await self._transport.ask(verb, PATH + path, answer, timeout_s, query, body)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]], patience_s: float = ASK_S) -> T:
+        """Ask until there is an answer. Only for what may be asked twice."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + patience_s
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await ask()
+            except SessionLost:
+                raise
+            except Unavailable as error:
+                pause_s = self._policy.pause_s(attempt)
+                if isinstance(error, Overloaded):
+                    pause_s = max(pause_s, error.retry_after_s or 0.0)
+                elif attempt >= self._policy.max_attempts:
+                    raise
+                if loop.time() + pause_s > give_up_at:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _or_rebuilt(self, ask: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        try:
+            return await ask(self)
+        except SessionLost:
+            if not self._rebuild:
+                raise
+        self._id = ""
+        await self.start()
+        for step in self._history:
+            await step(self)
+        return await ask(self)

@@ -1,0 +1,206 @@
+"""Sessions as a gateway sees them: each is with one worker, which its id names; a gateway only carries questions and answers.
+
+Nothing is remembered here, so that every gateway serves every session and the death of one is no event for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.fleet import Fleet
+from exec_service.metrics import Metrics
+from exec_service.refusals import NotPermitted, NotReady, Refusal
+from exec_service.waiters import ANONYMOUS, Origin
+from exec_wire.messages import Result, Selection, verdict
+from exec_wire.queue import GatewayQueue, Job, QueueAway, WorkerInfo
+from exec_wire.sessions import (
+    Cell,
+    Create,
+    Did,
+    End,
+    Ended,
+    Fetch,
+    FetchFiles,
+    Files,
+    Fork,
+    ForkSession,
+    Got,
+    Interrupt,
+    Interrupted,
+    ListSessions,
+    Look,
+    Order,
+    PutFiles,
+    Ran,
+    Refused,
+    Reply,
+    RollBack,
+    RunCell,
+    SessionInfo,
+    SessionList,
+    SessionSpec,
+    Tenant,
+    Told,
+    pack_sessions,
+    read_session_id,
+    unpack_reply,
+)
+
+LOOK_S = 0.5  # between two looks at whether a worker that owes an answer is still there
+ANSWER_S = 30.0  # for everything but cells
+WORKER_NEEDS_S = 6.0  # beyond a cell's deadline: its interrupt, its kill, the way back
+
+R = TypeVar("R")
+M = TypeVar("M", bound=Struct)
+
+
+@contextmanager
+def permitted(at: str) -> Iterator[None]:
+    """What the key does not allow is refused with the path of the field."""
+    try:
+        yield
+    except NotPermitted as refusal:
+        refusal.field = at + refusal.inside
+        raise
+
+
+def own(message: M, origin: Origin) -> M:
+    """Where there are keys: as a message of the key's tenant, whatever it says itself; another tenant's name is refused."""
+    if origin.account is None:
+        return message
+    with permitted("$"):
+        origin.account.check_tenant(getattr(message, "tenant"))  # noqa: B009 - every message here has one
+    return origin.account.own(message)
+
+
+class SessionLost(Exception):
+    """Its worker is gone, or did not answer."""
+
+
+class Desk:
+    def __init__(self, config: GatewayConfig, queue: GatewayQueue, fleet: Fleet, dispatch: Dispatch, metrics: Metrics) -> None:
+        self._config, self._queue, self._fleet, self._dispatch, self._metrics = config, queue, fleet, dispatch, metrics
+        self._ids = (f"s{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
+
+    async def create(self, spec: SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
+        """On the worker with the most room; on the next one if that has none after all."""
+        spec = own(spec, origin)
+        with permitted("$"):
+            if origin.account is not None:
+                origin.account.check_limits(spec.limits)
+        self._dispatch.check_open()
+        if not self._fleet.alive:
+            raise NotReady("no worker is alive", self._config.retry_after_max_s)
+        refusal = Refusal("too_many_sessions", "no worker has room for another session", retry_after_s=5.0)
+        for worker in self._by_room(spec.profile):
+            try:
+                return (await self._ask(worker.id, Create(spec), Told, ANSWER_S)).sessions[0]
+            except SessionLost:
+                continue
+            except Refusal as refused:
+                if refused.code != "too_many_sessions":
+                    raise
+                refusal = refused
+        raise refusal
+
+    def _by_room(self, profile: str) -> list[WorkerInfo]:
+        fit = [worker for worker in self._fleet.workers if worker.max_sessions and (not profile or profile in worker.profiles)]
+        return sorted(fit, key=lambda worker: worker.sessions / worker.max_sessions)
+
+    async def run(self, id: str, cell: Cell, origin: Origin = ANONYMOUS) -> Result:
+        """What became of the cell; `session_lost` if nobody knows."""
+        accepted = time.monotonic()
+        cell = own(cell, origin)
+        with permitted("$"):
+            if origin.account is not None and cell.wall_s is not None:
+                origin.account.check_limit("wall_s", cell.wall_s, 0, ".wall_s")
+        try:
+            result = (await self.ask(id, RunCell(id, cell), Ran, cell.deadline_s)).result
+        except Refusal as refused:
+            if refused.code != "session_lost":
+                raise
+            result = verdict("session_lost", error=refused.detail, state_kept=False, id=cell.id)
+        total_ms = (time.monotonic() - accepted) * 1000
+        result.timings.total_ms = round(total_ms, 3)
+        result.timings.queue_ms = round(max(0.0, total_ms - result.timings.run_ms), 3)
+        result.request_id, result.traceparent = origin.request_id, origin.traceparent
+        self._metrics.finished(result)
+        return result
+
+    async def fork(self, id: str, fork: Fork, origin: Origin) -> SessionList:
+        return SessionList((await self.ask(id, ForkSession(id, own(fork, origin)), Told)).sessions)
+
+    async def look(self, id: str, tenant: Tenant, origin: Origin) -> SessionInfo:
+        return (await self.ask(id, Look(id, own(tenant, origin).tenant), Told)).sessions[0]
+
+    async def roll_back(self, id: str, tenant: Tenant, origin: Origin) -> SessionInfo:
+        return (await self.ask(id, RollBack(id, own(tenant, origin).tenant), Told)).sessions[0]
+
+    async def interrupt(self, id: str, tenant: Tenant, origin: Origin) -> Interrupted:
+        return Interrupted((await self.ask(id, Interrupt(id, own(tenant, origin).tenant), Did)).done)
+
+    async def end(self, id: str, tenant: Tenant, origin: Origin) -> Ended:
+        return Ended((await self.ask(id, End(id, own(tenant, origin).tenant), Did)).done)
+
+    async def put(self, id: str, files: Files, origin: Origin) -> Files:
+        return Files((await self.ask(id, PutFiles(id, files.files, own(files, origin).tenant), Got)).files)
+
+    async def fetch(self, id: str, wanted: Fetch, origin: Origin) -> Files:
+        return Files((await self.ask(id, FetchFiles(id, wanted.paths, own(wanted, origin).tenant), Got)).files)
+
+    async def list(self, selection: Selection, origin: Origin) -> SessionList:
+        selection = own(selection, origin)
+        asked = [self._ask(worker.id, ListSessions(selection), Told, ANSWER_S) for worker in self._fleet.workers]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        return SessionList([session for answer in told if isinstance(answer, Told) for session in answer.sessions])
+
+    async def ask(self, id: str, order: Order, kind: type[R], deadline_s: float = ANSWER_S) -> R:
+        """What the worker that has this session answers. A `Refusal` if it refuses, or is gone."""
+        parts = read_session_id(id)
+        if parts is None:
+            raise Refusal("no_such_session", "this is not the id of a session")
+        try:
+            return await self._ask(parts.worker, order, kind, deadline_s)
+        except SessionLost:
+            raise Refusal("session_lost", "the worker that had it is gone or does not answer") from None
+
+    async def _ask(self, worker: str, order: Order, kind: type[R], deadline_s: float) -> R:
+        if not self._fleet.has(worker):
+            raise SessionLost
+        id = next(self._ids)
+        with self._dispatch.asking(id) as answer:
+            job = Job(id, pack_sessions(order), round(deadline_s * 1000), self._queue.name)
+            try:
+                await self._queue.publish_to(worker, job)
+            except QueueAway as away:
+                if not away.sent:  # else it may be there, and may be answered
+                    raise NotReady(str(away), self._config.retry_after_max_s) from None
+            give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S
+            while not answer.done():
+                if time.monotonic() > give_up or not self._fleet.has(worker):
+                    raise SessionLost
+                await asyncio.wait({answer}, timeout=LOOK_S)
+            return _read(answer.result().payload, kind)
+
+
+def _read(payload: bytes, kind: type[R]) -> R:
+    try:
+        reply: Reply = unpack_reply(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Refusal("internal", "the worker's answer could not be read") from None
+    if isinstance(reply, Refused):
+        raise Refusal(reply.code, reply.detail, field=reply.field, retry_after_s=reply.retry_after_s)
+    if not isinstance(reply, kind):
+        raise Refusal("internal", "the worker answered something else")
+    return reply

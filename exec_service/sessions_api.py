@@ -1,0 +1,90 @@
+"""The HTTP doors of sessions: decode, ask, encode.
+
+A caller who leaves does not stop a running cell: it has effects, and who sends it again with the same key gets its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from msgspec import Struct
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.guard import RequestFacts
+from exec_service.http_api import ClientGone, Door, check_content_type
+from exec_service.judging_api import unless_gone
+from exec_service.sessions import Desk
+from exec_service.validate import Validator, read_fetch, read_selection
+from exec_service.waiters import Origin
+from exec_wire.messages import encode_json
+from exec_wire.sessions import Tenant
+
+
+class Request(NamedTuple):
+    """What a route needs of a request."""
+
+    id: str
+    body: bytes
+    query: bytes
+    origin: Origin
+
+    @property
+    def tenant(self) -> Tenant:
+        return Tenant(read_selection(self.query, any_tag=True).tenant)
+
+
+Answerer = Callable[[Desk, Validator, Request], Awaitable[Struct]]
+
+ANSWERERS: dict[tuple[str, str], Answerer] = {
+    ("POST", "/v1/sessions"): lambda desk, read, asked: desk.create(read.read_session(asked.body), asked.origin),
+    ("GET", "/v1/sessions"): lambda desk, _, asked: desk.list(read_selection(asked.query, any_tag=True), asked.origin),
+    ("GET", "/v1/sessions/{id}"): lambda desk, _, asked: desk.look(asked.id, asked.tenant, asked.origin),
+    ("DELETE", "/v1/sessions/{id}"): lambda desk, _, asked: desk.end(asked.id, asked.tenant, asked.origin),
+    ("POST", "/v1/sessions/{id}/run"): lambda desk, read, asked: desk.run(asked.id, read.read_cell(asked.body), asked.origin),
+    ("POST", "/v1/sessions/{id}/fork"): lambda desk, read, asked: desk.fork(asked.id, read.read_fork(asked.body), asked.origin),
+    ("POST", "/v1/sessions/{id}/rollback"): lambda desk, read, asked: desk.roll_back(
+        asked.id, read.read_tenant(asked.body), asked.origin
+    ),
+    ("POST", "/v1/sessions/{id}/interrupt"): lambda desk, read, asked: desk.interrupt(
+        asked.id, read.read_tenant(asked.body), asked.origin
+    ),
+    ("PUT", "/v1/sessions/{id}/files"): lambda desk, read, asked: desk.put(asked.id, read.read_files(asked.body), asked.origin),
+    ("GET", "/v1/sessions/{id}/files"): lambda desk, _, asked: desk.fetch(asked.id, read_fetch(asked.query), asked.origin),
+}
+
+
+class SessionDoor(Door):
+    """One route."""
+
+    def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: Desk, answerer: Answerer) -> None:
+        super().__init__(config, dispatch, validator)
+        self._desk, self._answerer = desk, answerer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts: RequestFacts = scope["exec"]
+        try:
+            body = b""
+            if scope["method"] in ("POST", "PUT"):
+                check_content_type(scope)
+                body = await self._read(scope, facts, receive)
+            asked = Request(scope["path_params"].get("id", ""), body, scope["query_string"], facts.origin)
+            with self._dispatch.reserve(1, len(body), facts.origin):
+                facts.calls = 1
+                answer = await unless_gone(self._ask(asked), receive)
+                await self._send_json(encode_json(answer), send)
+        except ClientGone:
+            facts.client_gone = True
+
+    async def _ask(self, asked: Request) -> Struct:
+        return await self._answerer(self._desk, self._validator, asked)
+
+
+def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: Desk) -> list[Route]:
+    return [
+        Route(path, SessionDoor(config, dispatch, validator, desk, answerer), methods=[verb])
+        for (verb, path), answerer in ANSWERERS.items()
+    ]

@@ -1,0 +1,184 @@
+#define _GNU_SOURCE
+#include "members.h"
+#include "protocol.h"
+#include "watchdog.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MOST_MEMBERS 4096
+#define KILL_PASSES 4 /* a process that was being forked during one pass is seen in the next */
+
+static struct member members[MOST_MEMBERS];
+static int known; /* highest place that was ever used + 1 */
+
+struct member *member_by_pid(pid_t pid) {
+    for (int i = 0; i < known; i++)
+        if (members[i].pid == pid)
+            return &members[i];
+    return NULL;
+}
+
+struct member *member_by_number(int64_t number) {
+    for (int i = 0; i < known; i++)
+        if (members[i].pid && members[i].number == number)
+            return &members[i];
+    return NULL;
+}
+
+struct member *member_add(int slot, int64_t number, pid_t pid) {
+    for (int i = 0; i < MOST_MEMBERS; i++)
+        if (!members[i].pid) {
+            members[i] = (struct member){pid, slot, number, -1, -1, 0};
+            known = i >= known ? i + 1 : known;
+            return &members[i];
+        }
+    errno = ENFILE;
+    return NULL;
+}
+
+int member_pids(int slot, pid_t *pids, int most) {
+    int count = 0;
+    for (int i = 0; i < known && count < most; i++)
+        if (members[i].pid && members[i].slot == slot)
+            pids[count++] = members[i].pid;
+    return count;
+}
+
+int members_of(int slot) {
+    int count = 0;
+    for (int i = 0; i < known; i++)
+        count += members[i].pid && members[i].slot == slot;
+    return count;
+}
+
+/* Calls `act` for all in the group; how many there were. The kernel shows pids as this process's own namespace has them. */
+static int for_listed(int processes_fd, void (*act)(pid_t pid, void *about), void *about) {
+    char text[8192], again[32];
+    int count = 0;
+    snprintf(again, sizeof again, "/proc/self/fd/%d", processes_fd);
+    int fd = open(again, O_RDONLY | O_CLOEXEC); /* anew each time: version 1 shows who reads twice the same list for a second */
+    if (fd < 0)
+        return 0;
+    for (ssize_t n; (n = read(fd, text, sizeof text - 1)) > 0;) {
+        text[n] = 0;
+        for (char *at = text, *next;; at = next, count++) {
+            long pid = strtol(at, &next, 10);
+            if (next == at)
+                break;
+            if (pid > 1) /* 0: of another namespace, which cannot be */
+                act((pid_t)pid, about);
+        }
+    }
+    close(fd);
+    return count;
+}
+
+static void note_if_it_is(pid_t pid, void *wanted) {
+    if (pid == *(pid_t *)wanted)
+        *(pid_t *)wanted = 0;
+}
+
+static void kill_it(pid_t pid, void *none) {
+    (void)none;
+    kill(pid, SIGKILL);
+}
+
+int member_enter_leaf(struct member *m, int processes_fd, int kill_fd, int flags) {
+    m->leaf_processes = processes_fd, m->leaf_kill = kill_fd, m->by_pids = flags & LEAF_BY_PIDS;
+    if (flags & LEAF_JOINED) {
+        pid_t wanted = m->pid;
+        for_listed(processes_fd, note_if_it_is, &wanted);
+        errno = ESRCH;
+        return wanted ? -1 : 0;
+    }
+    char text[16];
+    int n = snprintf(text, sizeof text, "%d", (int)m->pid);
+    return write(processes_fd, text, (size_t)n) == n ? 0 : -1;
+}
+
+static void kill_leaf(struct member *m) {
+    if (!m->by_pids) {
+        (void)!pwrite(m->leaf_kill, "1", 1, 0);
+        return;
+    }
+    (void)!pwrite(m->leaf_kill, "0", 1, 0); /* nobody forks in there any more */
+    for (int pass = 0; pass < KILL_PASSES && for_listed(m->leaf_processes, kill_it, NULL); pass++)
+        ;
+}
+
+void member_kill(struct member *m) {
+    if (m->leaf_kill >= 0)
+        kill_leaf(m);
+    else
+        for (int pass = 0; pass < KILL_PASSES && kill_descendants(m->pid); pass++)
+            ; /* they come before it: it adopts what its own children leave */
+    kill(m->pid, SIGKILL);
+}
+
+void member_forget(struct member *m) {
+    if (m->leaf_kill >= 0) {
+        kill_leaf(m);
+        close(m->leaf_kill);
+        close(m->leaf_processes);
+    }
+    m->pid = 0;
+    while (known && !members[known - 1].pid)
+        known--;
+}
+
+pid_t sender_of_hello(int fd, int64_t *uid) {
+    char byte;
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(struct ucred))]; /* room for nothing else: descriptors that come along are dropped */
+    } control = {0};
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <= 0)
+        return -1;
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_CREDENTIALS)
+        return -1;
+    struct ucred *who = (struct ucred *)CMSG_DATA(c);
+    siginfo_t info = {0};
+    /* A child of ours keeps its pid until we reap it, so this is still the one that said hello. */
+    if (who->pid <= 1 || waitid(P_PID, (id_t)who->pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL))
+        return -1;
+    *uid = who->uid;
+    return who->pid;
+}
+
+/* ---- forking ---- */
+
+static int *thread_id; /* where libc keeps the calling thread's id; a fork has to renew it */
+
+void learn_thread_id_address(void) {
+    if (prctl(PR_GET_TID_ADDRESS, &thread_id))
+        thread_id = NULL; /* a kernel without CONFIG_CHECKPOINT_RESTORE: sessions cannot be forked there */
+}
+
+pid_t fork_beside(void) {
+    if (!thread_id) {
+        errno = ENOSYS;
+        return -1;
+    }
+    unsigned long flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD;
+#if defined(__x86_64__)
+    long pid = syscall(SYS_clone, flags, 0, NULL, thread_id, 0);
+#else
+    long pid = syscall(SYS_clone, flags, 0, NULL, 0, thread_id);
+#endif
+    if (pid == 0) /* both are not inherited */
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+            _exit(1);
+    return (pid_t)pid;
+}

@@ -1,0 +1,33 @@
+/* The processes of sessions: the first one of each, and its forks. All of them are the zygote's own children (see fork_beside),
+ * so that it learns how each ends, and no pid is used again before it has. */
+#ifndef MEMBERS_H
+#define MEMBERS_H
+#include <stdint.h>
+#include <sys/types.h>
+
+struct member {
+    pid_t pid; /* 0: this place is free */
+    int slot;
+    int64_t number; /* the worker's name for it */
+    int leaf_processes, leaf_kill, by_pids; /* its own control group, or -1; see protocol.h */
+};
+
+struct member *member_add(int slot, int64_t number, pid_t pid);
+struct member *member_by_pid(pid_t pid);
+struct member *member_by_number(int64_t number);
+int members_of(int slot);
+/* Lists the pids of a session's members; how many. */
+int member_pids(int slot, pid_t *pids, int most);
+/* Moves it into a control group of its own, whose descriptors become the member's; or sees that it is there. */
+int member_enter_leaf(struct member *m, int processes_fd, int kill_fd, int flags);
+/* Kills it with all that it has started, and nothing else. */
+void member_kill(struct member *m);
+/* Kills what it has left behind. Call when it was reaped. */
+void member_forget(struct member *m);
+/* Who sent the message that waits in this socket, by the kernel's word; -1 if there is none. */
+pid_t sender_of_hello(int fd, int64_t *uid);
+/* In a session: a fork that is a child of this process's own parent. As fork(2). */
+pid_t fork_beside(void);
+/* Once, before anything is forked. */
+void learn_thread_id_address(void);
+#endif

@@ -1,0 +1,400 @@
+"""A session in its confined process: cells come one by one through a socket and are executed in one lasting `__main__`.
+
+The worker's messages are marshalled tuples (what, number, arguments) with descriptors; answers are short JSON objects with the
+same number. What a cell leaves besides its output (value, pictures) goes into a file that came with it. The worker believes
+nothing of all this: a cell can write to the socket too.
+
+A fork is a sibling of this process (`fork_beside`). It says hello on a socket of its own, by which the kernel tells who it is,
+and waits: the worker's first message comes when it has been put into a control group of its own.
+"""
+
+import builtins
+import gc
+import io
+import json
+import linecache
+import marshal
+import os
+import random
+import re
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from worker.sandbox.inside import _zygote, source
+
+CONTROL_FD = 6  # native/sandbox.h
+VALUE_CHARS = 64 << 10
+DISPLAY_BYTES = 8 << 20  # of one cell's pictures and tables
+MIME_OF_METHOD = {
+    "_repr_html_": "text/html",
+    "_repr_markdown_": "text/markdown",
+    "_repr_latex_": "text/latex",
+    "_repr_svg_": "image/svg+xml",
+    "_repr_png_": "image/png",
+    "_repr_jpeg_": "image/jpeg",
+}
+_SEEDS = re.compile(r"seed|\bset_?state\b")  # a cell that says so wants its forks to repeat the same numbers
+
+Answer = dict[str, Any]
+Handler = Callable[[int, dict[str, Any], list[int]], Answer | None]
+
+
+def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
+    """Does not return: the process ends with its socket."""
+    leave = os._exit
+    try:
+        session = Session()
+        session.place(files)
+        _zygote.settle_down()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.enable()
+        begin()
+        session.loop()
+    finally:
+        leave(1)
+
+
+class Session:
+    def __init__(self) -> None:
+        self._base = "/mnt" if os.getcwd() == os.path.realpath("/tmp") else f"{os.path.dirname(os.getcwd())}/mnt"  # noqa: PTH109, PTH120
+        os.makedirs(self._base, exist_ok=True)  # noqa: PTH103
+        self._seeded = False
+        self._display: list[dict[str, dict[str, str]]] = []
+        self._display_left = 0
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__builtins__=builtins, __annotations__={}, display=self.display)
+        sys.modules["__main__"] = main
+        self._names = main.__dict__
+        self._answer_to = 0
+        self._handlers: dict[str, Handler] = {
+            "run": self._run,
+            "files": self._files,
+            "fork": self._fork,
+            "settle": self._settle,
+            "restore": self._restore,
+        }
+        sys.argv = [""]
+        sys.path[0] = ""
+        self._live_in("0")
+
+    def loop(self) -> None:
+        while True:
+            message, fds = _zygote.receive(CONTROL_FD)
+            if not message:
+                os._exit(0)
+            what, number, arguments = marshal.loads(message)
+            answer = self._handlers[what](number, arguments, fds)
+            if answer is not None:
+                self._say(number, answer)
+
+    def _say(self, number: int, answer: Answer) -> None:
+        os.write(CONTROL_FD, json.dumps({"number": number, **answer}).encode()[:4000])
+
+    # -- folders ------------------------------------------------------------------------------------------------------------
+
+    def _within(self) -> str:
+        """Where in its folder it is; in `work` if it has left it."""
+        within = os.path.relpath(os.getcwd(), os.path.realpath(self._folder))  # noqa: PTH109
+        return "work" if within.startswith("..") else within
+
+    def _live_in(self, name: str, within: str = "work") -> None:
+        """Each fork has its own: `work`, where cells start, and `tmp`."""
+        self._name = name
+        self._folder = f"{self._base}/{name}"
+        self._work = f"{self._folder}/work"
+        os.makedirs(self._work, exist_ok=True)  # noqa: PTH103
+        os.makedirs(f"{self._folder}/tmp", exist_ok=True)  # noqa: PTH103
+        os.chdir(f"{self._folder}/{within}")
+        os.environ.update(HOME=self._work, TMPDIR=f"{self._folder}/tmp")
+        if "tempfile" in sys.modules:
+            setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
+
+    def place(self, files: dict[str, bytes]) -> None:
+        for path, content in files.items():
+            place = os.path.join(self._work, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
+            os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120
+            with open(place, "wb") as file:
+                file.write(content)
+
+    def _files(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
+        """Put files, then read files: both lists may be empty. Content goes through descriptors."""
+        payload_fd, out_fd = fds
+        try:
+            self.place(marshal.loads(_read_all(payload_fd)))
+            found, left = {}, arguments["most"]
+            for path in arguments["fetch"]:
+                if (content := self._read(path, left)) is not None:
+                    found[path] = content
+                    left -= len(content)
+            index = json.dumps([[path, len(content)] for path, content in found.items()]).encode()
+            _write_all(out_fd, len(index).to_bytes(8, "little") + index + b"".join(found.values()))
+        except OSError as error:
+            return {"code": 1, "why": _words(error)}
+        finally:
+            _close(fds)
+        return {"code": 0}
+
+    def _read(self, path: str, most: int) -> bytes | None:
+        try:
+            with open(os.path.join(self._work, path), "rb") as file:  # noqa: PTH118
+                content = file.read(most + 1)
+                return content if len(content) <= most else None
+        except OSError:
+            return None
+
+    # -- cells --------------------------------------------------------------------------------------------------------------
+
+    def _run(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
+        payload_fd, stdin_fd, stdout_fd, stderr_fd, out_fd = fds
+        code: str = marshal.loads(_read_all(payload_fd))
+        for fd, standard in ((stdin_fd, 0), (stdout_fd, 1), (stderr_fd, 2)):
+            os.dup2(fd, standard)
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="surrogateescape")
+        _close([payload_fd, stdin_fd, stdout_fd, stderr_fd])
+        self._seeded = self._seeded or _SEEDS.search(code) is not None
+        self._display, self._display_left = [], DISPLAY_BYTES
+        exit_code, value, completed = self._interruptible(code, f"<cell {arguments['cell']}>")
+        said = {"value": value, "display": self._display, "completed": completed}
+        _write_all(out_fd, json.dumps(said).encode())
+        _close([out_fd])
+        return {"code": exit_code}
+
+    def _interruptible(self, code: str, name: str) -> tuple[int, str | None, bool]:
+        """A SIGINT is for the cell that runs, and for nobody afterwards."""
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                return self._execute(code, name)
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:  # it came between the cell's last line and ours
+            return 130, None, False
+
+    def _execute(self, code: str, name: str) -> tuple[int, str | None, bool]:
+        """The exit code that a script would have had, the last expression's value, and whether the last line was reached."""
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        try:
+            try:
+                body, last = source.compile_with_value(code, name)
+            except BaseException as error:
+                error.__traceback__ = None
+                raise
+            exec(body, self._names)
+            value = None if last is None else eval(last, self._names)
+            shown = None if value is None else repr(value)
+            if value is not None:
+                self._names["_"] = value
+                self._show_richly(value)
+            self._show_figures()
+        except SystemExit as error:
+            return source.exit_code(error), None, False
+        except BaseException as error:
+            _print_error(error)
+            return 130 if isinstance(error, KeyboardInterrupt) else 1, None, False
+        return 0, None if shown is None else _plain(shown[:VALUE_CHARS]), True
+
+    # -- what is shown besides text -------------------------------------------------------------------------------------------
+
+    def display(self, *values: object) -> None:
+        """Show values as a notebook would: as text, and as pictures or tables if they can be."""
+        for value in values:
+            print(repr(value))
+            self._show_richly(value)
+
+    def _show_richly(self, value: object) -> None:
+        shown = {}
+        for method, mime in MIME_OF_METHOD.items():
+            make = getattr(type(value), method, None)
+            data = make(value) if callable(make) else None
+            if isinstance(data, bytes):
+                data = _base64(data)
+            if isinstance(data, str):
+                shown[mime] = _plain(data)
+        self._add(shown)
+
+    def _show_figures(self) -> None:
+        plots = sys.modules.get("matplotlib.pyplot")
+        if plots is None:
+            return
+        for number in plots.get_fignums():
+            picture = io.BytesIO()
+            plots.figure(number).savefig(picture, format="png", bbox_inches="tight")
+            self._add({"image/png": _base64(picture.getvalue())})
+        plots.close("all")
+
+    def _add(self, shown: dict[str, str]) -> None:
+        size = sum(map(len, shown.values()))
+        if shown and size <= self._display_left:
+            self._display.append({"data": shown})
+            self._display_left -= size
+        elif shown:
+            print(f"[{size} bytes of display data left out: a cell may show {DISPLAY_BYTES}]", file=sys.stderr)
+
+    # -- forks --------------------------------------------------------------------------------------------------------------
+
+    def _fork(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer | None:
+        """`names` of the forks; each has its control socket, one to say hello on, and mostly a file to enter its control group.
+
+        A checkpoint is a fork that waits beside a copy of the folder, if that has not more than `copy_most` bytes.
+        """
+        try:
+            for name in arguments["gone"]:
+                _zygote.remove_folder(f"{self._base}/{name}")
+                _zygote.remove_folder(f"{self._base}/.{name}")
+            if why := _why_not_forkable():
+                return {"code": 1, "why": why}
+            files = True
+            if arguments["copy_most"] is not None:
+                files = self._copy_folder(f"{self._base}/.{self._name}", arguments["copy_most"])
+            state = random.getstate() if self._seeded else None
+            for index, name in enumerate(arguments["names"]):
+                if _zygote.fork_beside() == 0:
+                    each = arguments["fds_each"]
+                    self._be_fork(name, state, *fds[each * index : each * (index + 1)])
+                    return None
+            return {"code": 0, "files": files}
+        except OSError as error:
+            return {"code": 1, "why": _words(error)}
+        finally:
+            _close(fds)
+
+    def _be_fork(self, number: int, state: Any, control_fd: int, hello_fd: int, *join_fd: int) -> None:
+        for fd in join_fd:
+            os.write(fd, b"0")
+        os.dup2(control_fd, CONTROL_FD, inheritable=False)
+        os.write(hello_fd, b"h")
+        if state is not None:
+            random.setstate(state)  # the module seeds itself anew in every fork
+        elif (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+        self._say(number, {"code": 0})
+
+    def _settle(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
+        """A fork begins its own life: in a copy of the folder of the one it was forked from."""
+        within = self._within()
+        try:
+            _copy_tree(self._folder, f"{self._base}/{arguments['name']}", None)
+        except OSError as error:
+            return {"code": 1, "why": f"its folder cannot be copied: {_words(error)}"}
+        self._live_in(arguments["name"], within)
+        return {"code": 0}
+
+    def _restore(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
+        """A checkpoint takes the place of the one that is dead by now."""
+        within = self._within()
+        if arguments["files"]:
+            os.chdir("/")
+            _zygote.remove_folder(self._folder)
+            os.rename(f"{self._base}/.{self._name}", self._folder)  # noqa: PTH104
+        self._live_in(self._name, within)
+        return {"code": 0}
+
+    def _copy_folder(self, target: str, most: int) -> bool:
+        _zygote.remove_folder(target)
+        try:
+            _copy_tree(self._folder, target, most)
+        except OSError:
+            _zygote.remove_folder(target)
+            return False
+        return True
+
+
+def _why_not_forkable() -> str:
+    """A fork takes one thread along, and children stay with their parent: both would be missing in it."""
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    if threads > 1:
+        return f"it has {threads - 1} threads besides the main one"
+    children = [pid for pid in _children() if _is_alive(pid)]
+    return f"it has {len(children)} living child processes" if children else ""
+
+
+def _children() -> list[str]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _copy_tree(source: str, target: str, most: int | None) -> int:
+    """Files, folders and links; how many bytes. OSError if they are more than `most`."""
+    taken = 0
+    folders = [(source, target)]
+    while folders:
+        here, there = folders.pop()
+        os.makedirs(there, exist_ok=True)  # noqa: PTH103
+        with os.scandir(here) as entries:
+            for entry in entries:
+                place = f"{there}/{entry.name}"
+                if entry.is_symlink():
+                    os.symlink(os.readlink(entry.path), place)  # noqa: PTH115, PTH211
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append((entry.path, place))
+                elif entry.is_file(follow_symlinks=False):
+                    taken += entry.stat().st_size
+                    if most is not None and taken > most:
+                        raise OSError(f"more than {most} bytes")
+                    _copy_file(entry.path, place)
+    return taken
+
+
+def _copy_file(source: str, target: str) -> None:
+    with open(source, "rb") as from_, open(target, "wb") as to:
+        os.fchmod(to.fileno(), os.fstat(from_.fileno()).st_mode & 0o777)
+        while os.sendfile(to.fileno(), from_.fileno(), None, 1 << 30):
+            pass
+
+
+def _print_error(error: BaseException) -> None:
+    """The traceback of the cell's own frames. Python's own printing in C does not know the lines of a cell."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    try:
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(type(error), error, trace)
+        else:
+            sys.excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+
+
+def _plain(text: str) -> str:
+    """Without what is not Unicode, which JSON's readers refuse."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _words(error: OSError) -> str:
+    return (error.strerror or str(error))[:200]
+
+
+def _base64(data: bytes) -> str:
+    import binascii
+
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def _read_all(fd: int) -> bytes:
+    with io.FileIO(fd, closefd=False) as file:
+        return file.readall()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,41 @@
+"""What a script and a cell have in common: from source to code, and from an exit to its code."""
+
+import ast
+import sys
+import types
+
+
+def compile_all(code: str, name: str) -> types.CodeType:
+    return compile(code, name, "exec", dont_inherit=True)
+
+
+def compile_with_value(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
+    """All but the last expression, and that by itself, if it stands alone at the end."""
+    tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
+    last: types.CodeType | None = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        last = compile(expression, name, "eval", _future_flags(tree), dont_inherit=True)
+    return compile(tree, name, "exec", dont_inherit=True), last
+
+
+def _future_flags(tree: ast.Module) -> int:
+    import __future__
+
+    names = [
+        a.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__" for a in node.names
+    ]
+    flags = 0
+    for name in names:
+        feature = getattr(__future__, name, None)
+        flags |= feature.compiler_flag if feature is not None else 0
+    return flags
+
+
+def exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF if -(2**31) <= error.code < 2**31 else 255
+    print(error.code, file=sys.stderr)
+    return 1

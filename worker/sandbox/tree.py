@@ -1,0 +1,571 @@
+"""A session outside of its sandbox: its first process and its forks, one sandbox and one trust domain.
+
+What comes out of a member's control socket is as untrusted as its output: messages are short, of one kind, read one at a time,
+and whoever sends another is killed. No room is given for descriptors, so the kernel drops those that come along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import itertools
+import marshal
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from exec_wire import Display, Limits, Result, Timings, Usage, verdict
+from worker.sandbox import protocol
+from worker.sandbox.execution import KILL_AT_OUTPUT, OPEN_FILES, Outcome, close_all, judge, output, page_file, sealed, text
+from worker.sandbox.inside import payload as payload_
+from worker.sandbox.link import ZygoteLink, ZygoteLost
+from worker.sandbox.protocol import Ask
+from worker.sandbox.runner_link import Leaf, RunnerLink
+
+ANSWER_BYTES = 4096
+ANSWER_S = 10.0  # for what takes milliseconds; copying a folder is the longest of it
+GRACE_S = 0.5  # from an interrupt to the kill
+DEATH_S = 5.0  # for the dying of a killed process to be told
+LOOK_S = 0.05  # between two looks at a running cell's output
+SAID_BYTES = 16 << 20  # of a cell's value and display data
+FIRST_FOLDER = "0"
+FORKS_AT_ONCE = 16  # each needs three descriptors, of which a session has 256
+NEVER_CPU_S = 1_000_000_000  # cells are limited by wall time: a session's CPU time only grows
+
+
+class Answer(msgspec.Struct):
+    """What a session says, all of it."""
+
+    number: int
+    code: int = 0
+    why: str = ""
+    files: bool = False
+
+
+class Said(msgspec.Struct):
+    """What a cell leaves besides its output."""
+
+    value: str | None = None
+    display: list[Display] = []
+    completed: bool = False
+
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_said = msgspec.json.Decoder(Said).decode
+_decode_index = msgspec.json.Decoder(list[tuple[str, int]]).decode
+
+
+class NotForkable(Exception):
+    """The message says why."""
+
+
+class MemberEnded(Exception):
+    """The process that was asked is dead."""
+
+
+class PlaceBusy(Exception):
+    """Processes of a lost zygote are still dying in this place; nothing was started."""
+
+
+class StartFailed(Exception):
+    """A session's sandbox could not be set up; the message says at which step."""
+
+
+class Member:
+    """One process of a session."""
+
+    def __init__(self, tree: Tree, number: int, leaf: int, control: socket.socket, folder: str) -> None:
+        self.tree, self.number, self.leaf = tree, number, leaf
+        self.ended = tree.link.ending(number)
+        self.folder = folder
+        self.broken = ""  # why it was killed: it did not keep to the protocol
+        self.cpu_ns = 0
+        self._control = control
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control, self._read)
+        self.ended.add_done_callback(lambda _: self.close())
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.done()
+
+    def tell(self, what: str, arguments: dict[str, Any], fds: list[int]) -> asyncio.Future[Answer]:
+        """Have something done. The descriptors stay the caller's."""
+        number = next(self.tree.numbers)
+        future = self.expect(number)
+        try:
+            socket.send_fds(self._control, [marshal.dumps((what, number, arguments), 2)], fds)
+        except OSError:
+            self._break("its control socket cannot be written to")
+        return future
+
+    def expect(self, number: int) -> asyncio.Future[Answer]:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        return future
+
+    async def ask(self, what: str, arguments: dict[str, Any], fds: list[int]) -> Answer:
+        return await self.answer(self.tell(what, arguments, fds))
+
+    async def answer(self, asked: asyncio.Future[Answer], patience_s: float = ANSWER_S) -> Answer:
+        either: set[asyncio.Future[Any]] = {asked, self.ended}
+        await asyncio.wait(either, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return asked.result()
+        if self.alive:
+            self._break("it did not answer")
+            await self.wait_dead()
+        raise MemberEnded(self.broken)
+
+    def interrupt(self) -> None:
+        self.tree.link.interrupt(self.tree.index, self.number)
+
+    def kill(self) -> None:
+        self.tree.link.end_member(self.tree.index, self.number)
+
+    async def wait_dead(self) -> None:
+        await asyncio.wait({self.ended}, timeout=DEATH_S)
+        if self.alive:  # what cannot be killed alone goes with the whole session
+            await self.tree.kill()
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(ANSWER_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._closed()
+        try:
+            answer = _decode_answer(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._break("it wrote to its control socket")
+        future = self._asked.pop(answer.number, None)
+        if future is None:
+            return self._break("it answered what was not asked")
+        if not future.done():
+            future.set_result(answer)
+
+    def _closed(self) -> None:
+        """It is about to end; or its cell closed the socket, and nothing can be asked of it any more."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control)
+        loop.call_later(GRACE_S / 2, lambda: self._break("it closed its control socket") if self.alive else None)
+
+    def _break(self, why: str) -> None:
+        self.broken = self.broken or why
+        asyncio.get_running_loop().remove_reader(self._control)
+        self.kill()
+
+    def close(self) -> None:
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+
+
+class Tree:
+    """A session's sandbox: a place of its own (uid, control group), and the processes in it."""
+
+    def __init__(self, link: ZygoteLink, runner: RunnerLink, index: int, limits: Limits, numbers: Iterator[int]) -> None:
+        self.link, self.index, self.limits, self.numbers = link, index, limits, numbers
+        self._runner = runner
+        self.number = next(numbers)
+        self._leaf_numbers = itertools.count()
+        self._free_leaves: list[int] = []
+        self._gone: list[str] = []  # names of folders whose owners are dead
+        self._memory_fd: int | None = None
+        self._cpu_fd: int | None = None
+        self._events_fd: int | None = None
+        self.started = False
+        self.cpu_seen_s = self.idle_cpu_s = 0.0  # for whoever looks after idle sessions
+        self.members: set[Member] = set()
+
+    async def start(self, env: dict[str, str], files: dict[str, str]) -> Member:
+        place = await self._runner.place(self.index)
+        self._memory_fd, self._cpu_fd, self._events_fd = place.memory_fd, place.cpu_fd, place.events_fd
+        self.ended = self.link.ending(self.number)
+        self.started = True
+        self.ended.add_done_callback(lambda _: self._close())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        member = self._member(ours, FIRST_FOLDER, self._next_leaf())
+        contents = {path: base64.b64decode(content) for path, content in files.items()}
+        payload = payload_.Payload("", [], env, contents, False, session=True)
+        fds = [sealed("payload", payload_.pack(payload)), sealed("stdin", b""), output("stdout"), output("stderr"), page_file()]
+        fds.append(theirs.detach())
+        cgroup = [fd for fd in place.files if fd is not None]
+        try:
+            self.link.start_session(self._ask(member), place.uid, place.files, fds)
+        except BaseException:
+            self._never_was(member)
+            raise
+        finally:
+            close_all(fds)
+            close_all(cgroup)
+        leaf = await self._leaf_of(member)
+        empty = [sealed("files", marshal.dumps({}, 2)), output("out")]
+        try:
+            await self._enter_leaf(member, leaf, None)
+            await member.ask("files", {"fetch": [], "most": 0}, list(empty))
+        except MemberEnded:
+            await self.kill()
+            raise self._start_failed() from None
+        except BaseException:
+            await self.kill()
+            raise
+        finally:
+            close_all(empty)
+            leaf.close()
+        return member
+
+    async def _leaf_of(self, member: Member) -> Leaf:
+        try:
+            return await self._runner.leaf(self.index, member.leaf)
+        except BaseException:
+            await self.kill()
+            raise
+
+    def _never_was(self, member: Member) -> None:
+        for number, ended in ((self.number, self.ended), (member.number, member.ended)):
+            self.link.forget(number)
+            ended.cancel()
+
+    def _start_failed(self) -> Exception:
+        if not self.ended.done() or self.ended.exception() is not None:
+            return ZygoteLost()
+        say = self.ended.result()
+        if say.step != 0 and say.error == errno.EBUSY:
+            return PlaceBusy()
+        return StartFailed(judge(Outcome(say, 0, 0), self.limits, 1.0, self._runner.steps).error or "it ended at once")
+
+    def _ask(self, member: Member) -> Ask:
+        limits = self.limits
+        return Ask(
+            protocol.ASK_RUN,
+            self.index,
+            self.number,
+            cpu_s=NEVER_CPU_S,
+            memory_bytes=limits.memory_mb << 20,
+            file_bytes=max(limits.file_mb << 20, (limits.output_kb << 10) * KILL_AT_OUTPUT * 2),
+            folder_bytes=limits.file_mb << 20,
+            processes=limits.processes,
+            open_files=OPEN_FILES,
+            flags=protocol.HAS_CONTROL,
+            member=member.number,
+        )
+
+    def _member(self, control: socket.socket, folder: str | None, leaf: int) -> Member:
+        number = next(self.numbers)
+        member = Member(self, number, leaf, control, str(number) if folder is None else folder)
+        self.members.add(member)
+        member.ended.add_done_callback(lambda _: self._buried(member))
+        return member
+
+    def _buried(self, member: Member) -> None:
+        self.members.discard(member)
+        self._free_leaves.append(member.leaf)
+        self._allow_processes()
+
+    def _allow_processes(self) -> None:
+        """Its forks do not count: each of them is one process more."""
+        if self.members:
+            self.link.allow_processes(self.number, self.index, self.limits.processes + len(self.members) - 1)
+
+    async def _enter_leaf(self, member: Member, leaf: Leaf, hello: socket.socket | None) -> None:
+        flags = protocol.HAS_LEAF * bool(leaf.fds) | protocol.HAS_HELLO * (hello is not None)
+        flags |= protocol.LEAF_BY_PIDS * leaf.by_pids | protocol.LEAF_JOINED * (hello is not None and leaf.join_fd is not None)
+        ask = Ask(protocol.ASK_MEMBER, self.index, self.number, flags=flags, member=member.number)
+        said = await self.link.adopt(ask, [*([hello.fileno()] if hello is not None else []), *leaf.fds])
+        if said.error and hello is not None:
+            raise NotForkable(f"its sandbox does not allow it ({os.strerror(said.error)})")
+
+    # -- forks ----------------------------------------------------------------------------------------------------------------
+
+    async def fork(self, parent: Member, count: int) -> list[Member]:
+        """Forks that have begun a life of their own. All of them, or `NotForkable`."""
+        forks: list[Member] = []
+        while len(forks) < count:
+            try:
+                forks += (await self._fork(parent, min(FORKS_AT_ONCE, count - len(forks)), None))[0]
+            except NotForkable:
+                await self.end(*forks)
+                raise
+        try:
+            answers = await asyncio.gather(*(fork.ask("settle", {"name": fork.folder}, []) for fork in forks))
+        except MemberEnded:
+            answers = []
+        if (failed := next((answer.why for answer in answers if answer.code), None)) is not None or not answers:
+            await self.end(*forks)
+            raise NotForkable(failed or "a fork ended at once")
+        return forks
+
+    async def checkpoint(self, parent: Member, copy_most: int) -> tuple[Member, bool]:
+        """A fork that waits; were the files copied too?"""
+        forks, files = await self._fork(parent, 1, copy_most)
+        return forks[0], files
+
+    async def _fork(self, parent: Member, count: int, copy_most: int | None) -> tuple[list[Member], bool]:
+        leaves = await self._leaves(count)
+        controls = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        hellos = [_hello_pair() for _ in range(count)]
+        folder = None if copy_most is None else parent.folder
+        forks = [self._member(ours, folder, leaf) for (ours, _), (leaf, _) in zip(controls, leaves, strict=True)]
+        self._allow_processes()
+        greetings = [fork.expect(fork.number) for fork in forks]
+        fds = []
+        for control, hello, (_, leaf) in zip(controls, hellos, leaves, strict=True):
+            fds += [control[1].fileno(), hello[1].fileno(), *([] if leaf.join_fd is None else [leaf.join_fd])]
+        gone, self._gone = self._gone, []
+        arguments = {
+            "names": [fork.number for fork in forks],
+            "gone": gone,
+            "copy_most": copy_most,
+            "fds_each": len(fds) // count,
+        }
+        try:
+            asked = parent.tell("fork", arguments, fds)
+            for pair in (*controls, *hellos):
+                pair[1].close()
+            answer = await parent.answer(asked)
+            if answer.code:
+                raise NotForkable(answer.why)
+            await asyncio.gather(*(fork.answer(greeting) for fork, greeting in zip(forks, greetings, strict=True)))
+            entering = zip(forks, leaves, hellos, strict=True)
+            await asyncio.gather(*(self._enter_leaf(fork, leaf, hello[0]) for fork, (_, leaf), hello in entering))
+        except (NotForkable, MemberEnded) as error:
+            for fork in forks:
+                self._unborn(fork)
+            raise NotForkable(str(error) or "the session's process ended") from error
+        finally:
+            for pair in (*controls, *hellos):
+                pair[1].close()
+            for hello in hellos:
+                hello[0].close()
+            for _, leaf in leaves:
+                leaf.close()
+        return forks, answer.files
+
+    async def _leaves(self, count: int) -> list[tuple[int, Leaf]]:
+        numbers = [self._next_leaf() for _ in range(count)]
+        made = await asyncio.gather(*(self._runner.leaf(self.index, number) for number in numbers), return_exceptions=True)
+        leaves = [(number, leaf) for number, leaf in zip(numbers, made, strict=True) if isinstance(leaf, Leaf)]
+        if len(leaves) < count:
+            for number, leaf in leaves:
+                leaf.close()
+                self._free_leaves.append(number)
+            raise NotForkable("no control group could be made")
+        return leaves
+
+    def _next_leaf(self) -> int:
+        return self._free_leaves.pop() if self._free_leaves else next(self._leaf_numbers)
+
+    def _unborn(self, fork: Member) -> None:
+        """It was not made, or the zygote does not know it: it ends when it finds its socket closed."""
+        fork.kill()
+        if fork.alive:
+            self.link.forget(fork.number)
+            fork.ended.cancel()
+
+    async def restore(self, checkpoint: Member, files: bool) -> bool:
+        """The checkpoint takes the place of what was forked from it; did it put the files back?"""
+        answer = await checkpoint.ask("restore", {"files": files}, [])
+        return files and answer.code == 0
+
+    # -- the end --------------------------------------------------------------------------------------------------------------
+
+    async def end(self, *members: Member) -> None:
+        """Kill these with all that they started, and nothing else; all of the session if nobody is left."""
+        for member in members:
+            member.kill()
+        for member in members:
+            await member.wait_dead()
+        if not self.members:
+            await self.kill()
+
+    def drop_folder(self, member: Member) -> None:
+        """Its owner is gone for good; removed by whoever is forked next."""
+        self._gone.append(member.folder)
+
+    async def kill(self) -> None:
+        self.link.kill(self.number, self.index)
+        await asyncio.wait({self.ended}, timeout=DEATH_S)
+
+    def _close(self) -> None:
+        close_all([fd for fd in (self._memory_fd, self._cpu_fd, self._events_fd) if fd is not None])
+        self._memory_fd = self._cpu_fd = self._events_fd = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """In use by all of it now; 0 where nobody counts."""
+        return int(os.pread(self._memory_fd, 32, 0)) if self._memory_fd is not None else 0
+
+    @property
+    def cpu_s(self) -> float:
+        """Used by all of it so far; 0 where nobody counts. Version 1 gives nanoseconds, version 2 a list with microseconds."""
+        if self._cpu_fd is None:
+            return 0.0
+        first = os.pread(self._cpu_fd, 64, 0).split()
+        return int(first[1]) / 1e6 if len(first) > 1 else int(first[0]) / 1e9
+
+    @property
+    def oom_kills(self) -> int:
+        """How often the kernel has killed one of its processes for want of memory; 0 where nobody counts."""
+        if self._events_fd is None:
+            return 0
+        words = os.pread(self._events_fd, 512, 0).split()
+        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+
+    # -- files ----------------------------------------------------------------------------------------------------------------
+
+    async def files(self, member: Member, put: dict[str, bytes], fetch: list[str]) -> tuple[str, dict[str, bytes]]:
+        """Put files, then read files; words if they could not be put. All that is read fits in `file_mb`."""
+        fds = [sealed("files", marshal.dumps(put, 2)), output("out")]
+        try:
+            answer = await member.ask("files", {"fetch": fetch, "most": (self.limits.file_mb << 20) - (64 << 10)}, fds)
+            if answer.code:
+                return answer.why or "the files could not be written", {}
+            return "", _read_files(fds[1], set(fetch), self.limits.file_mb << 20)
+        finally:
+            close_all(fds)
+
+
+def _hello_pair() -> tuple[socket.socket, socket.socket]:
+    """The first end is told by the kernel who writes to the second."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs
+
+
+def _read_files(fd: int, wanted: set[str], most: int) -> dict[str, bytes]:
+    """An index of names and lengths, then the contents. Whatever does not fit together is left out."""
+    size = min(os.fstat(fd).st_size, most + (1 << 20))
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if not 0 < length < min(size, 1 << 20):
+        return {}
+    try:
+        index = _decode_index(os.pread(fd, length, 8))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    files, at = {}, 8 + length
+    for path, count in index:
+        if path in wanted and 0 <= count <= size - at:
+            files[path] = os.pread(fd, count, at)
+            at += count
+    return files
+
+
+# -- one cell ---------------------------------------------------------------------------------------------------------------
+
+
+class Stop(NamedTuple):
+    """Why a cell was stopped by us."""
+
+    status: str  # timeout, output_limit or memory_limit
+    infra: bool = False
+
+
+class CellRun:
+    """One cell in one member, with the files that take its output. Use as a context manager."""
+
+    def __init__(self, member: Member, code: str, stdin: str, number: int, wall_s: float) -> None:
+        self._member, self._number, self._wall_s = member, number, wall_s
+        self._cap = member.tree.limits.output_kb * 1024
+        self._oom_before = member.tree.oom_kills
+        self._given = [sealed("payload", marshal.dumps(code, 2)), sealed("stdin", stdin.encode("utf-8", "surrogatepass"))]
+        self._kept = [output("stdout"), output("stderr"), output("said")]
+
+    def __enter__(self) -> CellRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        close_all(self._given)
+        close_all(self._kept)
+
+    async def run(self, *, cut_short: bool) -> Result:
+        """`cut_short`: its wall time is what the deadline left of it."""
+        started = time.monotonic()
+        asked = self._member.tell("run", {"cell": self._number}, [*self._given, *self._kept])
+        close_all(self._given)
+        stop = await self._watch(asked, started, cut_short)
+        wall_s = time.monotonic() - started
+        result = await self._judge(asked, stop)
+        result.state_kept = asked.done() and self._member.alive
+        result.timings = Timings(run_ms=round(wall_s * 1000, 3))
+        await self._measure(result, wall_s)
+        self._read(result)
+        return result
+
+    async def _watch(self, asked: asyncio.Future[Answer], started: float, cut_short: bool) -> Stop | None:
+        """Until it has answered or ended; by itself, or because it had to."""
+        either: set[asyncio.Future[Any]] = {asked, self._member.ended}
+        while True:
+            left_s = started + self._wall_s - time.monotonic()
+            await asyncio.wait(either, timeout=max(0.0, min(LOOK_S, left_s)), return_when=asyncio.FIRST_COMPLETED)
+            if any(future.done() for future in either):
+                return None
+            if self._member.tree.oom_kills > self._oom_before:
+                return await self._stop(either, Stop("memory_limit"))
+            if left_s <= 0:
+                return await self._stop(either, Stop("timeout", cut_short))
+            if max(os.fstat(fd).st_size for fd in self._kept[:2]) > self._cap * KILL_AT_OUTPUT:
+                return await self._stop(either, Stop("output_limit"))
+
+    async def _stop(self, either: set[asyncio.Future[Any]], stop: Stop) -> Stop:
+        """Interrupted first, so that the state can stay; killed second."""
+        self._member.interrupt()
+        await asyncio.wait(either, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        if not any(future.done() for future in either):
+            self._member.kill()
+            await self._member.wait_dead()
+        return stop
+
+    async def _judge(self, asked: asyncio.Future[Answer], stop: Stop | None) -> Result:
+        ended = self._member.ended
+        if not asked.done() and (not ended.done() or ended.exception() is not None):
+            return verdict("session_lost", error="the session's zygote died")
+        if stop is not None:
+            return verdict(stop.status, infra=stop.infra)  # type: ignore[arg-type]
+        if asked.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children
+            return verdict("memory_limit")
+        if asked.done():
+            code = asked.result().code & 0xFF
+            return verdict("ok" if code == 0 else "error", exit_code=code)
+        if self._member.broken:
+            return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
+        sizes = (os.fstat(fd).st_size for fd in self._kept[:2])
+        return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, self._wall_s, [])
+
+    async def _measure(self, result: Result, wall_s: float) -> None:
+        try:
+            if self._member.alive:
+                say = await self._member.tree.link.usage(self._member.tree.index, self._member.number)
+            else:
+                say = self._member.ended.result()
+        except ZygoteLost:
+            return
+        cpu_ns, self._member.cpu_ns = say.cpu_ns - self._member.cpu_ns, say.cpu_ns
+        result.usage = Usage(
+            wall_s=round(wall_s, 6),
+            cpu_s=round(max(0, cpu_ns) / 1e9, 6),
+            memory_peak_bytes=say.memory_peak,
+            processes_peak=say.processes_peak,
+        )
+
+    def _read(self, result: Result) -> None:
+        stdout_fd, stderr_fd, said_fd = self._kept
+        result.stdout, cut_out = text(stdout_fd, os.fstat(stdout_fd).st_size, self._cap)
+        result.stderr, cut_err = text(stderr_fd, os.fstat(stderr_fd).st_size, self._cap)
+        result.truncated = cut_out or cut_err
+        if not result.state_kept or os.fstat(said_fd).st_size > SAID_BYTES:
+            return
+        try:
+            said = _decode_said(os.pread(said_fd, SAID_BYTES, 0))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        result.value, result.display, result.completed = said.value, said.display, said.completed and result.status == "ok"
