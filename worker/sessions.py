@@ -431,12 +431,19 @@ class Sessions:
     async def _sweep_forever(self) -> NoReturn:
         while True:
             await asyncio.sleep(SWEEP_S)
-            now = time.monotonic()
-            for session in [s for s in self._sessions.values() if not s.pending and now - s.used_at > s.ttl_s]:
+            try:
+                await self._sweep()
+            except Exception:  # the outermost loop: sessions must go on expiring
+                log.exception("cannot look after the sessions; trying again")
+
+    async def _sweep(self) -> None:
+        now = time.monotonic()
+        for session in [s for s in self._sessions.values() if not s.pending and now - s.used_at > s.ttl_s]:
+            if session.id in self._sessions:
                 self.counts["expired"] += 1
                 await self._end(session)
-            for tree in self._trees():
-                self._look_at_idle(tree)
+        for tree in self._trees():
+            self._look_at_idle(tree)
 
     def _look_at_idle(self, tree: Tree) -> None:
         """Slots limit what runs. Who keeps a CPU busy while none of its cells runs has found a way around them: it is ended."""

@@ -24,7 +24,7 @@ from worker.sandbox import protocol
 from worker.sandbox.execution import KILL_AT_OUTPUT, OPEN_FILES, Outcome, close_all, judge, output, page_file, sealed, text
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.link import ZygoteLink, ZygoteLost
-from worker.sandbox.protocol import Ask
+from worker.sandbox.protocol import Ask, Say
 from worker.sandbox.runner_link import Leaf, RunnerLink
 
 ANSWER_BYTES = 4096
@@ -161,7 +161,8 @@ class Member:
 
     def _break(self, why: str) -> None:
         self.broken = self.broken or why
-        asyncio.get_running_loop().remove_reader(self._control)
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control)
         self.kill()
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class Tree:
         self._memory_fd, self._cpu_fd, self._events_fd = place.memory_fd, place.cpu_fd, place.events_fd
         self.ended = self.link.ending(self.number)
         self.started = True
-        self.ended.add_done_callback(lambda _: self._close())
+        self.ended.add_done_callback(self._close)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         member = self._member(ours, FIRST_FOLDER, self._next_leaf())
         contents = {path: base64.b64decode(content) for path, content in files.items()}
@@ -338,10 +339,12 @@ class Tree:
             await asyncio.gather(*(fork.answer(greeting) for fork, greeting in zip(forks, greetings, strict=True)))
             entering = zip(forks, leaves, hellos, strict=True)
             await asyncio.gather(*(self._enter_leaf(fork, leaf, hello[0]) for fork, (_, leaf), hello in entering))
-        except (NotForkable, MemberEnded) as error:
+        except BaseException as error:
             for fork in forks:
                 self._unborn(fork)
-            raise NotForkable(str(error) or "the session's process ended") from error
+            if isinstance(error, MemberEnded):
+                raise NotForkable(str(error) or "the session's process ended") from error
+            raise
         finally:
             for pair in (*controls, *hellos):
                 pair[1].close()
@@ -396,29 +399,29 @@ class Tree:
         self.link.kill(self.number, self.index)
         await asyncio.wait({self.ended}, timeout=DEATH_S)
 
-    def _close(self) -> None:
+    def _close(self, ended: asyncio.Future[Say]) -> None:
+        for member in list(self.members):  # those that were never started: nothing is told of them
+            self.link.forget(member.number)
+            if member.alive and not ended.cancelled() and ended.exception() is None:
+                member.ended.set_result(ended.result())
         close_all([fd for fd in (self._memory_fd, self._cpu_fd, self._events_fd) if fd is not None])
         self._memory_fd = self._cpu_fd = self._events_fd = None
 
     @property
     def memory_bytes(self) -> int:
         """In use by all of it now; 0 where nobody counts."""
-        return int(os.pread(self._memory_fd, 32, 0)) if self._memory_fd is not None else 0
+        return int((_words_in(self._memory_fd) or [b"0"])[0])
 
     @property
     def cpu_s(self) -> float:
         """Used by all of it so far; 0 where nobody counts. Version 1 gives nanoseconds, version 2 a list with microseconds."""
-        if self._cpu_fd is None:
-            return 0.0
-        first = os.pread(self._cpu_fd, 64, 0).split()
-        return int(first[1]) / 1e6 if len(first) > 1 else int(first[0]) / 1e9
+        words = _words_in(self._cpu_fd) or [b"0"]
+        return int(words[1]) / 1e6 if len(words) > 1 else int(words[0]) / 1e9
 
     @property
     def oom_kills(self) -> int:
         """How often the kernel has killed one of its processes for want of memory; 0 where nobody counts."""
-        if self._events_fd is None:
-            return 0
-        words = os.pread(self._events_fd, 512, 0).split()
+        words = _words_in(self._events_fd)
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
     # -- files ----------------------------------------------------------------------------------------------------------------
@@ -433,6 +436,14 @@ class Tree:
             return "", _read_files(fds[1], set(fetch), self.limits.file_mb << 20)
         finally:
             close_all(fds)
+
+
+def _words_in(fd: int | None) -> list[bytes]:
+    """Of a file of a control group; nothing if there is none, or no more."""
+    try:
+        return os.pread(fd, 512, 0).split() if fd is not None else []
+    except OSError:  # ENODEV: a runner that has died took its groups with it
+        return []
 
 
 def _hello_pair() -> tuple[socket.socket, socket.socket]:

@@ -456,6 +456,8 @@ static int receive(struct ask *ask, int *fd, int most) {
 /* ASK_SLOT: wall_ns carries the uid, cpu_s a bit per descriptor that is present. */
 static void learn_slot(struct ask *ask, int *fd) {
     struct slot *s = &slots[ask->slot];
+    if (s->state == SLOT_FREE) /* a session's place, in which nothing could be started last time */
+        close_all(s->cgroup, SLOT_FDS);
     s->uid = ask->wall_ns;
     for (int i = 0, next = 0; i < SLOT_FDS; i++)
         s->cgroup[i] = (ask->cpu_s >> i & 1) ? fd[next++] : -1;
