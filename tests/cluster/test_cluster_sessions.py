@@ -1,0 +1,62 @@
+"""Sessions through Redis: any gateway reaches them, none is missed, and they end with their worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from sandbox_harness import need_sandbox
+
+from exec_service.app import Gateway
+from exec_service.config import GatewayConfig
+from exec_service.waiters import ANONYMOUS
+from exec_wire import Limits, Tags
+from exec_wire.messages import Selection
+from exec_wire.redis_queue import RedisQueue
+from exec_wire.sessions import Cell, Fork, SessionSpec, Tenant
+from loadtest.redis_server import RedisServer
+from worker.config import WorkerConfig
+from worker.consumer import Consumer
+from worker.pool import Pool
+from worker.sessions import Sessions
+
+SLOW = Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k")
+
+
+async def seen(gateway: Gateway, workers: int) -> None:
+    async with asyncio.timeout(15):
+        while len(gateway.fleet.workers) != workers:
+            await asyncio.sleep(0.05)
+            await gateway.fleet.refresh()
+
+
+async def test_any_gateway_reaches_a_session_and_it_ends_with_its_worker(own_server: RedisServer) -> None:
+    need_sandbox()
+    queue, config = RedisQueue(own_server.url), GatewayConfig(redis=own_server.url)
+    async with Pool(WorkerConfig(slots=1, profiles={"bare": []})) as pool:
+        await pool.wait_ready()
+        async with Gateway(config, queue.gateway("two")) as second:
+            async with Sessions("w", pool) as sessions, Consumer("w", pool, queue.worker("w"), sessions):
+                await seen(second, 1)
+                async with Gateway(config, queue.gateway("one")) as first:
+                    await seen(first, 1)
+                    spec = SessionSpec(limits=Limits(memory_mb=256), tags=Tags(run="r"))
+                    id = (await first.desk.create(spec)).id
+                    assert (await first.desk.run(id, Cell("x = 1\nx"))).value == "1"
+                    left = asyncio.create_task(first.desk.run(id, SLOW))
+                    await asyncio.sleep(0.2)
+                    left.cancel()
+                assert (await second.desk.run(id, SLOW)).value == "2"
+                fork = (await second.desk.fork(id, Fork(1), ANONYMOUS)).sessions[0]
+                await second.desk.run(fork.id, Cell("x = 5"))
+                assert [(await second.desk.run(each, Cell("x"))).value for each in (id, fork.id)] == ["2", "5"]
+                listed = (await second.desk.list(Selection(run="r"), ANONYMOUS)).sessions
+                assert {session.id for session in listed} == {id, fork.id}
+                await second.desk.end(fork.id, Tenant(), ANONYMOUS)
+                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(20)")))
+                await asyncio.sleep(0.3)
+                gone_at = time.monotonic()
+            await seen(second, 0)
+            result = await running
+            assert (result.status, result.blame, result.retryable) == ("session_lost", "infra", False)
+            assert time.monotonic() - gone_at < 10
