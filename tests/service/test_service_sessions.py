@@ -9,15 +9,17 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from service_harness import Service, see_nothing_left, serving, wait_until
 
-from exec_client import AsyncClient, AsyncSession, CallerError, Client, Conflict, Limits, SessionLost, Tags
+from exec_client import AsyncClient, AsyncSession, CallerError, Client, Conflict, Forbidden, Limits, SessionLost, Tags
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
+from exec_service.keys import add_key
 from exec_wire.memory_queue import MemoryQueue
 from exec_wire.sessions import Cell, SessionSpec
 from worker.config import WorkerConfig
@@ -116,6 +118,31 @@ def test_sessions_belong_to_their_tenant(service: Service) -> None:
     assert ask(service, "GET", "?tenant=b") == {"sessions": []}
     assert [session["id"] for session in ask(service, "GET", "?tenant=a")["sessions"]] == [id]
     ask(service, "DELETE", f"/{id}?tenant=a")
+
+
+async def test_with_keys_a_session_belongs_to_the_tenant_of_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    lab, _ = add_key(file, "lab", max_limits={"memory_mb": 512, "wall_s": 5})
+    other, _ = add_key(file, "other")
+    with serving("--keys", str(file), slots=1) as service:
+        async with AsyncClient(service.url, api_key=lab) as own, AsyncClient(service.url, api_key=other) as foreign:
+            with pytest.raises(Forbidden) as refused:
+                await own.session().start()
+            assert (refused.value.code, refused.value.field) == ("beyond_limits", "$.limits.memory_mb")
+            async with own.session(limits=Limits(memory_mb=256, wall_s=5)) as session:
+                assert (await session.run("6 * 7")).value == "42"
+                with pytest.raises(Forbidden) as refused:
+                    await session.run("1", wall_s=6)
+                assert (refused.value.code, refused.value.field) == ("beyond_limits", "$.wall_s")
+                strange = AsyncSession(foreign._transport, foreign._policy, SessionSpec(), rebuild=False)
+                strange._id = session.id
+                for ask in (strange.info, strange.fork, strange.interrupt, lambda: strange.run("1")):
+                    with pytest.raises(CallerError, match="no_such_session"):
+                        await ask()
+                strange._spec = SessionSpec(tenant="lab")
+                with pytest.raises(Forbidden) as refused:
+                    await strange.run("1")
+                assert (refused.value.code, refused.value.field) == ("foreign_tenant", "$.tenant")
 
 
 @pytest.mark.parametrize(
