@@ -185,6 +185,14 @@ async def test_files_go_in_and_out(lab: SessionLab) -> None:
     }
 
 
+async def test_pipes_and_links_out_of_the_folders_are_not_fetched(lab: SessionLab) -> None:
+    session = await lab.create()
+    await session.ok(
+        "import os\nos.mkfifo('pipe')\nos.symlink('/etc', 'out')\nopen('f', 'w').write('x')\nos.symlink('f', 'in')"
+    )
+    assert await session.fetch("pipe", "out/ld.so.cache", "in") == {"in": b"x"}
+
+
 async def test_session_that_writes_to_its_control_socket_is_ended(lab: SessionLab) -> None:
     session = await lab.create()
     result = await session.run("import os, time\nos.write(6, b'{\"number\": 1}')\ntime.sleep(5)")

@@ -18,6 +18,7 @@ import os
 import random
 import re
 import signal
+import stat
 import sys
 import traceback
 import types
@@ -62,6 +63,7 @@ class Session:
     def __init__(self) -> None:
         self._base = "/mnt" if os.getcwd() == os.path.realpath("/tmp") else f"{os.path.dirname(os.getcwd())}/mnt"  # noqa: PTH109, PTH120
         os.makedirs(self._base, exist_ok=True)  # noqa: PTH103
+        self._open_folders = tuple(os.path.realpath(folder) + "/" for folder in (os.getcwd(), self._base))  # noqa: PTH109
         self._seeded = False
         self._display: list[dict[str, dict[str, str]]] = []
         self._display_left = 0
@@ -139,12 +141,20 @@ class Session:
         return {"code": 0}
 
     def _read(self, path: str, most: int) -> bytes | None:
+        """A regular file in one of the folders that are the session's; not a pipe, on which one waits for ever."""
+        place = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
+        if not place.startswith(self._open_folders):
+            return None
         try:
-            with open(os.path.join(self._work, path), "rb") as file:  # noqa: PTH118
-                content = file.read(most + 1)
-                return content if len(content) <= most else None
+            fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
+        with io.FileIO(fd) as file:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_size > most:
+                return None
+            content = file.read(most + 1)
+            return content if content is not None and len(content) <= most else None
 
     # -- cells --------------------------------------------------------------------------------------------------------------
 
