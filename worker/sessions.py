@@ -14,6 +14,8 @@ import time
 from collections import Counter, OrderedDict
 from typing import NamedTuple, NoReturn
 
+import msgspec
+
 from exec_wire import Limits, Result, Tags, verdict
 from exec_wire.messages import pack
 from exec_wire.sessions import (
@@ -336,7 +338,8 @@ class Sessions:
                 result = await run.run(cut_short=remaining_s < wall_s)
         finally:
             session.running = False
-        result.sandbox, result.worker, result.id = self._pool.sandbox, self._worker, cell.id
+        result.sandbox = msgspec.structs.replace(self._pool.sandbox, profile=session.member.tree.link.profile)
+        result.worker, result.id = self._worker, cell.id
         if not result.state_kept:
             session.why_ended = f"its process ended in cell {session.cells}: {result.status}"
         return result
