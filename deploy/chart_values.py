@@ -32,7 +32,8 @@ SET_BY_THE_CHART = {
     "worker": {"redis", "metrics_host", "metrics_port", "runner_socket"},
 }
 LEFT_OUT = {
-    "gateway": set[str](),
+    # Bulk jobs need a folder that gateways and jobs workers share; the chart makes none.
+    "gateway": {"jobs_dir", "jobs_max_items", "jobs_max_bytes", "jobs_chunk_items", "jobs_keep_s"},
     # The runner's image says where packages are; the others are for tests and benchmarks.
     "worker": {"packages", "runtime", "mask_layers", "fault_injection"},
 }

@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     up.add_argument("--port", type=int, help="port to listen on (default 8080)")
     up.add_argument("--grpc-port", type=int, help="port for gRPC; 0: none (default 50051, or none if that is taken)")
     up.add_argument("--keys", metavar="FILE", help="ask every caller for a key of this file (see `exec-service keys`)")
+    up.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs; without it there are none")
     up.add_argument("--slots", type=int, help="programs that run at the same time (default: the number of cores)")
     up.add_argument(
         "--insecure", action="store_true", help="run programs even where there is no isolation (your own code only)"
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     gateway.add_argument("--port", type=int, help="port to listen on (default 8080)")
     gateway.add_argument("--grpc-port", type=int, help="port for gRPC; 0: none (default 50051)")
     gateway.add_argument("--keys", metavar="FILE", help="ask every caller for a key of this file (see `exec-service keys`)")
+    gateway.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs, shared with the jobs workers; else none")
     gateway.set_defaults(run=run_gateway)
 
     worker = commands.add_parser("worker", help="the sandboxes alone, joined to gateways by Redis")
@@ -76,13 +78,23 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument("--insecure", action="store_true", help="run programs even where there is no isolation")
     worker.set_defaults(run=run_worker)
 
-    for part in (gateway, worker):
+    jobs_worker = commands.add_parser("jobs-worker", help="runs the chunks of bulk jobs (Celery), through a gateway")
+    jobs_worker.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs, shared with the gateways")
+    jobs_worker.add_argument("--gateway", metavar="URL", help="the gateway that runs the items (default http://127.0.0.1:8080)")
+    jobs_worker.add_argument("--chunks", type=int, help="chunks that are run at the same time (default 2)")
+    jobs_worker.add_argument("--at-once", type=int, help="items of one chunk that are on their way at once (default 32)")
+    jobs_worker.set_defaults(run=run_jobs_worker)
+
+    for part in (gateway, worker, jobs_worker):
         part.add_argument(
             "--redis", metavar="URL", help="redis://, rediss:// or unix:// (or EXEC_REDIS, which ps does not show)"
         )
+    for part in (gateway, worker):
         part.add_argument("--metrics-port", type=int, help="port for metrics and health (default: a free one)")
 
     add_keys_parser(commands.add_parser("keys", help="who may call: add, list and remove API keys"))
+
+    add_jobs_parser(commands.add_parser("jobs", help="bulk jobs: submit, look, pause, cancel, fetch the results"))
 
     run = commands.add_parser("run", help="run one program and show what it printed")
     run.add_argument("file", nargs="?", help="a file, or - for standard input")
@@ -207,6 +219,7 @@ def run_up(options: argparse.Namespace) -> int:
             port=options.port,
             grpc_port=options.grpc_port,
             keys=options.keys,
+            jobs_dir=options.jobs_dir,
         )
         if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
             gateway = without_grpc_if_taken(gateway)
@@ -271,13 +284,73 @@ def run_runner(options: argparse.Namespace) -> int:
     return 0
 
 
+def add_jobs_parser(jobs: argparse.ArgumentParser) -> None:
+    actions = jobs.add_subparsers(required=True, metavar="ACTION")
+    service = argparse.ArgumentParser(add_help=False)
+    service.add_argument("--url", default="http://127.0.0.1:8080", help="the service (default http://127.0.0.1:8080)")
+    job = argparse.ArgumentParser(add_help=False, parents=[service])
+    job.add_argument("job", help="its id, as `submit` and `status` show it")
+
+    submit = actions.add_parser("submit", parents=[service], help="send a file of items and print the id of the job")
+    submit.add_argument("file", help='a file, or - for standard input; a line is {"call": …}, {"judge": …} or {"verify": …}')
+    submit.add_argument("--name", default="", help="a name to know it by")
+    submit.add_argument("--watch", action="store_true", help="stay until it has ended")
+    status = actions.add_parser("status", parents=[service], help="how far a job is; without an id all of yours")
+    status.add_argument("job", nargs="?")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    actions.add_parser("watch", parents=[job], help="a progress bar, until the job has ended")
+    results = actions.add_parser("results", parents=[job], help="the results that are there, one per line")
+    results.add_argument("--follow", action="store_true", help="and those to come, until the job has ended")
+    results.add_argument("-o", "--output", type=Path, help="write them to this file")
+    for name, words in (("pause", "begin no more items"), ("resume", "go on"), ("cancel", "end it; what is done stays")):
+        actions.add_parser(name, parents=[job], help=words)
+    actions.add_parser("remove", parents=[job], help="remove a job that has ended, with its results")
+    for name, action in actions.choices.items():
+        action.set_defaults(run=run_jobs, action=name)
+
+
+def run_jobs(options: argparse.Namespace) -> int:
+    from exec_service import jobs_cli
+
+    try:
+        return jobs_cli.run(options)
+    except jobs_cli.Failed as error:
+        return fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def run_jobs_worker(options: argparse.Namespace) -> int:
+    import logging
+
+    from exec_service.config import ConfigError, JobsWorkerConfig, read_environment
+    from exec_service.logs import log_json_lines
+
+    log_json_lines(sys.stderr, logging.WARNING)
+    try:
+        config = read_environment(
+            JobsWorkerConfig,
+            os.environ,
+            redis=options.redis,
+            jobs_dir=options.jobs_dir,
+            jobs_gateway=options.gateway,
+            jobs_chunks=options.chunks,
+            jobs_at_once=options.at_once,
+        )
+        from exec_service.jobs_celery import work
+
+        return work(config)
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+
+
 def run_gateway(options: argparse.Namespace) -> int:
     from exec_service.config import GatewayConfig, read_environment
 
     def start() -> Coroutine[Any, Any, None]:
         from exec_service import cluster
 
-        names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port")
+        names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port", "jobs_dir")
         given = {name: getattr(options, name) for name in names}
         return cluster.run_gateway(read_environment(GatewayConfig, os.environ, **given))
 

@@ -33,6 +33,9 @@ from exec_service.fleet import Fleet
 from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
 from exec_service.http_api import hot_routes, plain_routes
 from exec_service.info import package_version
+from exec_service.jobs import JobStore
+from exec_service.jobs_api import JobDesk, job_routes
+from exec_service.jobs_keeper import ChunkLine, Keeper
 from exec_service.judging_api import judging_routes
 from exec_service.keys import Keys
 from exec_service.metrics import Metrics
@@ -76,6 +79,7 @@ class Gateway:
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of)
         self.desk = Desk(config, queue, self.fleet, self.dispatch, self.metrics)
         self._door_tasks: set[asyncio.Task[None]] = set()
+        self.jobs = JobDesk(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
         self.cluster = queue.shared
         self.app = build_app(
             config,
@@ -86,6 +90,7 @@ class Gateway:
             self._door_tasks,
             keys=self.keys,
             cluster=self.cluster,
+            jobs=self.jobs,
         )
         self._tasks: list[asyncio.Task[NoReturn]] = []
 
@@ -102,9 +107,17 @@ class Gateway:
         self.dispatch.start()
         return self
 
+    def keep_jobs(self, line: ChunkLine) -> None:
+        """Hand the chunks of bulk jobs to those at the other end of `line` from now on. Needs a folder of jobs."""
+        assert self.jobs is not None
+        self.jobs.keeper = Keeper(self.jobs.store, line, self.config.jobs_keep_s)
+        self._tasks.append(asyncio.create_task(self.jobs.keeper.keep_forever()))
+
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.stop()
         await stop(self._tasks)
+        if self.jobs is not None and self.jobs.keeper is not None:
+            await self.jobs.keeper.close()
         await stop(self._door_tasks)
         await self._queue.leave()
         if self.metrics.traces is not None:
@@ -134,6 +147,7 @@ def build_app(
     *,
     keys: Keys | None = None,
     cluster: bool = False,
+    jobs: JobDesk | None = None,
 ) -> FastAPI:
     app = FastAPI(
         title="exec-service",
@@ -150,13 +164,16 @@ def build_app(
     doors = door_routes(house)
     app.router.routes.extend(route for routes in doors.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
+    app.include_router(job_routes(config, dispatch, validator, jobs))
     app.include_router(stats_routes(dispatch, fleet, metrics.tally))
     app.router.routes.extend(page_routes())
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
     app.add_middleware(OneSlash)
-    app.add_middleware(Guard, metrics=metrics, keys=keys, keyless=keyless_paths(config, doors))
+    app.add_middleware(
+        Guard, metrics=metrics, keys=keys, keyless=keyless_paths(config, doors), jobs=jobs.store if jobs else None
+    )
     metrics.watch(
         fleet,
         in_flight=lambda: dispatch.admission.calls,

@@ -37,6 +37,10 @@ async def run_gateway(config: GatewayConfig) -> None:
     gateway = Gateway(config, queue.gateway(name))
     door = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))
     async with gateway, side_door(door, config.metrics_host, config.metrics_port) as side:
+        if gateway.jobs is not None:
+            from exec_service.jobs_celery import CeleryLine  # Celery takes a while to load, and is not always wanted
+
+            gateway.keep_jobs(CeleryLine(config.redis))
         words = GATEWAY.format(name=name, url="{}", queue=where(config.redis), side=side)
         await serve(gateway, stop=stop, listening=lambda url: say(words.format(url)))
 

@@ -96,6 +96,18 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 8.0
 
+    jobs_dir: Annotated[
+        str, Meta(description="Folder of bulk jobs, see jobs.md; all gateways and jobs workers have the same; empty: no jobs")
+    ] = ""
+    jobs_max_items: Annotated[int, Meta(ge=1, description="Items in one bulk job; beyond it 413")] = 1_000_000
+    jobs_max_bytes: Annotated[int, Meta(ge=1, description="Bytes in one bulk job; beyond it 413")] = 8 << 30
+    jobs_chunk_items: Annotated[
+        int, Meta(ge=1, le=100_000, description="Items in a chunk of a bulk job: what is handed out, and finished, at once")
+    ] = 500
+    jobs_keep_s: Annotated[float, Meta(gt=0, description="How long a bulk job that has ended is kept, with its results")] = (
+        7 * 86400.0
+    )
+
     otlp_endpoint: Annotated[
         str, Meta(description="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
     ] = ""
@@ -109,6 +121,28 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"max_calls ({self.max_calls}) is below max_calls_per_request ({self.max_calls_per_request})")
         if self.max_bytes < self.max_body_bytes:
             raise ConfigError(f"max_bytes ({self.max_bytes}) is below max_body_bytes ({self.max_body_bytes})")
+
+
+class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
+    """Of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
+
+    redis: Annotated[str, Meta(description="URL of the Redis or Valkey server, as the gateways have it")] = ""
+    jobs_dir: Annotated[str, Meta(description="Folder of bulk jobs, as the gateways have it")] = ""
+    jobs_gateway: Annotated[str, Meta(description="URL of the gateway, or of what stands before several")] = (
+        "http://127.0.0.1:8080"
+    )
+    jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that are run at the same time")] = 2
+    jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are on their way at once")] = 32
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("redis", "jobs_dir") if not getattr(self, name)]
+        if missing:
+            options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+            raise ConfigError(
+                f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), as its gateways have"
+            )
+        if not self.jobs_gateway.startswith(("http://", "https://")):
+            raise ConfigError(f"jobs_gateway is an address such as http://gateway:8080, not {self.jobs_gateway!r}")
 
 
 C = TypeVar("C", bound=Struct)

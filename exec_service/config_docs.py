@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo
 
-from exec_service.config import GatewayConfig, default_of, settings
+from exec_service.config import GatewayConfig, JobsWorkerConfig, default_of, settings
 
 HEAD = """# Configuration
 
@@ -32,7 +32,7 @@ def page() -> str:
     from worker.config import WorkerConfig  # a tool of this repository: a gateway does not know workers
 
     parts = [HEAD]
-    for title, config in (("Gateway", GatewayConfig), ("Worker", WorkerConfig)):
+    for title, config in (("Gateway", GatewayConfig), ("Worker", WorkerConfig), ("Jobs worker", JobsWorkerConfig)):
         parts.append(f"## {title}\n\n`{config.__module__}.{config.__name__}`\n")
         parts.append("\n".join(_table(config)) + "\n")
     return "\n".join(parts)

@@ -20,7 +20,9 @@ import msgspec
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exec_service.keys import Keys
+from exec_service.accounts import Account
+from exec_service.jobs import TICKET_PREFIX, JobStore
+from exec_service.keys import Keys, secret_of
 from exec_service.metrics import Metrics
 from exec_service.problem_answers import send_refusal
 from exec_service.refusals import Refusal
@@ -31,6 +33,7 @@ log = logging.getLogger("exec_service.requests")
 
 OPEN_ROUTES = PAGE_ROUTES | {"/healthz", "/readyz", "/docs", "/openapi.json"}  # these tell nothing that is worth a key
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # asked all the time; logged only when they fail
+TICKET_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # what whoever runs a bulk job needs
 CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -73,12 +76,17 @@ class RequestFacts(Struct):
 
 
 class Guard:
-    """`keyless`: paths that serve also those who send no key, where keys are asked for."""
+    """`keyless`: paths that serve also those who send no key, where keys are asked for. `jobs`: whose tickets count."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, keys: Keys | None = None, keyless: Collection[re.Pattern[str]] = ()
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        keys: Keys | None = None,
+        keyless: Collection[re.Pattern[str]] = (),
+        jobs: JobStore | None = None,
     ) -> None:
-        self._app, self._metrics, self._keys, self._keyless = app, metrics, keys, keyless
+        self._app, self._metrics, self._keys, self._keyless, self._jobs = app, metrics, keys, keyless, jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -126,7 +134,17 @@ class Guard:
             check_origin(headers, scope["method"])
         elif scope["path"] not in OPEN_ROUTES:
             facts: RequestFacts = scope["exec"]
-            facts.origin = msgspec.structs.replace(facts.origin, account=self._keys.account(authorization))
+            account = self._account(self._keys, authorization, scope["path"])
+            facts.origin = msgspec.structs.replace(facts.origin, account=account)
+
+    def _account(self, keys: Keys, authorization: str, path: str) -> Account:
+        """Of a key; or, where programs are run, of the tenant whose bulk job a ticket belongs to."""
+        if self._jobs is not None and path in TICKET_ROUTES and TICKET_PREFIX in authorization:
+            tenant = self._jobs.tenant_of(secret_of(authorization))
+            if tenant is None:
+                raise Refusal("unauthenticated", "no bulk job that runs has this ticket")
+            return keys.account_of(tenant)
+        return keys.account(authorization)
 
     def _is_keyless(self, path: str) -> bool:
         path = _SLASHES.sub("/", path)  # some of those clients write //run, see `exec_service.doors`

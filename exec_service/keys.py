@@ -76,6 +76,12 @@ class Keys:
             raise Refusal("unauthenticated", "this key is not known here; it may have been removed")
         return self._account(tenant)
 
+    def account_of(self, tenant: str) -> Account:
+        """For those who call in a tenant's name, as long as the tenant has a key."""
+        if tenant not in self._tenants.values():
+            raise Refusal("unauthenticated", "the tenant of this job has no key any more")
+        return self._account(tenant)
+
     def weight(self, tenant: str) -> float:
         """Its share when several tenants wait."""
         return self._content.allowance(tenant).weight

@@ -35,7 +35,7 @@ ROUTES = (
     *("/ping", "/status", "/run", "/judge", "/run/batch", "/run/long-batch", "/judge/batch", "/judge/long-batch"),
     *("/v1/ping", "/run_code", "/run_jupyter", "/submit", "/execute", "/sessions", "/health"),
     *("/api/v2/execute", "/api/v2/runtimes"),
-    *("/v1/stats", *PAGE_ROUTES),
+    *("/v1/stats", "/v1/jobs", *PAGE_ROUTES),
 )
 SESSION_PREFIX = "/v1/sessions/"
 SESSION_EVENTS = {

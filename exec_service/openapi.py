@@ -14,6 +14,7 @@ from exec_service.http_api import NDJSON, Health, Ready, Results
 from exec_service.responses import REF, answers, schema_of
 from exec_service.tools import Tools
 from exec_wire.info import Info
+from exec_wire.jobs import JobItem, JobList, JobRemoved, JobResult, JobStatus
 from exec_wire.judging import Judge, Judgement
 from exec_wire.messages import Batch, Call, Cancelled, Result
 from exec_wire.problems import Problem
@@ -40,6 +41,7 @@ _HOT_PROBLEMS = (
 _MESSAGES = (
     *(SessionSpec, SessionInfo, SessionList, Cell, Fork, Files, Tenant, Interrupted, Ended),
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
+    *(JobItem, JobResult, JobStatus, JobList, JobRemoved),
     *(Cancelled, Info, Health, Ready, Problem, Tools, Stats, RunStats),
 )
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from exec_service.app import Gateway, serve
+from exec_service.chunks import ChunkOptions
 from exec_service.config import GatewayConfig
+from exec_service.jobs_keeper import LocalLine
 from exec_service.worker_metrics import WorkerMetrics
 from exec_wire.memory_queue import MemoryQueue
 from worker.config import WorkerConfig
@@ -77,6 +79,8 @@ async def _work(
         async with Sessions(NAME, pool) as sessions, Consumer(NAME, pool, queue.worker(NAME), sessions) as consumer:
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
+            if gateway.jobs is not None:
+                gateway.keep_jobs(LocalLine(gateway.jobs.store, ChunkOptions(url)))
             gateway.metrics.registry.register(WorkerMetrics(pool, consumer))
             _greet(pool, url, gateway)
             await asyncio.wait({serving})

@@ -21,7 +21,9 @@ from typing import Self
 
 ROOT = Path(__file__).parents[1]
 START_S, STOP_S = 90.0, 45.0
-_READY = re.compile(r"(?:is ready on (?P<url>http://\S+) \(|takes calls: .*\().*metrics: (?P<side>http://\S+)/metrics\)")
+_READY = re.compile(
+    r"(?:is ready on (?P<url>http://\S+) \(|takes calls: .*\().*metrics: (?P<side>http://\S+)/metrics\)|takes chunks: "
+)
 
 
 def environment(settings: Mapping[str, object]) -> dict[str, str]:
@@ -61,6 +63,10 @@ class Part:
         return cls(["worker", *arguments], environment({"redis": redis, **settings}))
 
     @classmethod
+    def jobs_worker(cls, redis: str, *arguments: str, **settings: object) -> Part:
+        return cls(["jobs-worker", *arguments], environment({"redis": redis, **settings}))
+
+    @classmethod
     def echo(cls, redis: str, slots: int = 64, **settings: object) -> Part:
         return cls.worker(redis, "--runtime", "echo", "--insecure", slots=slots, **settings)
 
@@ -92,7 +98,7 @@ class Part:
                 self.close()
                 raise PartFailed(f"it did not start:\n{words}")
             time.sleep(0.02)
-        self.url, self.side_url = ready["url"] or "", ready["side"]
+        self.url, self.side_url = ready["url"] or "", ready["side"] or ""
 
     def metrics(self) -> dict[str, float]:
         with urllib.request.urlopen(f"{self.side_url}/metrics", timeout=10) as page:

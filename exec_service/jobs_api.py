@@ -1,0 +1,370 @@
+"""Bulk jobs over HTTP: submit as a stream of lines, look, pause, go on, cancel, fetch the results as a stream of lines.
+
+A job belongs to the tenant whose key submitted it; for everybody else it is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive
+
+from exec_service.accounts import Account
+from exec_service.config import GatewayConfig
+from exec_service.dispatch import Dispatch
+from exec_service.guard import RequestFacts
+from exec_service.http_api import NDJSON, account_of, header
+from exec_service.jobs import Draft, JobMeta, JobStore, NoSuchJob
+from exec_service.jobs_keeper import Keeper, progress_of
+from exec_service.judging_api import permit_judge, permit_verify
+from exec_service.refusals import Draining, Refusal
+from exec_service.responses import answers, query_parameters, schema_of
+from exec_service.validate import Validator, decode, read_query
+from exec_wire.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
+from exec_wire.messages import Label, encode_json
+
+LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # none that a foreign site's form can send
+CHUNK_BYTES = 16 << 20  # a chunk of large items has fewer of them: whoever runs it holds all of it
+READ_BYTES = 1 << 20
+FOLLOW_S = 0.5
+KEEP_ALIVE_S = 15.0  # an empty line, so that nobody on the way takes a long chunk for a dead connection
+
+
+class SubmitQuery(Struct, frozen=True, kw_only=True):
+    name: Label = ""
+
+
+class ResultsQuery(Struct, frozen=True, kw_only=True):
+    """`follow`: until the job has ended, each chunk as it is finished; else what is there now, in the order of the input."""
+
+    follow: bool = False
+
+
+class _Item(Struct):
+    """A line as it comes; its parts are read by those who know them."""
+
+    call: msgspec.Raw = msgspec.Raw()
+    judge: msgspec.Raw = msgspec.Raw()
+    verify: msgspec.Raw = msgspec.Raw()
+
+
+_decode_item = msgspec.json.Decoder(_Item).decode
+
+
+class JobDesk:
+    """What the routes need of the folder; `keeper` is there once chunks can be run."""
+
+    def __init__(self, store: JobStore) -> None:
+        self.store = store
+        self.keeper: Keeper | None = None
+        self._outcomes: dict[str, tuple[set[int], Counter[str]]] = {}  # of chunks that were counted; these never change
+
+    def own(self, job: str, account: Account | None) -> JobMeta:
+        try:
+            meta = self.store.meta(job)
+        except NoSuchJob:
+            meta = None
+        if meta is None or (account is not None and meta.tenant != account.tenant):
+            raise Refusal("no_such_job", "there is no such job here; GET /v1/jobs lists yours")
+        return meta
+
+    def status(self, meta: JobMeta) -> JobStatus:
+        store, job = self.store, meta.id
+        done = store.chunks_done(job)
+        progress = progress_of(store, meta, done, store.running(job))
+        state = store.state(meta, len(done))
+        per_s = self.keeper.per_s(job) if self.keeper is not None and state == "running" else None
+        return JobStatus(
+            id=job,
+            state=state,
+            items=meta.items,
+            done=progress.done,
+            chunks=len(meta.chunks),
+            chunks_done=progress.chunks_done,
+            created=meta.created,
+            items_per_s=round(per_s, 2) if per_s else None,
+            eta_s=round((meta.items - progress.done) / per_s, 1) if per_s else None,
+            outcomes=self._count(job, done),
+            trouble=store.trouble(job) if state not in ENDED else "",
+            name=meta.name,
+        )
+
+    def _count(self, job: str, done: set[int]) -> dict[str, int]:
+        counted, outcomes = self._outcomes.setdefault(job, (set(), Counter()))
+        for chunk in done - counted:
+            outcomes.update(self.store.tally(job, chunk))
+            counted.add(chunk)
+        return dict(outcomes)
+
+    def all(self, account: Account | None) -> JobList:
+        found = []
+        for job in reversed(self.store.ids()):
+            try:
+                meta = self.store.meta(job)
+            except NoSuchJob:  # removed meanwhile
+                continue
+            if account is None or meta.tenant == account.tenant:
+                found.append(self.status(meta))
+        return JobList(found)
+
+    def change(self, meta: JobMeta, state: JobState) -> JobStatus:
+        if (now := self.store.state(meta)) in ENDED:
+            raise Refusal("job_ended", f"the job is {now}")
+        self.store.set_state(meta.id, state)
+        if state == "cancelled":
+            self.store.retire(meta.id)
+        return self.status(meta)
+
+    def remove(self, meta: JobMeta) -> JobRemoved:
+        if self.store.state(meta) not in ENDED:
+            raise Refusal("job_running", f"cancel it first: POST /v1/jobs/{meta.id}/cancel")
+        self.store.remove(meta.id)
+        self._outcomes.pop(meta.id, None)
+        return JobRemoved(meta.id)
+
+
+class Intake:
+    """One job on its way in."""
+
+    def __init__(self, config: GatewayConfig, validator: Validator, facts: RequestFacts, draft: Draft) -> None:
+        self._config, self._validator, self._facts, self._draft = config, validator, facts, draft
+        self._lines: list[bytes] = []
+        self._bytes = 0  # of `_lines`
+        self._items = 0
+
+    async def take(self, pieces: AsyncIterator[bytes]) -> JobMeta:
+        rest = bytearray()
+        async for piece in pieces:
+            self._facts.body_bytes += len(piece)
+            if self._facts.body_bytes > self._config.jobs_max_bytes:
+                raise Refusal("body_too_large", f"more than {self._config.jobs_max_bytes} bytes in one job")
+            *whole, tail = piece.split(b"\n")
+            for line in whole:
+                await self._add(bytes(rest) + line)
+                rest.clear()
+            rest += tail
+            self._check_size(len(rest))
+        await self._add(bytes(rest))
+        await self._flush()
+        if not self._items:
+            raise Refusal("bad_json", 'the body has no items; an item is a line such as {"call": {"code": "print(1)"}}')
+        self._facts.calls = self._items
+        return await asyncio.to_thread(self._draft.finish)
+
+    async def _add(self, line: bytes) -> None:
+        line = line.strip()
+        if not line:
+            return
+        self._check_size(len(line))
+        if self._items == self._config.jobs_max_items:
+            raise Refusal("too_many_calls", f"more than {self._items} items in one job")
+        try:
+            self._check(line)
+        except Refusal as refusal:
+            raise self._wrong(refusal) from None
+        self._items += 1
+        self._lines.append(line)
+        self._bytes += len(line)
+        if len(self._lines) == self._config.jobs_chunk_items or self._bytes >= CHUNK_BYTES:
+            await self._flush()
+
+    def _check_size(self, bytes_: int) -> None:
+        if bytes_ > self._config.max_body_bytes:
+            raise self._wrong(Refusal("body_too_large", f"an item has more than {self._config.max_body_bytes} bytes"))
+
+    async def _flush(self) -> None:
+        if self._lines:
+            await asyncio.to_thread(self._draft.add_chunk, self._lines)
+            self._lines, self._bytes = [], 0
+
+    def _check(self, line: bytes) -> None:
+        """As the gateway will, when the item's turn comes; better said now."""
+        item = decode(_decode_item, line)
+        given = [name for name in item.__struct_fields__ if bytes(getattr(item, name))]
+        if len(given) != 1:
+            raise Refusal("bad_field", "an item has exactly one of call, judge and verify", field="$")
+        [kind] = given
+        try:
+            self._check_part(kind, bytes(getattr(item, kind)))
+        except Refusal as refusal:
+            refusal.field = f"$.{kind}{refusal.field.removeprefix('$')}"
+            raise
+
+    def _check_part(self, kind: str, part: bytes) -> None:
+        account = self._facts.origin.account
+        if kind == "call":
+            call = self._validator.read_call(part)
+            if account is not None:
+                account.permit(call, 0)
+        elif kind == "judge":
+            judge = self._validator.read_judge(part)
+            if account is not None:
+                permit_judge(judge, account)
+        else:
+            permit_verify([self._validator.read_verify(part)], self._facts, "$")
+
+    def _wrong(self, refusal: Refusal) -> Refusal:
+        """The refusal with the item's place in the input."""
+        where = f"line {self._items + 1} (without empty lines): {refusal.detail}"
+        return Refusal(refusal.code, where, field=f"$[{self._items}]{refusal.field.removeprefix('$')}")
+
+
+async def pieces_of(receive: Receive, stall_s: float) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            async with asyncio.timeout(stall_s):
+                message = await receive()
+        except TimeoutError:
+            raise Refusal("bad_json", f"nothing came for {stall_s:g} s, and the body was not at its end") from None
+        if message["type"] == "http.disconnect":
+            raise ConnectionAbortedError
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+async def read_results(desk: JobDesk, meta: JobMeta, *, follow: bool) -> AsyncIterator[bytes]:
+    sent: set[int] = set()
+    silent_s = 0.0
+    while True:
+        state = await asyncio.to_thread(desk.store.state, meta)
+        live = follow and state not in ENDED
+        done = await asyncio.to_thread(desk.store.chunks_done, meta.id)
+        # What is left of a chunk is sent only if the stream ends with it: the chunk may still be finished.
+        wanted = done if live else set(range(1, len(meta.chunks) + 1))
+        for chunk in sorted(wanted - sent):
+            path = await asyncio.to_thread(desk.store.result_file, meta.id, chunk)
+            if path is None:
+                continue
+            sent.add(chunk)
+            silent_s = 0.0
+            async for piece in read_file(path):
+                yield piece
+        if not live:
+            return
+        await asyncio.sleep(FOLLOW_S)
+        silent_s += FOLLOW_S
+        if silent_s >= KEEP_ALIVE_S:
+            silent_s = 0.0
+            yield b"\n"
+
+
+async def read_file(path: Path) -> AsyncIterator[bytes]:
+    try:
+        file = await asyncio.to_thread(path.open, "rb")
+    except FileNotFoundError:  # the job was removed, or the chunk finished after it was left
+        return
+    with file:
+        while piece := await asyncio.to_thread(file.read, READ_BYTES):
+            yield piece
+
+
+def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: JobDesk | None) -> APIRouter:
+    router = APIRouter()
+    known = ("unauthenticated", "no_such_job", "jobs_off")
+
+    def there() -> JobDesk:
+        if desk is None:
+            raise Refusal("jobs_off", "start the service with --jobs-dir DIR (EXEC_JOBS_DIR) to have bulk jobs")
+        return desk
+
+    @router.post(
+        "/v1/jobs",
+        status_code=201,
+        summary="Submit a bulk job: a call, judge or verify item per line",
+        responses=_created(
+            *known, "bad_json", "bad_field", "too_many_calls", "body_too_large", "wrong_content_type", "draining"
+        ),
+        openapi_extra={
+            "parameters": query_parameters(SubmitQuery),
+            "requestBody": {"required": True, "content": {NDJSON: {"schema": schema_of(JobItem)}}},
+        },
+    )
+    async def submit(request: Request) -> Response:
+        facts: RequestFacts = request.scope["exec"]
+        desk, query = there(), read_query(request.scope["query_string"], SubmitQuery)
+        check_line_type(request)
+        if dispatch.draining:
+            raise Draining
+        tenant = facts.origin.account.tenant if facts.origin.account is not None else ""
+        draft = await asyncio.to_thread(desk.store.draft, tenant, query.name)
+        with draft:
+            try:
+                meta = await Intake(config, validator, facts, draft).take(pieces_of(request.receive, config.write_stall_s))
+            except ConnectionAbortedError:
+                facts.client_gone = True
+                return Response(status_code=400)  # nobody reads it
+        return _json(await asyncio.to_thread(desk.status, meta), 201)
+
+    @router.get("/v1/jobs", summary="The tenant's bulk jobs, the newest first", responses=answers(JobList, *known))
+    async def jobs(request: Request) -> Response:
+        return _json(await asyncio.to_thread(there().all, account_of(request)))
+
+    @router.get("/v1/jobs/{job}", summary="How far a bulk job is", responses=answers(JobStatus, *known))
+    async def status(request: Request, job: str) -> Response:
+        return _json(await asyncio.to_thread(lambda: there().status(there().own(job, account_of(request)))))
+
+    @router.get(
+        "/v1/jobs/{job}/results",
+        summary="The results of a bulk job that are there, or with follow each as it comes; a JobResult per line",
+        responses=answers(JobStatus, *known, "bad_query") | {200: {"description": f"{NDJSON}: a JobResult per line"}},
+        openapi_extra={"parameters": query_parameters(ResultsQuery)},
+    )
+    async def results(request: Request, job: str) -> Response:
+        query = read_query(request.scope["query_string"], ResultsQuery)
+        meta = await asyncio.to_thread(there().own, job, account_of(request))
+        lines = read_results(there(), meta, follow=query.follow)
+        return StreamingResponse(lines, media_type=NDJSON, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def change(request: Request, job: str, state: JobState) -> Response:
+        meta = await asyncio.to_thread(there().own, job, account_of(request))
+        return _json(await asyncio.to_thread(there().change, meta, state))
+
+    ended = answers(JobStatus, *known, "job_ended")
+
+    @router.post("/v1/jobs/{job}/pause", summary="Begin no more items of a bulk job", responses=ended)
+    async def pause(request: Request, job: str) -> Response:
+        return await change(request, job, "paused")
+
+    @router.post("/v1/jobs/{job}/resume", summary="Go on with a bulk job", responses=ended)
+    async def resume(request: Request, job: str) -> Response:
+        return await change(request, job, "running")
+
+    @router.post("/v1/jobs/{job}/cancel", summary="End a bulk job; what is done can be fetched", responses=ended)
+    async def cancel(request: Request, job: str) -> Response:
+        return await change(request, job, "cancelled")
+
+    @router.delete(
+        "/v1/jobs/{job}",
+        summary="Remove a bulk job that has ended, with its results",
+        responses=answers(JobRemoved, *known, "job_running"),
+    )
+    async def remove(request: Request, job: str) -> Response:
+        return _json(await asyncio.to_thread(lambda: there().remove(there().own(job, account_of(request)))))
+
+    return router
+
+
+def check_line_type(request: Request) -> None:
+    media_type = header(request.scope, b"content-type").split(";")[0].strip().lower()
+    if media_type not in LINE_TYPES:
+        raise Refusal("wrong_content_type", f"the body of a job must be {NDJSON}, not {media_type[:80] or 'unnamed'!r}")
+    if header(request.scope, b"content-encoding").strip().lower() not in ("", "identity"):
+        raise Refusal("wrong_content_type", "the body must not be compressed")
+
+
+def _created(*codes: str) -> dict[int | str, dict[str, Any]]:
+    described = answers(JobStatus, *codes)
+    return {201: described.pop(200)} | described
+
+
+def _json(message: Struct, status: int = 200) -> Response:
+    return Response(encode_json(message), status, media_type="application/json")

@@ -1,0 +1,111 @@
+"""Chunks of bulk jobs by way of Celery: a task is (job, chunk); everything else is in the folder of jobs.
+
+Celery only says who runs which chunk next. It is not between a gateway and its sandboxes: a chunk's items go through a gateway
+as everybody's calls do. A task is acknowledged when its chunk is done or left; one that died with its worker is not waited
+for, the gateways hand the chunk out again (`exec_service.jobs_keeper`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+
+from exec_service.chunks import ChunkOptions, run_chunk
+from exec_service.config import JobsWorkerConfig
+from exec_service.jobs import JobStore
+from exec_service.up import say
+from exec_wire.redis_link import where
+
+QUEUE = "chunks"
+TASK = "exec_service.run_chunk"
+LINE = 16  # chunks that wait in Redis, of all jobs and all gateways
+CONNECT_S, ANSWER_S = 3.0, 5.0
+REDELIVER_S = 3600  # Celery's own way to find lost tasks; ours is faster, and a chunk that is done is not run again
+READY = "exec-service: jobs worker takes chunks: {chunks} at once (queue: {queue}, gateway: {gateway}, folder: {folder})"
+
+
+def make_app(redis: str) -> Celery:
+    app = Celery("exec_service", broker=broker_url(redis), set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_default_queue=QUEUE,
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_send_task_events=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "global_keyprefix": "x:celery:",
+            "visibility_timeout": REDELIVER_S,
+            "socket_connect_timeout": CONNECT_S,
+            "socket_keepalive": True,
+        },
+    )
+    return app
+
+
+def broker_url(redis: str) -> str:
+    return redis.replace("unix://", "redis+socket://", 1) if redis.startswith("unix://") else redis
+
+
+class CeleryLine:
+    """The gateway's end."""
+
+    def __init__(self, redis: str) -> None:
+        self._app = make_app(redis)
+
+    async def room(self) -> int:
+        async with asyncio.timeout(ANSWER_S):
+            return LINE - await asyncio.to_thread(self._length)
+
+    def _length(self) -> int:
+        with self._app.connection_or_acquire() as connection:
+            length: int = connection.default_channel.client.llen(QUEUE)
+            return length
+
+    async def put(self, job: str, chunk: int) -> None:
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.to_thread(self._app.send_task, TASK, (job, chunk), queue=QUEUE, retry=False)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._app.close)
+
+
+def work(config: JobsWorkerConfig) -> int:
+    """Run chunks until a signal comes; then leave those that run, with what they have. Gives the exit code."""
+    app, stopping = make_app(config.redis), threading.Event()
+    store, options = JobStore(Path(config.jobs_dir)), ChunkOptions(config.jobs_gateway, config.jobs_at_once)
+
+    @app.task(name=TASK)  # type: ignore[untyped-decorator]
+    def chunk(job: str, number: int) -> None:
+        run_chunk(store, job, number, options, stopping)
+
+    def on_ready(**_: Any) -> None:
+        queue, gateway = where(config.redis), config.jobs_gateway
+        say(READY.format(chunks=config.jobs_chunks, queue=queue, gateway=gateway, folder=store.folder))
+
+    def on_stop(**_: Any) -> None:
+        stopping.set()
+
+    signals.worker_ready.connect(on_ready, weak=False)
+    signals.worker_shutting_down.connect(on_stop, weak=False)
+    worker = app.Worker(
+        pool_cls="threads",
+        concurrency=config.jobs_chunks,
+        queues=[QUEUE],
+        quiet=True,
+        loglevel="WARNING",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

@@ -1,0 +1,213 @@
+"""Keeps bulk jobs going: hands the chunks that nobody works on to whoever runs chunks, a few at a time, the jobs in turn.
+
+Every gateway has one; they need not know of each other, because a chunk that is handed out twice counts once, and the line in
+front of those who run chunks is kept short by all of them together. What was handed out and lost, with a Celery worker or with
+Redis, is handed out again: nobody's beat is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, zip_longest
+from typing import NoReturn, Protocol
+
+from msgspec import Struct
+
+from exec_service.chunks import ChunkOptions, run_chunk
+from exec_service.jobs import Beat, JobMeta, JobStore, NoSuchJob
+from exec_wire.jobs import ENDED
+
+log = logging.getLogger("exec_service.jobs")
+
+LOOK_S = 0.5
+STALE_S = 10.0  # a chunk whose beat does not change for so long has nobody who works on it
+SENT_S = 10.0  # a chunk that was handed out and has no beat by then is handed out again
+PACE_S = 60.0
+
+ChunkName = tuple[str, int]  # job, chunk
+
+
+class ChunkLine(Protocol):
+    """Where chunks wait for somebody who runs them."""
+
+    async def room(self) -> int:
+        """How many more it should hold."""
+        ...
+
+    async def put(self, job: str, chunk: int) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class LocalLine:
+    """Chunks are run here, in a thread: for a service on one machine, without Redis and Celery."""
+
+    def __init__(self, store: JobStore, options: ChunkOptions, at_once: int = 1) -> None:
+        self._store, self._options, self._at_once = store, options, at_once
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="chunk")
+        self._running: set[asyncio.Future[bool]] = set()
+        self._stopping = threading.Event()
+
+    async def room(self) -> int:
+        return self._at_once - len(self._running)
+
+    async def put(self, job: str, chunk: int) -> None:
+        loop = asyncio.get_running_loop()
+        run = loop.run_in_executor(self._threads, run_chunk, self._store, job, chunk, self._options, self._stopping)
+        self._running.add(run)
+        run.add_done_callback(self._ended)
+
+    def _ended(self, run: asyncio.Future[bool]) -> None:
+        self._running.discard(run)
+        if not run.cancelled() and (error := run.exception()) is not None:
+            log.error("a chunk failed; it will be tried again", exc_info=error)
+
+    async def close(self) -> None:
+        self._stopping.set()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._threads.shutdown()
+
+
+class Progress(Struct, frozen=True):
+    """How far a job is."""
+
+    chunks_done: int
+    done: int  # items
+
+
+class Pace:
+    """Items per second of the last minute, as far as somebody looked."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, done: int) -> None:
+        now = time.monotonic()
+        if self._seen and done < self._seen[-1][1]:  # a chunk was lost and begins anew
+            self._seen.clear()
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[1][0] < now - PACE_S:
+            self._seen.popleft()
+
+    def per_s(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (began, first), (now, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (now - began) if last > first and now > began else None
+
+
+def progress_of(store: JobStore, meta: JobMeta, done: set[int], beats: dict[int, Beat]) -> Progress:
+    going = {chunk: beat.done for chunk, beat in beats.items()}
+    unfinished = {chunk: items for chunk, items in (store.left(meta.id) | going).items() if chunk not in done}
+    return Progress(len(done), sum(meta.chunks[chunk - 1] for chunk in done) + sum(unfinished.values()))
+
+
+class Keeper:
+    def __init__(self, store: JobStore, line: ChunkLine, keep_s: float) -> None:
+        self._store, self._line, self._keep_s = store, line, keep_s
+        self._metas: dict[str, JobMeta] = {}
+        self._ended: set[str] = set()
+        self._paces: dict[str, Pace] = {}
+        self._beats: dict[ChunkName, tuple[Beat, float]] = {}  # as seen, and since when it has not changed
+        self._sent: dict[ChunkName, float] = {}
+
+    def per_s(self, job: str) -> float | None:
+        pace = self._paces.get(job)
+        return pace.per_s() if pace is not None else None
+
+    async def keep_forever(self) -> NoReturn:
+        while True:
+            try:
+                await self._look()
+            except Exception as error:  # the outermost catch: a folder or a broker that is away comes back
+                log.warning(
+                    "bulk jobs cannot be looked after; trying again", extra={"reason": f"{type(error).__name__}: {error}"}
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def _look(self) -> None:
+        waiting = await asyncio.to_thread(self._waiting)
+        room = await self._line.room() if waiting else 0
+        for job, chunk in _in_turn(waiting):
+            if room <= 0:
+                break
+            await self._line.put(job, chunk)
+            self._sent[job, chunk] = time.monotonic()
+            room -= 1
+
+    def _waiting(self) -> list[Iterator[ChunkName]]:
+        """For each job that is to run, the chunks that nobody works on."""
+        ids = self._store.ids()
+        for job in self._metas.keys() - set(ids):
+            self._forget(job)
+        found = []
+        for job in ids:
+            try:
+                chunks = self._examine(job)
+            except NoSuchJob:  # removed meanwhile
+                continue
+            if chunks is not None:
+                found.append(chunks)
+        return found
+
+    def _examine(self, job: str) -> Iterator[ChunkName] | None:
+        if job in self._ended:
+            if self._store.idle_s(job) > self._keep_s:
+                self._store.remove(job)
+            return None
+        meta = self._metas.get(job) or self._metas.setdefault(job, self._store.meta(job))
+        done, beats = self._store.chunks_done(job), self._store.running(job)
+        state = self._store.state(meta, len(done))
+        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, beats).done)
+        if state in ENDED:
+            self._store.retire(job)
+            self._ended.add(job)
+        if state != "running":
+            self._paces.pop(job)
+            return None
+        busy = {chunk for chunk, beat in beats.items() if self._is_alive(job, chunk, beat)}
+        return self._free(meta, done | busy)
+
+    def _free(self, meta: JobMeta, taken: set[int]) -> Iterator[ChunkName]:
+        now = time.monotonic()
+        for chunk in range(1, len(meta.chunks) + 1):
+            name = (meta.id, chunk)
+            if chunk in taken:
+                self._sent.pop(name, None)
+            elif now - self._sent.get(name, -SENT_S) >= SENT_S:
+                yield name
+
+    def _is_alive(self, job: str, chunk: int, beat: Beat) -> bool:
+        now = time.monotonic()
+        seen, since = self._beats.get((job, chunk), (None, now))
+        if seen != beat:
+            self._beats[job, chunk] = beat, now
+            return True
+        if now - since < STALE_S:
+            return True
+        log.warning("a chunk made no progress; it is handed out again", extra={"job": job, "chunk": chunk})
+        self._store.end(job, chunk)
+        del self._beats[job, chunk]
+        return False
+
+    def _forget(self, job: str) -> None:
+        del self._metas[job]
+        self._ended.discard(job)
+        self._paces.pop(job, None)
+        for known in (self._beats, self._sent):
+            for name in [name for name in known if name[0] == job]:
+                del known[name]
+
+
+def _in_turn(jobs: list[Iterator[ChunkName]]) -> Iterator[ChunkName]:
+    """One chunk of each job, then the next of each."""
+    return (name for name in chain.from_iterable(zip_longest(*jobs)) if name is not None)

@@ -1,0 +1,276 @@
+"""Bulk jobs as a caller meets them, on one machine: chunks are run beside the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from gateway_harness import problem, running, until
+from jobs_harness import LINES, Jobs, body, calls, jobs_running
+
+from exec_service import jobs_keeper
+from exec_service.jobs import Beat, JobStore
+from exec_service.keys import add_key, read_keys, remove_key
+from exec_wire.jobs import JobResult
+from exec_wire.messages import verdict
+
+
+@pytest.fixture
+async def jobs(tmp_path: Path) -> AsyncIterator[Jobs]:
+    async with jobs_running(tmp_path, jobs_chunk_items=10) as jobs:
+        yield jobs
+
+
+async def test_every_item_has_one_result_in_the_order_of_the_input(jobs: Jobs) -> None:
+    submitted = await jobs.submit(calls(*(f"say {number}" for number in range(95))), name="first")
+    assert (submitted.items, submitted.chunks, submitted.state, submitted.name) == (95, 10, "running", "first")
+    ended = await jobs.until(submitted.id, "done")
+    assert (ended.done, ended.chunks_done, ended.outcomes, ended.trouble) == (95, 10, {"ok": 95}, "")
+    results = await jobs.results(submitted.id)
+    assert [(result.item, result.call and result.call.stdout) for result in results] == [(n, str(n)) for n in range(95)]
+    assert {call.priority for call in jobs.service.worker.calls} == {"bulk"}
+
+
+async def test_calls_judgements_and_verifications_may_be_mixed(jobs: Jobs) -> None:
+    judge = {"judge": {"code": "echo", "tests": [{"stdin": "1", "expected": "1"}, {"stdin": "2", "expected": "3"}]}}
+    verify = {"verify": {"answer": "7", "truth": "7", "kind": "numeric"}}
+    job = await jobs.submit([*calls("fail"), judge, verify])
+    assert (await jobs.until(job.id, "done")).outcomes == {"error": 1, "WA": 1, "equal": 1}
+    call, judged, verified = await jobs.results(job.id)
+    assert call.call is not None and call.call.blame == "model"
+    assert judged.judge is not None and judged.judge.score == 0.5
+    assert verified.verify is not None and verified.verify.equal is True
+
+
+async def test_only_failures_of_the_service_are_tried_again(jobs: Jobs) -> None:
+    job = await jobs.submit([{"call": {"code": "flaky 2", "stdin": "x"}}, *calls("fail", "end timeout")])
+    await jobs.until(job.id, "done")
+    flaky, failed, late = await jobs.results(job.id)
+    assert flaky.call is not None and (flaky.call.status, flaky.call.stdout) == ("ok", "x")
+    assert failed.call is not None and late.call is not None
+    assert (failed.call.status, late.call.status) == ("error", "timeout")
+    assert sorted(jobs.service.worker.codes) == ["end timeout", "fail", "flaky 2", "flaky 2", "flaky 2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "field", "words"),
+    [
+        ('{"call": {"code": 7}}', "bad_field", "$[2].call.code", "line 3"),
+        ('{"call": {"code": "", "language": "cobol"}}', "unknown_language", "$[2].call.language", "cobol"),
+        ('{"judge": {"code": "", "tests": []}}', "bad_field", "$[2].judge.tests", "line 3"),
+        ('{"verify": {"answer": "1"}}', "bad_field", "$[2].verify.truth", "line 3"),
+        ('{"call": {"code": ""}, "verify": {"answer": "1", "truth": "1"}}', "bad_field", "$[2]", "exactly one"),
+        ('{"code": "print(1)"}', "bad_field", "$[2]", "exactly one"),
+        ("print(1)", "bad_json", "$[2]", "line 3"),
+    ],
+)
+async def test_a_wrong_line_is_named_and_nothing_is_kept(jobs: Jobs, line: str, code: str, field: str, words: str) -> None:
+    response = await jobs.post(body(calls("say 1", "say 2")) + line.encode() + b"\n" + body(calls("say 3")))
+    said = problem(response, 400 if code == "bad_json" else 422, code)
+    assert (said["field"], words in said["detail"]) == (field, True), said
+    assert (await jobs.ask("GET", "")).json() == {"jobs": []}
+    assert list(jobs.store.folder.iterdir()) == []
+
+
+async def test_sizes_types_and_emptiness_are_refused(tmp_path: Path) -> None:
+    async with jobs_running(tmp_path, run=False, jobs_max_items=3, jobs_max_bytes=5000, max_body_bytes=2000) as jobs:
+        problem(await jobs.post(b"\n \n"), 400, "bad_json")
+        problem(await jobs.post(body(calls(*"1234"))), 413, "too_many_calls")
+        problem(await jobs.post(body(calls("x" * 2500))), 413, "body_too_large")
+        problem(await jobs.post(body(calls(*["x" * 1800] * 3))), 413, "body_too_large")
+        problem(await jobs.service.client.post("/v1/jobs", json={}), 415, "wrong_content_type")
+        assert (await jobs.ask("GET", "")).json() == {"jobs": []}
+
+
+async def test_a_body_that_comes_in_odd_pieces_is_read_as_its_lines(jobs: Jobs) -> None:
+    content = body(calls("say ä", "say \u2028", "say 3")).replace(b"\n", b"\r\n").rstrip()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(content), 7):
+            yield content[at : at + 7]
+
+    response = await jobs.post(pieces())
+    assert response.status_code == 201, response.text
+    job = response.json()["id"]
+    await jobs.until(job, "done")
+    assert [result.call and result.call.stdout for result in await jobs.results(job)] == ["ä", "\u2028", "3"]
+
+
+async def test_without_a_folder_the_caller_is_told_what_is_missing() -> None:
+    async with running() as service:
+        said = problem(await service.client.post("/v1/jobs", content=b"{}", headers=LINES), 501, "jobs_off")
+        assert "--jobs-dir" in said["detail"]
+
+
+@pytest.mark.parametrize("job", ["20260101000000-0123456789ab", "nonsense", "..%2f..%2fetc", ".new-x"])
+async def test_an_unknown_job_is_not_found(jobs: Jobs, job: str) -> None:
+    for verb, path in (("GET", ""), ("GET", "/results"), ("POST", "/pause"), ("POST", "/cancel"), ("DELETE", "")):
+        assert (await jobs.ask(verb, f"/{job}{path}")).status_code == 404
+
+
+async def test_paused_job_begins_nothing_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with jobs_running(tmp_path, jobs_chunk_items=6, at_once=2) as jobs:
+        worker = jobs.service.worker
+        job = await jobs.submit(calls("say 0", "say 1", "hold", "hold", "say 4", "say 5", "say 6"))
+        await until(lambda: worker.codes.count("hold") == 2)
+        assert (await jobs.ask("POST", f"/{job.id}/pause")).json()["state"] == "paused"
+        await until(lambda: len(worker.cancelled) == 2 and not jobs.store.running(job.id))
+        paused = await jobs.status(job.id)
+        assert (paused.state, paused.done) == ("paused", 2)
+        assert [result.item for result in await jobs.results(job.id)] == [0, 1]
+        await asyncio.sleep(1.2)
+        assert len(worker.calls) == 4
+        worker.let_go.set()
+        assert (await jobs.ask("POST", f"/{job.id}/resume")).json()["state"] == "running"
+        await jobs.until(job.id, "done")
+        assert [result.item for result in await jobs.results(job.id)] == list(range(7))
+        assert worker.codes.count("say 0") == worker.codes.count("say 1") == 1
+
+
+async def test_cancelled_job_keeps_what_is_done_and_can_be_removed(jobs: Jobs) -> None:
+    job = await jobs.submit(calls(*["say x"] * 10, "say y", "hold"))
+    await until(lambda: "hold" in jobs.service.worker.codes)
+    problem(await jobs.ask("DELETE", f"/{job.id}"), 409, "job_running")
+    assert (await jobs.ask("POST", f"/{job.id}/cancel")).json()["state"] == "cancelled"
+    await until(lambda: len(jobs.service.worker.cancelled) == 1 and not jobs.store.running(job.id))
+    assert [result.item for result in await jobs.results(job.id)] == list(range(11))
+    problem(await jobs.ask("POST", f"/{job.id}/resume"), 409, "job_ended")
+    assert (await jobs.ask("DELETE", f"/{job.id}")).json() == {"removed": job.id}
+    problem(await jobs.ask("GET", f"/{job.id}"), 404, "no_such_job")
+
+
+async def test_results_can_be_followed_while_the_job_runs(jobs: Jobs) -> None:
+    job = await jobs.submit(calls(*["say x"] * 10, "hold"))
+    arrived: list[int] = []
+    async with jobs.service.client.stream("GET", f"/v1/jobs/{job.id}/results?follow=true") as response:
+        async for line in response.aiter_lines():
+            arrived.append(json.loads(line)["item"])
+            if len(arrived) == 10:
+                running = await jobs.status(job.id)
+                assert (running.state, running.chunks_done) == ("running", 1)
+                assert running.items_per_s is None or running.eta_s is not None
+                jobs.service.worker.let_go.set()
+    assert arrived == list(range(11))
+
+
+async def test_interactive_calls_pass_a_bulk_job(tmp_path: Path) -> None:
+    async with jobs_running(tmp_path, at_once=64) as jobs:
+        await jobs.submit(calls(*(f"say {number}" for number in range(2000))))
+        await until(lambda: bool(jobs.service.worker.calls))
+        began = time.monotonic()
+        for _ in range(10):
+            assert (await jobs.service.run("say now")).json()["stdout"] == "now"
+        assert time.monotonic() - began < 5
+
+
+# -- tenants --------------------------------------------------------------------------------------------------------------
+
+
+async def test_job_belongs_to_its_tenant_and_runs_as_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secrets = {tenant: add_key(keys, tenant, max_limits={"wall_s": 20})[0] for tenant in ("lab", "rival")}
+    async with jobs_running(tmp_path, keys=str(keys)) as open_jobs:
+        lab, rival = (Jobs(open_jobs.service, {"authorization": f"Bearer {secrets[name]}"}) for name in ("lab", "rival"))
+        problem(await open_jobs.post(body(calls("say 1"))), 401, "unauthenticated")
+        problem(await lab.post(body([{"call": {"code": "", "tenant": "rival"}}])), 403, "foreign_tenant")
+        said = problem(await lab.post(body([{"call": {"code": "", "limits": {"wall_s": 30}}}])), 403, "beyond_limits")
+        assert said["field"] == "$[0].call.limits.wall_s"
+        job = await lab.submit(calls("say 1", "say 2"))
+        for verb, path in (("GET", ""), ("GET", "/results"), ("POST", "/pause"), ("POST", "/cancel"), ("DELETE", "")):
+            problem(await rival.ask(verb, f"/{job.id}{path}"), 404, "no_such_job")
+        assert (await rival.ask("GET", "")).json() == {"jobs": []}
+        await lab.until(job.id, "done")
+        assert {call.tenant for call in open_jobs.service.worker.calls} == {"lab"}
+
+
+async def test_ticket_opens_only_what_runs_programs_and_only_while_its_job_runs(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secret, entry = add_key(keys, "lab")
+    add_key(keys, "rival")
+    async with jobs_running(tmp_path, keys=str(keys), run=False) as open_jobs:
+        lab = Jobs(open_jobs.service, {"authorization": f"Bearer {secret}"})
+        job = await lab.submit(calls("say 1"))
+        ticket = open_jobs.store.ticket(job.id)
+
+        async def batch(ticket: str) -> int:
+            headers = {"authorization": f"Bearer {ticket}"}
+            return (await open_jobs.service.client.post("/v1/batch", json={"calls": []}, headers=headers)).status_code
+
+        assert await batch(ticket) == 200
+        assert await batch(ticket[:-1] + "x") == await batch(f"exj_{job.id}.") == await batch("exj_../x.y") == 401
+        as_ticket = Jobs(open_jobs.service, {"authorization": f"Bearer {ticket}"})
+        for verb, path in (("GET", ""), ("GET", f"/{job.id}/results"), ("POST", f"/{job.id}/cancel")):
+            problem(await as_ticket.ask(verb, path), 401, "unauthenticated")
+        remove_key(keys, entry.id)
+        async with asyncio.timeout(5):
+            while await batch(ticket) != 401:  # noqa: ASYNC110 - the gateway decides
+                await asyncio.sleep(0.1)
+        assert [known.tenant for known in read_keys(keys).keys] == ["rival"]
+
+
+async def test_ticket_is_gone_when_the_job_has_ended(jobs: Jobs) -> None:
+    store = jobs.store
+    done, cancelled = await jobs.submit(calls("say 1")), await jobs.submit(calls("hold"))
+    assert store.ticket(done.id)
+    await jobs.ask("POST", f"/{cancelled.id}/cancel")
+    await jobs.until(done.id, "done")
+    await until(lambda: not store.ticket(done.id) and not store.ticket(cancelled.id))
+
+
+# -- what the folder promises ---------------------------------------------------------------------------------------------
+
+
+async def test_job_goes_on_with_the_next_gateway(tmp_path: Path) -> None:
+    async with jobs_running(tmp_path, jobs_chunk_items=2, at_once=1) as jobs:
+        job = await jobs.submit(calls("say 0", "say 1", "say 2", "hold"))
+        await until(lambda: "hold" in jobs.service.worker.codes)
+    async with jobs_running(tmp_path) as jobs:
+        jobs.service.worker.let_go.set()
+        await jobs.until(job.id, "done")
+        assert [result.item for result in await jobs.results(job.id)] == [0, 1, 2, 3]
+        assert jobs.service.worker.codes == ["hold"]
+
+
+async def test_chunk_whose_runner_is_silent_is_handed_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_keeper, "STALE_S", 0.8)
+    async with jobs_running(tmp_path, run=False) as jobs:
+        job = await jobs.submit(calls("say 1"))
+    assert JobStore(tmp_path / "jobs").begin(job.id, 1, Beat("died", 3, 0))
+    async with jobs_running(tmp_path) as jobs:
+        assert (await jobs.until(job.id, "done")).outcomes == {"ok": 1}
+
+
+def test_chunk_that_is_run_twice_counts_once(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    with store.draft("") as draft:
+        draft.add_chunk([b"{}", b"{}"])
+        meta = draft.finish()
+    first, second = ([JobResult(n, call=verdict("ok", stdout=who)) for n in (1, 0)] for who in ("first", "second"))
+    assert store.begin(meta.id, 1, Beat("a", 0, 0)) and not store.begin(meta.id, 1, Beat("b", 0, 0))
+    store.save(meta.id, 1, first)
+    store.save(meta.id, 1, second)
+    path = store.result_file(meta.id, 1)
+    assert path is not None
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["item"], line["call"]["stdout"]) for line in lines] == [(0, "first"), (1, "first")]
+    assert (store.tally(meta.id, 1), store.state(meta)) == ({"ok": 2}, "done")
+
+
+def test_half_a_job_is_never_seen(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    with store.draft("") as draft:
+        draft.add_chunk([b"{}"])
+        assert store.ids() == []
+    assert store.ids() == [] and list(tmp_path.iterdir()) == []
+
+
+async def test_ended_job_is_removed_when_its_time_is_over(tmp_path: Path) -> None:
+    async with jobs_running(tmp_path, jobs_keep_s=0.5) as jobs:
+        job = await jobs.submit(calls("say 1"))
+        async with asyncio.timeout(15):
+            while (await jobs.ask("GET", f"/{job.id}")).status_code != 404:  # noqa: ASYNC110 - the gateway decides
+                await asyncio.sleep(0.1)
