@@ -8,6 +8,7 @@
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
 # make proto    compile exec_wire/exec.proto anew (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
+# make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
 # make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
 # make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
@@ -66,6 +67,10 @@ proto: install-dev
 screenshots: install-dev
 	@sh deploy/test-tools.sh
 	@$(BIN)/python tests/web/screenshots.py $(URL)
+
+.PHONY: bulk
+bulk: install-dev
+	$(BIN)/pytest -s -q --slow tests/jobs/test_jobs_cluster.py $(ARGS)
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)
