@@ -19,7 +19,7 @@ from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.outbox import Policy
 from exec_client.sessions import AsyncSession, CellFields, SessionFields
-from exec_client.transport import Transport, TransportName, check_url, with_key
+from exec_client.transport import Transport, TransportName, addresses_of, check_url, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Tags, Test, Verification, Verify
 from exec_wire.sessions import SessionInfo
 
@@ -58,7 +58,8 @@ class Client:
         self._forked = False
         self._kind: TransportName | None = None
         if transport is None or isinstance(transport, str):
-            self._kind, _ = check_url(base_url, transport)
+            kinds = {check_url(address, transport)[0] for address in addresses_of(base_url)}
+            self._kind = "grpc" if "grpc" in kinds else "http"
         _watch_forks()
         _clients.add(self)
 

@@ -78,8 +78,22 @@ def check_url(base_url: str, kind: TransportName | None = None) -> tuple[Transpo
     raise ValueError(f"the service's address must start with {wanted}, got {base_url!r}")
 
 
+def addresses_of(base_url: str) -> list[str]:
+    """One service may have several addresses, with commas between them; none given is one, the usual."""
+    return [address.strip() for address in base_url.split(",")]
+
+
 def make_transport(base_url: str, headers: Mapping[str, str], kind: TransportName | None) -> Transport:
-    kind, url = check_url(base_url, kind)
+    transports = [_transport_to(address, headers, kind) for address in addresses_of(base_url)]
+    if len(transports) == 1:
+        return transports[0]
+    from exec_client.several import SeveralTransports  # which needs this module
+
+    return SeveralTransports(transports)
+
+
+def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName | None) -> Transport:
+    kind, url = check_url(address, kind)
     if kind == "http":
         return HttpTransport(url, headers=headers)
     try:

@@ -1,0 +1,76 @@
+"""One service behind several addresses: calls go on while one of them is away."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from exec_client import AsyncClient, Client, ConnectionFailed
+
+from .conftest import QUICK
+from .scripted_server import Cut, Exchange, ScriptedServer, refuse
+
+
+@pytest.fixture
+def other() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
+        yield server
+
+
+def nobody() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+async def test_requests_go_to_the_addresses_in_turn(server: ScriptedServer, other: ScriptedServer) -> None:
+    async with AsyncClient(f"{server.url}, {other.url}", policy=QUICK) as client:
+        for number in range(6):
+            assert (await client.run(f"{number}")).stdout == f"{number}"
+    assert [codes for exchange in server.requests for codes in exchange.codes] == ["0", "2", "4"]
+    assert [codes for exchange in other.requests for codes in exchange.codes] == ["1", "3", "5"]
+
+
+async def test_address_where_nobody_listens_costs_no_pause(server: ScriptedServer) -> None:
+    async with AsyncClient(f"{nobody()},{server.url}") as client:  # whose pauses are 50 ms and more
+        began = time.monotonic()
+        for number in range(10):
+            assert (await client.run(f"{number}")).stdout == f"{number}"
+        assert time.monotonic() - began < 0.4
+
+
+async def test_gateway_that_is_not_ready_is_passed_over(server: ScriptedServer, other: ScriptedServer) -> None:
+    server.play(refuse("draining", retry_after_s=30.0))
+    async with AsyncClient(f"{server.url},{other.url}", policy=QUICK) as client:
+        assert (await client.run("a", deadline_s=5)).stdout == "a"
+        assert (await client.run("b", deadline_s=5)).stdout == "b"
+    assert (len(server.requests), len(other.requests)) == (1, 2)
+
+
+async def test_what_may_have_been_started_is_sent_to_the_other_with_the_same_key(
+    server: ScriptedServer, other: ScriptedServer
+) -> None:
+    async def die(exchange: Exchange) -> None:
+        raise Cut
+
+    server.play(die)
+    async with AsyncClient(f"{server.url},{other.url}", policy=QUICK) as client:
+        assert (await client.run("a")).stdout == "a"
+    assert [exchange.keys for exchange in server.requests] == [exchange.keys for exchange in other.requests]
+
+
+async def test_all_away_is_a_failed_connection() -> None:
+    async with AsyncClient(f"{nobody()},{nobody()}", policy=QUICK) as client:
+        with pytest.raises(ConnectionFailed):
+            await client.run("a", deadline_s=2)
+
+
+def test_wrong_address_among_several_is_named_and_a_copy_keeps_all(server: ScriptedServer, other: ScriptedServer) -> None:
+    with pytest.raises(ValueError, match="ftp://b"):
+        Client("http://a,ftp://b")
+    with pickle.loads(pickle.dumps(Client(f"{nobody()},{server.url}", policy=QUICK))) as client:
+        assert client.run("a").stdout == "a"
