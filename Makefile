@@ -70,7 +70,7 @@ screenshots: install-dev
 
 .PHONY: bulk
 bulk: install-dev
-	$(BIN)/pytest -s -q --slow tests/jobs/test_jobs_cluster.py $(ARGS)
+	@$(BIN)/python -m loadtest.bulk --json docs/results/bulk.json $(ARGS)
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)

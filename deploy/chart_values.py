@@ -22,20 +22,21 @@ from msgspec.structs import FieldInfo
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from exec_service.config import GatewayConfig, default_of, settings
+from exec_service.config import GatewayConfig, JobsWorkerConfig, default_of, settings
 from worker.config import WorkerConfig
 
 CHART = Path(__file__).parents[1] / "helm" / "exec-service"
-CONFIGS: dict[str, type[Struct]] = {"gateway": GatewayConfig, "worker": WorkerConfig}
+CONFIGS: dict[str, type[Struct]] = {"gateway": GatewayConfig, "worker": WorkerConfig, "jobs": JobsWorkerConfig}
 SET_BY_THE_CHART = {
-    "gateway": {"host", "port", "grpc_port", "keys", "redis", "metrics_host", "metrics_port"},
+    "gateway": {"host", "port", "grpc_port", "keys", "redis", "metrics_host", "metrics_port", "jobs_dir"},
     "worker": {"redis", "metrics_host", "metrics_port", "runner_socket"},
+    "jobs": {"redis", "jobs_dir", "jobs_gateway"},
 }
 LEFT_OUT = {
-    # Bulk jobs need a folder that gateways and jobs workers share; the chart makes none.
-    "gateway": {"jobs_dir", "jobs_max_items", "jobs_max_bytes", "jobs_chunk_items", "jobs_keep_s"},
+    "gateway": set[str](),
     # The runner's image says where packages are; the others are for tests and benchmarks.
     "worker": {"packages", "runtime", "mask_layers", "fault_injection"},
+    "jobs": set[str](),
 }
 WIDTH = 128
 

@@ -23,6 +23,8 @@ RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-d
     && /opt/exec-service/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE}
+# For bulk jobs, if there are any: a volume that is empty takes this folder's owner and mode.
+RUN install -d -m 700 -o 10001 -g 10001 /var/lib/exec-service
 COPY --from=build /opt/exec-service /opt/exec-service
 ENV PATH=/opt/exec-service/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     EXEC_METRICS_HOST=0.0.0.0 EXEC_METRICS_PORT=9090

@@ -30,7 +30,7 @@ from exec_service.metrics import Metrics
 from exec_service.refusals import Draining, IdempotencyConflict, NotReady, Overloaded
 from exec_service.released import Released
 from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
-from exec_service.waiting import Waiting, same_weight
+from exec_service.waiting import Places, Waiting, same_weight
 from exec_wire.messages import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
 from exec_wire.queue import FORGOTTEN_S, RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
 
@@ -412,7 +412,7 @@ class Dispatch:
 
     async def _release(self) -> None:
         self._deadlines.run_due()  # what is overdue must not be started, even if the loop was late
-        while flights := self.waiting.take(min(RELEASED_AT_ONCE, self._fleet.window - len(self.released)), self._room_for):
+        while flights := self._take():
             now = self._clock()
             for flight in flights:
                 flight.released = True
@@ -424,8 +424,21 @@ class Dispatch:
                     self._take_back(flights[at:])
                     raise
 
+    def _take(self) -> list[Flight]:
+        return self.waiting.take(
+            min(RELEASED_AT_ONCE, self._fleet.window - len(self.released)), self._room_for, self._places_for_bulk()
+        )
+
     def _room_for(self, needs: str) -> int:
         return self._fleet.window_for(needs) - self.released.of_class(needs)
+
+    def _places_for_bulk(self) -> Places:
+        """It never has the last one: what it has at the workers may take long, or be lost with one of them."""
+        fleet, released = self._fleet, self.released
+        return Places(
+            bulk_window(fleet.window) - released.bulk,
+            lambda needs: bulk_window(fleet.window_for(needs)) - released.bulk_of_class(needs),
+        )
 
     async def _publish(self, flights: list[Flight]) -> None:
         jobs = [self._job(flight) for flight in flights if flight in self.released]  # else given up while the rest was sent
@@ -563,6 +576,10 @@ def _permitted(calls: Sequence[Call], account: Account, *, reserved: bool, lower
     permitted = [account.permit(call, index) for index, call in enumerate(calls)]
     account.check(len(calls))  # after that: what is never allowed is not told to come again
     return permitted
+
+
+def bulk_window(window: int) -> int:
+    return window - 1 if window > 1 else window
 
 
 def portions(flights: list[Flight]) -> Iterator[tuple[int, list[Flight]]]:

@@ -1,4 +1,4 @@
-"""Calls that are with the workers: which, since when, and how many of each class."""
+"""Calls that are with the workers: which, since when, and how many of each class; those of bulk jobs are counted apart too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class Released:
     def __init__(self) -> None:
         self._since: dict[Flight, float] = {}
         self._count: Counter[str] = Counter()
+        self._bulk: Counter[str] = Counter()
+        self.bulk = 0
 
     def __len__(self) -> int:
         return len(self._since)
@@ -25,17 +27,26 @@ class Released:
     def of_class(self, needs: str) -> int:
         return self._count[needs]
 
+    def bulk_of_class(self, needs: str) -> int:
+        return self._bulk[needs]
+
     def before(self, at: float) -> list[Flight]:
         """What was released earlier than that."""
         return [flight for flight, since in self._since.items() if since < at]
 
     def add(self, flight: Flight, at: float) -> None:
         self._since[flight] = at
-        self._count[flight.needs] += 1
+        self._note(flight, 1)
 
     def remove(self, flight: Flight) -> bool:
         """Whether it was there."""
         if self._since.pop(flight, None) is None:
             return False
-        self._count[flight.needs] -= 1
+        self._note(flight, -1)
         return True
+
+    def _note(self, flight: Flight, change: int) -> None:
+        self._count[flight.needs] += change
+        if flight.priority == "bulk":
+            self._bulk[flight.needs] += change
+            self.bulk += change

@@ -2,7 +2,8 @@
 
 Priorities share by weight (train 16 : eval 4 : bulk 1, so that nothing starves), within each the tenants by theirs, within each
 first come, first served. Whoever had nothing waiting does not save up turns. A call whose class has no room is passed over, so
-that what only few workers can run does not hold up the rest.
+that what only few workers can run does not hold up the rest. Bulk has a room of its own within that of all, so that the others
+find some even if everything that bulk has at the workers is stuck there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,26 @@ LINES_KEPT = 1000  # of tenants that have nothing waiting, per priority
 Room = Callable[[str], int]  # of a class: how many more may be released
 
 
+class Places:
+    """How many may be taken in all, and of each class, which is asked once."""
+
+    def __init__(self, most: int, of_class: Room) -> None:
+        self.left, self._of_class = most, of_class
+        self._left_of: dict[str, int] = {}
+
+    def has(self, needs: str) -> bool:
+        if needs not in self._left_of:
+            self._left_of[needs] = self._of_class(needs)
+        return self.left > 0 and self._left_of[needs] > 0
+
+    def use(self, needs: str) -> None:
+        self.left -= 1
+        self._left_of[needs] -= 1
+
+
+AllOf = tuple[Places, ...]  # a call needs one of each
+
+
 class _Line:
     """What one tenant has waiting at one priority: per class, first come, first served."""
 
@@ -34,9 +55,9 @@ class _Line:
     def __len__(self) -> int:
         return sum(map(len, self.flights.values()))
 
-    def next_class(self, room: dict[str, int]) -> str | None:
+    def next_class(self, places: AllOf) -> str | None:
         """Of the one that has waited longest among those with room."""
-        open_classes = [needs for needs, flights in self.flights.items() if flights and room[needs] > 0]
+        open_classes = [needs for needs, flights in self.flights.items() if flights and all(one.has(needs) for one in places)]
         return min(open_classes, key=lambda needs: next(iter(self.flights[needs].values())), default=None)
 
 
@@ -66,7 +87,7 @@ class _Priority:
         line.turn = max(line.turn, self.now)
         self._push(line)
 
-    def next_line(self, room: dict[str, int]) -> tuple[_Line, str] | None:
+    def next_line(self, places: AllOf) -> tuple[_Line, str] | None:
         """Whose turn it is, and for which class. Lines without room keep their place."""
         passed: list[_Line] = []
         found: tuple[_Line, str] | None = None
@@ -74,7 +95,7 @@ class _Priority:
             line = heapq.heappop(self._order)[2]
             if not len(line):
                 line.listed = False
-            elif (needs := line.next_class(room)) is None:
+            elif (needs := line.next_class(places)) is None:
                 passed.append(line)
             else:
                 found = line, needs
@@ -126,12 +147,19 @@ class Waiting:
             line.move_to_end(flight, last=False)
             self._count += 1
 
-    def take(self, most: int, room: Room) -> list[Flight]:
-        """Up to `most` of them, of each class as many as it has room for, in the order in which they shall be released."""
-        left = _Room(room)
+    def take(self, most: int, room: Room, bulk: Places | None = None) -> list[Flight]:
+        """Up to `most` of them, of each class as many as it has room for, in the order in which they shall be released.
+
+        Those of bulk need a place in `bulk` too, if it is given.
+        """
+        all_ = Places(most, room)
+        places: dict[str, AllOf] = dict.fromkeys(self._priorities, (all_,))
+        if bulk is not None:
+            places["bulk"] = all_, bulk
         taken: list[Flight] = []
-        while len(taken) < most and (flight := self._take_next(left)) is not None:
-            left[flight.needs] -= 1
+        while all_.left > 0 and (flight := self._take_next(places)) is not None:
+            for one in places[flight.priority]:
+                one.use(flight.needs)
             taken.append(flight)
         self._count -= len(taken)
         return taken
@@ -142,10 +170,10 @@ class Waiting:
         if flights is not None and flights.pop(flight, None) is not None:
             self._count -= 1
 
-    def _take_next(self, left: _Room) -> Flight | None:
+    def _take_next(self, places: dict[str, AllOf]) -> Flight | None:
         best: tuple[_Priority, _Line, str] | None = None
-        for priority in self._priorities.values():
-            if (found := priority.next_line(left)) is None:
+        for name, priority in self._priorities.items():
+            if (found := priority.next_line(places[name])) is None:
                 priority.turn = max(priority.turn, self._now)  # who has nothing to release saves no turns
             elif best is None or priority.turn < best[0].turn:
                 if best is not None:
@@ -168,15 +196,3 @@ class Waiting:
             line.weight = max(self._weight_of(flight.tenant), LEAST_WEIGHT)
             priority.list(line)
         return line.flights.setdefault(flight.needs, OrderedDict())
-
-
-class _Room(dict[str, int]):
-    """Asked once per class."""
-
-    def __init__(self, room: Room) -> None:
-        super().__init__()
-        self._room = room
-
-    def __missing__(self, needs: str) -> int:
-        self[needs] = self._room(needs)
-        return self[needs]

@@ -254,8 +254,8 @@ PAGE = """# A bulk job while parts are killed
 | --- | ---: | ---: | ---: |
 {kills}
 
-Interactive calls (`print('now')`, priority `train`), one every {every_ms:g} ms from submission to the end, to both gateways; all of
-them count:
+Interactive calls (`print('now')`, priority `train`), one every {every_ms:g} ms from submission to the end, to both gateways;
+all of them count:
 
 | calls | failed | p50 | p95 | p99 | longest | longer than {p99:g} s |
 | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -267,8 +267,8 @@ The slowest of them:
 | ---: | ---: | ---: | ---: |
 {slowest}
 
-Two gateways, {workers} workers with {slots} slots each and sandboxes of the profile `bare`, one jobs worker and Redis, all on this
-machine with its load generator. `make bulk` writes this page and the figures beside it.
+Two gateways, {workers} workers with {slots} slots each and sandboxes of the profile `bare`, one jobs worker and Redis, all on
+this machine with its load generator. `make bulk` writes this page and the figures beside it.
 
 | | |
 | --- | --- |
@@ -295,12 +295,17 @@ def page(results: BulkResults) -> str:
         longest=results.longest_s,
         over=results.over_p99_s,
         slowest="\n".join(
-            f"| {one.at_s:.1f} s | {one.took_s:.3f} s | {one.queue_ms:.0f} ms | {one.run_ms:.0f} ms |" for one in results.slowest
+            f"| {one.at_s:.1f} s | {one.took_s:.3f} s | {one.queue_ms:.0f} ms | {one.run_ms:.0f} ms |"
+            for one in results.slowest
         ),
         workers=len(WORKERS),
         slots=SLOTS,
         about="\n".join(f"| {name} | {value} |" for name, value in about.items()),
     )
+
+
+def row(one: Interactive) -> str:
+    return f"| {one.at_s:.1f} s | {one.took_s:.3f} s | {one.queue_ms:.0f} ms | {one.run_ms:.0f} ms |"
 
 
 def start(items: int, chunk_items: int, program: str) -> BulkResults:

@@ -118,6 +118,9 @@ def scenario_value(scenario: str, name: str) -> Any:
         (["--set", "worker.pools.Big_one.replicas=1"], "Big_one"),
         (["--set", "worker.sandbox.profile=root"], "profile"),
         (["--set", "gateway.replicas=two"], "gateway.replicas"),
+        (["--set", "jobs.folder.size=big"], "jobs.folder.size"),
+        (["--set", "jobs.folder.accessModes={ReadOnlyMany}"], "jobs.folder.accessModes"),
+        (["--set", "jobs.config.jobs_chunks=0"], "jobs_chunks"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_by_name(arguments: list[str], words: str) -> None:

@@ -150,6 +150,30 @@ def test_network_is_closed_but_for_what_is_named(scenario: str) -> None:
     assert {port["port"] for rule in gateway["egress"] for port in rule["ports"]} == {53, 6379}
 
 
+def test_jobs_worker_reaches_the_gateways_and_the_queue_and_nobody_reaches_it() -> None:
+    objects = render("production")
+    jobs = one(objects, "NetworkPolicy", "-jobs")["spec"]
+    assert "ingress" not in jobs and jobs["policyTypes"] == ["Ingress", "Egress"]
+    assert [port["port"] for rule in jobs["egress"] for port in rule["ports"]] == ["http", 6379, 53, 53]
+    own = {"app.kubernetes.io/name": "exec-service", "app.kubernetes.io/instance": "rel"}
+    assert jobs["egress"][0]["to"] == [{"podSelector": {"matchLabels": own | {"app.kubernetes.io/component": "gateway"}}}]
+    allowed = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["test", "jobs"]}
+    doors = one(objects, "NetworkPolicy", "-gateway")["spec"]["ingress"][0]["from"]
+    assert {"podSelector": {"matchLabels": own, "matchExpressions": [allowed]}} in doors
+
+
+def test_jobs_worker_has_no_privilege_no_key_and_no_port() -> None:
+    pod = pods(render("production"))["rel-exec-service-jobs"]
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True, "fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    jobs = container(pod, "jobs")
+    assert jobs["securityContext"] == PLAIN and "ports" not in jobs
+    assert [set(volume) - {"name"} for volume in pod["volumes"]] == [{"persistentVolumeClaim"}, {"emptyDir"}]
+    assert [variable["name"] for variable in jobs["env"]] == ["EXEC_REDIS"]
+
+
 def test_clouds_credentials_are_never_on_the_way_to_redis() -> None:
     policy = one(render("unprivileged"), "NetworkPolicy", "-worker")["spec"]
     blocks = [peer["ipBlock"] for rule in policy["egress"] for peer in rule.get("to", [])]

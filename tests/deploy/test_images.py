@@ -95,6 +95,17 @@ def test_runner_of_the_compose_file_has_no_network_and_no_variable() -> None:
     assert not {"environment", "env_file", "secrets", "ports", "privileged"} & runner.keys()
 
 
+def test_jobs_worker_of_the_compose_file_is_optional_and_shares_the_folder_with_the_gateway() -> None:
+    gateway, jobs = compose()["gateway"], compose()["jobs"]
+    assert jobs["profiles"] == ["jobs"] and (jobs["image"], jobs["command"]) == (gateway["image"], ["jobs-worker"])
+    assert jobs["volumes"] == gateway["volumes"] == ["jobs:/var/lib/exec-service"]
+    assert jobs["environment"]["EXEC_JOBS_DIR"] == gateway["environment"]["EXEC_JOBS_DIR"] == "${EXEC_JOBS_DIR:-}"
+    for part in (gateway, jobs):
+        assert (part["read_only"], part["cap_drop"], part["security_opt"]) == (True, ["ALL"], ["no-new-privileges:true"])
+    assert not {"ports", "secrets"} & jobs.keys()
+    assert "install -d -m 700 -o 10001 -g 10001 /var/lib/exec-service" in dockerfile("gateway")
+
+
 def test_every_file_that_the_compose_file_mounts_is_there() -> None:
     for service in compose().values():
         for volume in service.get("volumes", []):

@@ -31,6 +31,18 @@ async def test_calls_beyond_the_limit_are_429_and_nothing_is_accepted_half() -> 
         assert len(service.worker.jobs) == 4
 
 
+async def test_bulk_never_has_the_last_place_at_the_workers() -> None:
+    async with running(slots=4) as service:
+        dispatch = service.gateway.dispatch
+        bulk = soon(service.batch(*held(20, priority="bulk")))
+        await until(lambda: dispatch.admission.calls == 20 and len(dispatch.released) == 4)
+        train = soon(service.run("say now"))
+        await until(lambda: len(dispatch.released) == 5)
+        service.worker.let_go.set()
+        assert (await train).json()["stdout"] == "now" and len(lines(await bulk)) == 20
+        assert service.worker.codes[4] == "say now"
+
+
 async def test_bytes_beyond_the_limit_are_429() -> None:
     async with running(max_bytes=10_000, max_body_bytes=10_000) as service:
         first = soon(service.run("hold " + "x" * 6000))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from exec_service import waiting
 from exec_service.flight import Flight
-from exec_service.waiting import Waiting
+from exec_service.waiting import Places, Waiting
 
 
 def anywhere(needs: str) -> int:
@@ -90,6 +90,14 @@ def test_a_tenant_whose_class_has_no_room_does_not_hold_up_others() -> None:
     line = line_of(flights(10, "a", needs="cpp"), flights(10, "b"))
     assert {flight.tenant for flight in line.take(10, lambda needs: 0 if needs == "cpp" else 99)} == {"b"}
     assert len(line) == 10
+
+
+def test_bulk_takes_no_more_than_its_own_places_and_the_rest_is_for_others() -> None:
+    line = line_of(flights(10, priority="bulk"), flights(2, priority="bulk", needs="cpp"), flights(3, priority="eval"))
+    taken = line.take(9, anywhere, Places(4, lambda needs: 1 if needs == "cpp" else 9))
+    assert Counter((flight.priority, flight.needs) for flight in taken) == {("bulk", "python"): 4, ("eval", "python"): 3}
+    taken = line.take(9, anywhere, Places(8, lambda needs: 1 if needs == "cpp" else 9))
+    assert Counter(flight.needs for flight in taken) == {"python": 6, "cpp": 1}
 
 
 def test_what_is_put_back_is_first_again() -> None:

@@ -226,3 +226,16 @@ seccompProfile:
 {{- $jobs := printf "namespace=\"%s\",job=\"%s-gateway\"" .Release.Namespace (include "exec.fullname" .) -}}
 {{- .Values.worker.autoscaling.query | default (printf "(histogram_quantile(0.9, sum by (le) (rate(exec_stage_seconds_bucket{stage=\"queue\",%s}[1m]))) > 0) or vector(0)" $jobs) -}}
 {{- end -}}
+
+{{/* Where gateways and jobs workers have the volume of bulk jobs; the folder in it is made by whoever starts first, for its owner only. */}}
+{{- define "exec.jobsVolume" -}}
+/var/lib/exec-service
+{{- end -}}
+
+{{- define "exec.jobsDir" -}}
+{{ include "exec.jobsVolume" . }}/jobs
+{{- end -}}
+
+{{- define "exec.jobsClaim" -}}
+{{- .Values.jobs.folder.existingClaim | default (printf "%s-jobs" (include "exec.fullname" .)) -}}
+{{- end -}}
