@@ -51,6 +51,7 @@ class Chunk:
         self._results: dict[int, JobResult] = {}
         self._moved_at = 0.0  # when the service last answered, or was first asked
         self._why = ""
+        self._in_trouble = True  # for all that is known; the first answer shows that it is over
 
     async def run(self) -> bool:
         """True if it is done now. False: left, or somebody else's."""
@@ -84,7 +85,6 @@ class Chunk:
             finally:
                 await stop(workers)
         self._store.save(self._job, self._chunk, self._results.values())
-        self._store.set_trouble(self._job, "")
         return True
 
     async def _watch(self, workers: list[asyncio.Task[None]]) -> bool:
@@ -109,6 +109,9 @@ class Chunk:
         for number, line in left:
             self._results[number] = await self._insist(client, number, decode_item(line))
             self._moved_at, self._why = asyncio.get_running_loop().time(), ""
+            if self._in_trouble:
+                self._in_trouble = False
+                self._store.set_trouble(self._job, "")
 
     async def _insist(self, client: AsyncClient, number: int, item: JobItem) -> JobResult:
         """Ask until there is an answer that is not our fault; a service that cannot be reached is waited for."""

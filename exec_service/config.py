@@ -101,6 +101,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     jobs_max_items: Annotated[int, Meta(ge=1, description="Items in one bulk job; beyond it 413")] = 1_000_000
     jobs_max_bytes: Annotated[int, Meta(ge=1, description="Bytes in one bulk job; beyond it 413")] = 8 << 30
+    jobs_max_live: Annotated[int, Meta(ge=1, description="Bulk jobs of one tenant that have not ended; beyond it 429")] = 100
+    jobs_max_kept_items: Annotated[
+        int, Meta(ge=1, description="Items of all bulk jobs of one tenant that are kept, also of ended ones; beyond it 413")
+    ] = 10_000_000
     jobs_chunk_items: Annotated[
         int, Meta(ge=1, le=100_000, description="Items in a chunk of a bulk job: what is handed out, and finished, at once")
     ] = 500
@@ -128,9 +132,9 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
 
     redis: Annotated[str, Meta(description="URL of the Redis or Valkey server, as the gateways have it")] = ""
     jobs_dir: Annotated[str, Meta(description="Folder of bulk jobs, as the gateways have it")] = ""
-    jobs_gateway: Annotated[str, Meta(description="URL of the gateway, or of what stands before several")] = (
-        "http://127.0.0.1:8080"
-    )
+    jobs_gateway: Annotated[
+        str, Meta(description="URL of the gateway or of what stands before several, or their URLs with commas between them")
+    ] = "http://127.0.0.1:8080"
     jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that are run at the same time")] = 2
     jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are on their way at once")] = 32
 
@@ -141,7 +145,7 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), as its gateways have"
             )
-        if not self.jobs_gateway.startswith(("http://", "https://")):
+        if not all(url.strip().startswith(("http://", "https://")) for url in self.jobs_gateway.split(",")):
             raise ConfigError(f"jobs_gateway is an address such as http://gateway:8080, not {self.jobs_gateway!r}")
 
 

@@ -8,6 +8,7 @@ ASGI middleware: BaseHTTPMiddleware would cost a task per request and break stre
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
@@ -118,13 +119,13 @@ class Guard:
 
     async def _admit(self, scope: Scope, headers: dict[str, list[str]], receive: Receive, send: Send) -> None:
         try:
-            self._check(scope, headers)
+            await self._check(scope, headers)
         except Refusal as refusal:
             await send_refusal(refusal, scope, send, self._metrics)
         else:
             await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope, headers: dict[str, list[str]]) -> None:
+    async def _check(self, scope: Scope, headers: dict[str, list[str]]) -> None:
         if self._keys is None:
             check_host(headers)
             check_origin(headers, scope["method"])
@@ -134,13 +135,13 @@ class Guard:
             check_origin(headers, scope["method"])
         elif scope["path"] not in OPEN_ROUTES:
             facts: RequestFacts = scope["exec"]
-            account = self._account(self._keys, authorization, scope["path"])
+            account = await self._account(self._keys, authorization, scope["path"])
             facts.origin = msgspec.structs.replace(facts.origin, account=account)
 
-    def _account(self, keys: Keys, authorization: str, path: str) -> Account:
+    async def _account(self, keys: Keys, authorization: str, path: str) -> Account:
         """Of a key; or, where programs are run, of the tenant whose bulk job a ticket belongs to."""
         if self._jobs is not None and path in TICKET_ROUTES and TICKET_PREFIX in authorization:
-            tenant = self._jobs.tenant_of(secret_of(authorization))
+            tenant = await asyncio.to_thread(self._jobs.tenant_of, secret_of(authorization))  # a folder of the network's
             if tenant is None:
                 raise Refusal("unauthenticated", "no bulk job that runs has this ticket")
             return keys.account_of(tenant)

@@ -38,6 +38,7 @@ from exec_wire.messages import encode_json
 
 TICKET_PREFIX = "exj_"
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{12}")
+DRAFT_S = 86400.0  # what nobody has added to for so long is not being received any more
 _FOLDERS = ("chunks", "results", "tallies", "partial", "running")
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -141,9 +142,15 @@ class JobStore:
             self.path(job).rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
+    def sweep(self) -> None:
+        """Remove what was left by gateways that died while they received or removed a job."""
+        for entry in os.scandir(self.folder):
+            if entry.name.startswith((".new-", ".gone-")) and _idle_s(Path(entry), "chunks") > DRAFT_S:
+                shutil.rmtree(entry, ignore_errors=True)
+
     def idle_s(self, job: str) -> float:
         """Since its last chunk was finished, or its state was changed."""
-        return time.time() - max((self.path(job) / name).stat().st_mtime for name in ("results", "."))
+        return _idle_s(self.path(job), "results")
 
     # -- tickets ----------------------------------------------------------------------------------------------------------
 
@@ -259,6 +266,10 @@ class Draft:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
 
+    @property
+    def items(self) -> int:
+        return sum(self._sizes)
+
     def add_chunk(self, lines: list[bytes]) -> None:
         self._sizes.append(len(lines))
         write(self._path / "chunks" / f"{len(self._sizes):05}.jsonl", b"\n".join(lines) + b"\n")
@@ -296,6 +307,15 @@ def write(path: Path, content: bytes, *, lasting: bool = True) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _idle_s(folder: Path, *inside: str) -> float:
+    """Since anything in the folder, or in these folders of it, came or went."""
+    times = []
+    for name in (".", *inside):
+        with contextlib.suppress(FileNotFoundError):
+            times.append((folder / name).stat().st_mtime)
+    return time.time() - max(times, default=0.0)
 
 
 def _text(path: Path) -> str:

@@ -1,13 +1,15 @@
 """Bulk jobs over HTTP: submit as a stream of lines, look, pause, go on, cancel, fetch the results as a stream of lines.
 
-A job belongs to the tenant whose key submitted it; for everybody else it is not there.
+A job belongs to the tenant whose key submitted it; for everybody else it is not there. How many jobs and items a tenant has is
+counted in the folder, so the bounds hold for all gateways together, but for jobs that two of them receive in the same moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # none th
 CHUNK_BYTES = 16 << 20  # a chunk of large items has fewer of them: whoever runs it holds all of it
 READ_BYTES = 1 << 20
 FOLLOW_S = 0.5
+LATER_S = 30.0  # when to come again if there are too many jobs; nobody knows when one ends
 KEEP_ALIVE_S = 15.0  # an empty line, so that nobody on the way takes a long chunk for a dead connection
 
 
@@ -66,6 +69,8 @@ class JobDesk:
         self.store = store
         self.keeper: Keeper | None = None
         self._outcomes: dict[str, tuple[set[int], Counter[str]]] = {}  # of chunks that were counted; these never change
+        self._receiving: Counter[str] = Counter()  # jobs on their way in, by tenant
+        self._finishing = asyncio.Lock()  # one after the other, so that each counts those before
 
     def own(self, job: str, account: Account | None) -> JobMeta:
         try:
@@ -115,6 +120,42 @@ class JobDesk:
                 found.append(self.status(meta))
         return JobList(found)
 
+    def kept(self, tenant: str) -> tuple[int, int]:
+        """Of one tenant: jobs that have not ended, and items of all."""
+        live = items = 0
+        for job in self.store.ids():
+            try:
+                meta = self.store.meta(job)
+            except NoSuchJob:  # removed meanwhile
+                continue
+            if meta.tenant == tenant:
+                live += self.store.state(meta) not in ENDED
+                items += meta.items
+        return live, items
+
+    @contextmanager
+    def receiving(self, tenant: str) -> Iterator[None]:
+        self._receiving[tenant] += 1
+        try:
+            yield
+        finally:
+            self._receiving[tenant] -= 1
+
+    async def check_room(self, tenant: str, config: GatewayConfig) -> None:
+        """Within `receiving`, before the first byte is read: what cannot be kept need not be sent."""
+        coming = self._receiving[tenant]  # first: one that is finished while we count is counted twice rather than not at all
+        live, items = await asyncio.to_thread(self.kept, tenant)
+        if live + coming > config.jobs_max_live:
+            words = f"{live} bulk jobs have not ended, {coming - 1} are being received; at most {config.jobs_max_live} at once"
+            raise Refusal("too_many_jobs", words, retry_after_s=LATER_S)
+        _check_items(items, 1, config)
+
+    async def finish(self, draft: Draft, tenant: str, config: GatewayConfig) -> JobMeta:
+        async with self._finishing:
+            _, items = await asyncio.to_thread(self.kept, tenant)
+            _check_items(items, draft.items, config)
+            return await asyncio.to_thread(draft.finish)
+
     def change(self, meta: JobMeta, state: JobState) -> JobStatus:
         if (now := self.store.state(meta)) in ENDED:
             raise Refusal("job_ended", f"the job is {now}")
@@ -140,7 +181,7 @@ class Intake:
         self._bytes = 0  # of `_lines`
         self._items = 0
 
-    async def take(self, pieces: AsyncIterator[bytes]) -> JobMeta:
+    async def take(self, pieces: AsyncIterator[bytes]) -> None:
         rest = bytearray()
         async for piece in pieces:
             self._facts.body_bytes += len(piece)
@@ -157,7 +198,6 @@ class Intake:
         if not self._items:
             raise Refusal("bad_json", 'the body has no items; an item is a line such as {"call": {"code": "print(1)"}}')
         self._facts.calls = self._items
-        return await asyncio.to_thread(self._draft.finish)
 
     async def _add(self, line: bytes) -> None:
         line = line.strip()
@@ -215,6 +255,15 @@ class Intake:
         """The refusal with the item's place in the input."""
         where = f"line {self._items + 1} (without empty lines): {refusal.detail}"
         return Refusal(refusal.code, where, field=f"$[{self._items}]{refusal.field.removeprefix('$')}")
+
+
+def _check_items(kept: int, more: int, config: GatewayConfig) -> None:
+    most = config.jobs_max_kept_items
+    if kept + more > most:
+        raise Refusal(
+            "jobs_full",
+            f"your bulk jobs have {kept} items, with this one more than {most}; remove some that ended: DELETE /v1/jobs/ID",
+        )
 
 
 async def pieces_of(receive: Receive, stall_s: float) -> AsyncIterator[bytes]:
@@ -281,7 +330,15 @@ def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, 
         status_code=201,
         summary="Submit a bulk job: a call, judge or verify item per line",
         responses=_created(
-            *known, "bad_json", "bad_field", "too_many_calls", "body_too_large", "wrong_content_type", "draining"
+            *known,
+            "bad_json",
+            "bad_field",
+            "too_many_calls",
+            "jobs_full",
+            "body_too_large",
+            "wrong_content_type",
+            "too_many_jobs",
+            "draining",
         ),
         openapi_extra={
             "parameters": query_parameters(SubmitQuery),
@@ -295,13 +352,15 @@ def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, 
         if dispatch.draining:
             raise Draining
         tenant = facts.origin.account.tenant if facts.origin.account is not None else ""
-        draft = await asyncio.to_thread(desk.store.draft, tenant, query.name)
-        with draft:
-            try:
-                meta = await Intake(config, validator, facts, draft).take(pieces_of(request.receive, config.write_stall_s))
-            except ConnectionAbortedError:
-                facts.client_gone = True
-                return Response(status_code=400)  # nobody reads it
+        with desk.receiving(tenant):
+            await desk.check_room(tenant, config)
+            with await asyncio.to_thread(desk.store.draft, tenant, query.name) as draft:
+                try:
+                    await Intake(config, validator, facts, draft).take(pieces_of(request.receive, config.write_stall_s))
+                except ConnectionAbortedError:
+                    facts.client_gone = True
+                    return Response(status_code=400)  # nobody reads it
+                meta = await desk.finish(draft, tenant, config)
         return _json(await asyncio.to_thread(desk.status, meta), 201)
 
     @router.get("/v1/jobs", summary="The tenant's bulk jobs, the newest first", responses=answers(JobList, *known))

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import NoReturn, Protocol
 
 from msgspec import Struct
@@ -26,8 +26,10 @@ from exec_wire.jobs import ENDED
 log = logging.getLogger("exec_service.jobs")
 
 LOOK_S = 0.5
-STALE_S = 10.0  # a chunk whose beat does not change for so long has nobody who works on it
-SENT_S = 10.0  # a chunk that was handed out and has no beat by then is handed out again
+STALE_S = 5.0  # a chunk whose beat does not change for so long has nobody who works on it
+SENT_S = 5.0  # a chunk that was handed out and has no beat by then is handed out again
+TROUBLE_S = 10.0  # a job whose chunks cannot go on is tried so often, with one chunk
+SWEEP_S = 3600.0
 PACE_S = 60.0
 
 ChunkName = tuple[str, int]  # job, chunk
@@ -55,7 +57,7 @@ class LocalLine:
         self._stopping = threading.Event()
 
     async def room(self) -> int:
-        return self._at_once - len(self._running)
+        return 2 * self._at_once - len(self._running)  # one waits for each that runs, so that no thread does
 
     async def put(self, job: str, chunk: int) -> None:
         loop = asyncio.get_running_loop()
@@ -116,6 +118,8 @@ class Keeper:
         self._paces: dict[str, Pace] = {}
         self._beats: dict[ChunkName, tuple[Beat, float]] = {}  # as seen, and since when it has not changed
         self._sent: dict[ChunkName, float] = {}
+        self._tried: dict[str, float] = {}  # when a job in trouble was last given a chunk
+        self._swept_at = float("-inf")
 
     def per_s(self, job: str) -> float | None:
         pace = self._paces.get(job)
@@ -146,6 +150,9 @@ class Keeper:
 
     def _waiting(self) -> list[Iterator[ChunkName]]:
         """For each job that is to run, the chunks that nobody works on."""
+        if time.monotonic() - self._swept_at > SWEEP_S:
+            self._store.sweep()
+            self._swept_at = time.monotonic()
         ids = self._store.ids()
         for job in self._metas.keys() - set(ids):
             self._forget(job)
@@ -173,9 +180,21 @@ class Keeper:
             self._ended.add(job)
         if state != "running":
             self._paces.pop(job)
+            self._unsend(job)
             return None
+        in_trouble = bool(self._store.trouble(job))
+        if in_trouble:
+            self._unsend(job)
         busy = {chunk for chunk, beat in beats.items() if self._is_alive(job, chunk, beat)}
-        return self._free(meta, done | busy)
+        free = self._free(meta, done | busy)
+        return self._one_now_and_then(job, free) if in_trouble else free
+
+    def _one_now_and_then(self, job: str, free: Iterator[ChunkName]) -> Iterator[ChunkName]:
+        """Enough to see that the trouble is over."""
+        now = time.monotonic()
+        if now - self._tried.get(job, -TROUBLE_S) >= TROUBLE_S:
+            self._tried[job] = now
+            yield from islice(free, 1)
 
     def _free(self, meta: JobMeta, taken: set[int]) -> Iterator[ChunkName]:
         now = time.monotonic()
@@ -199,13 +218,19 @@ class Keeper:
         del self._beats[job, chunk]
         return False
 
+    def _unsend(self, job: str) -> None:
+        """What was handed out was left, or will be: it may be handed out anew as soon as the job goes on."""
+        for name in [name for name in self._sent if name[0] == job]:
+            del self._sent[name]
+
     def _forget(self, job: str) -> None:
         del self._metas[job]
         self._ended.discard(job)
         self._paces.pop(job, None)
-        for known in (self._beats, self._sent):
-            for name in [name for name in known if name[0] == job]:
-                del known[name]
+        self._tried.pop(job, None)
+        self._unsend(job)
+        for name in [name for name in self._beats if name[0] == job]:
+            del self._beats[name]
 
 
 def _in_turn(jobs: list[Iterator[ChunkName]]) -> Iterator[ChunkName]:

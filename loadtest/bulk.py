@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -34,7 +34,8 @@ from loadtest.results import percentile
 
 P99_S = 1.0
 EVERY_S = 0.1
-KILLS = ((0.1, "jobs worker"), (0.35, "gateway"), (0.6, "worker"))  # when this share of the items is done
+PATIENCE_S = 30.0
+KILLS = ((0.1, "worker"), (0.35, "jobs worker"), (0.6, "gateway"))  # when this share of the items is done
 GATEWAYS = ("gateway", "second gateway")
 WORKERS = ("worker", "second worker")
 SLOTS = 2
@@ -141,14 +142,20 @@ class BulkCluster:
             settings = {"jobs_dir": folder, "jobs_chunk_items": self._chunk_items}
             return Part.gateway(redis, "--port", str(self._ports[name]), **settings)
         if name == "jobs worker":
-            return Part.jobs_worker(redis, "--gateway", ",".join(self.urls), jobs_dir=folder)
+            return Part.jobs_worker(redis, "--gateway", ",".join(self.urls), "--chunks", "4", jobs_dir=folder)
         return Part.worker(redis, slots=SLOTS, min_tier="D", profiles='{"bare": []}')
 
-    def replace(self, name: str, job: str) -> float:
-        """-9 while chunks are run, and a new one in its place; how long until it was ready."""
-        if not self._store.running(job):
-            raise Broken(f"no chunk was running when the {name} was to be killed")
+    def kill(self, name: str, job: str) -> None:
+        """-9, while chunks are run."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not self._store.running(job):  # a new jobs worker takes a moment
+            if time.monotonic() > give_up:
+                raise Broken(f"no chunk was running when the {name} was to be killed")
+            time.sleep(0.02)
         self.parts[name].kill()
+
+    def replace(self, name: str) -> float:
+        """A new one in its place; how long until it was ready."""
         self.parts[name].wait()
         self.parts[name].close()
         began = time.monotonic()
@@ -218,16 +225,18 @@ def somebody_calls(urls: list[str], began: float) -> Iterator[list[Interactive]]
 
 
 def run(results: BulkResults, folder: Path, timeout_s: float) -> BulkResults:
-    with BulkCluster(folder, results.chunk_items) as cluster:
+    with BulkCluster(folder, results.chunk_items) as cluster, ThreadPoolExecutor(len(KILLS)) as replacer:
         began = time.monotonic()
         with somebody_calls(cluster.urls, began) as calls:
             job = cluster.submit(_lines(results.items, results.program))
+            kills: list[tuple[str, float, int, Future[float]]] = []
             for share, name in KILLS:
                 status = cluster.until(job, lambda status, share=share: status.done >= share * results.items, timeout_s)  # type: ignore[misc]
-                at_s = time.monotonic() - began
-                results.kills.append(Kill(name, round(at_s, 2), status.done, round(cluster.replace(name, job), 2)))
+                cluster.kill(name, job)
+                kills.append((name, time.monotonic() - began, status.done, replacer.submit(cluster.replace, name)))
             ended = cluster.until(job, lambda status: status.state == "done", timeout_s)
             results.took_s = round(time.monotonic() - began, 2)
+        results.kills = [Kill(name, round(at_s, 2), done, round(back.result(), 2)) for name, at_s, done, back in kills]
         results.outcomes = ended.outcomes
         results.right = right_ones(cluster.results(job), results.items)
     results.count(calls)

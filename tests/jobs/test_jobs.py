@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from gateway_harness import problem, running, until
 from jobs_harness import LINES, Jobs, body, calls, jobs_running
 
-from exec_service import jobs_keeper
+from exec_service import chunks, jobs_keeper
 from exec_service.jobs import Beat, JobStore
 from exec_service.keys import add_key, read_keys, remove_key
 from exec_wire.jobs import JobResult
@@ -54,6 +55,14 @@ async def test_only_failures_of_the_service_are_tried_again(jobs: Jobs) -> None:
     assert failed.call is not None and late.call is not None
     assert (failed.call.status, late.call.status) == ("error", "timeout")
     assert sorted(jobs.service.worker.codes) == ["end timeout", "fail", "flaky 2", "flaky 2", "flaky 2"]
+
+
+async def test_item_that_the_service_keeps_failing_at_is_told_apart(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "ATTEMPTS", 1)  # each of five
+    job = await jobs.submit(calls("lose", "say 1"))
+    assert (await jobs.until(job.id, "done")).outcomes == {"worker_lost": 1, "ok": 1}
+    lost = (await jobs.results(job.id))[0].call
+    assert lost is not None and (lost.blame, lost.retryable) == ("infra", True)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +196,30 @@ async def test_job_belongs_to_its_tenant_and_runs_as_it(tmp_path: Path) -> None:
         assert {call.tenant for call in open_jobs.service.worker.calls} == {"lab"}
 
 
+async def test_jobs_and_items_of_a_tenant_are_bounded_and_those_of_others_do_not_count(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secrets = {tenant: add_key(keys, tenant)[0] for tenant in ("lab", "rival")}
+    async with jobs_running(tmp_path, keys=str(keys), run=False, jobs_max_live=2, jobs_max_kept_items=10) as open_jobs:
+        lab, rival = (Jobs(open_jobs.service, {"authorization": f"Bearer {secrets[name]}"}) for name in ("lab", "rival"))
+        first, _ = await lab.submit(calls("say 1")), await lab.submit(calls(*["say 2"] * 5))
+        refused = await lab.post(body(calls("say 3")))
+        assert "at most 2" in problem(refused, 429, "too_many_jobs")["detail"] and int(refused.headers["retry-after"]) > 0
+        await rival.submit(calls(*["say 3"] * 10))
+        await lab.ask("POST", f"/{first.id}/cancel")  # it has ended, and is kept
+        said = problem(await lab.post(body(calls(*["say 4"] * 5))), 413, "jobs_full")
+        assert "6 items" in said["detail"] and "DELETE" in said["detail"]
+        await lab.ask("DELETE", f"/{first.id}")
+        await lab.submit(calls(*["say 4"] * 5))
+        assert len((await lab.ask("GET", "")).json()["jobs"]) == 2
+
+
+async def test_jobs_that_come_at_the_same_time_do_not_pass_the_bounds_together(tmp_path: Path) -> None:
+    async with jobs_running(tmp_path, run=False, jobs_max_live=3, jobs_max_kept_items=8) as jobs:
+        answers = await asyncio.gather(*(jobs.post(body(calls(*["say 1"] * 4))) for _ in range(6)))
+        assert sorted({answer.status_code for answer in answers}) in ([201, 429], [201, 413, 429])
+        assert sum(answer.status_code == 201 for answer in answers) == len(jobs.store.ids()) <= 2
+
+
 async def test_ticket_opens_only_what_runs_programs_and_only_while_its_job_runs(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     secret, entry = add_key(keys, "lab")
@@ -219,6 +252,28 @@ async def test_ticket_is_gone_when_the_job_has_ended(jobs: Jobs) -> None:
     await jobs.ask("POST", f"/{cancelled.id}/cancel")
     await jobs.until(done.id, "done")
     await until(lambda: not store.ticket(done.id) and not store.ticket(cancelled.id))
+
+
+async def test_job_that_cannot_go_on_says_why_and_is_tried_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jobs_keeper, "TROUBLE_S", 1.5)
+    keys = tmp_path / "keys.json"
+    secret, entry = add_key(keys, "lab")
+    add_key(keys, "rival")
+    async with jobs_running(tmp_path, keys=str(keys), jobs_chunk_items=1) as open_jobs:
+        lab = Jobs(open_jobs.service, {"authorization": f"Bearer {secret}"})
+        job = await lab.submit(calls("hold", *["say 1"] * 9))
+        await until(lambda: "hold" in open_jobs.service.worker.codes)
+        remove_key(keys, entry.id)
+        await asyncio.sleep(1.2)
+        open_jobs.service.worker.let_go.set()
+        await until(lambda: "no key any more" in open_jobs.store.trouble(job.id))
+        await asyncio.sleep(2)
+        assert 1 <= sum("cannot go on" in record.message for record in caplog.records) <= 3
+        add_key(keys, "lab")
+        await until(lambda: len(open_jobs.store.chunks_done(job.id)) == 10, 10)
+        assert open_jobs.store.trouble(job.id) == ""
 
 
 # -- what the folder promises ---------------------------------------------------------------------------------------------
@@ -266,6 +321,18 @@ def test_half_a_job_is_never_seen(tmp_path: Path) -> None:
         draft.add_chunk([b"{}"])
         assert store.ids() == []
     assert store.ids() == [] and list(tmp_path.iterdir()) == []
+
+
+def test_what_dead_gateways_left_is_swept_and_what_is_being_received_is_not(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    for name in (".new-dead", ".gone-dead", ".new-alive"):
+        (tmp_path / name / "chunks").mkdir(parents=True)
+    for name in (".new-dead", ".gone-dead", ".new-alive"):
+        os.utime(tmp_path / name, (0, 0))
+        if name != ".new-alive":
+            os.utime(tmp_path / name / "chunks", (0, 0))
+    store.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == [".new-alive"]
 
 
 async def test_ended_job_is_removed_when_its_time_is_over(tmp_path: Path) -> None:
