@@ -1,7 +1,8 @@
-"""`/`: a playground and a live view, for people. Plain files of `exec_service/web`, read once; nothing is built or fetched.
+"""`/`: a playground, sessions and a live view, for people. Plain files of `exec_service/web`, read once; nothing is built.
 
 Whatever a program prints is shown to whoever runs it, so the page is the place where output must stay text: the policy lets it
-run no script but our files, use no markup made from strings (Trusted Types), and talk to nobody but us.
+run no script but our files, use no markup made from strings (Trusted Types), load no images but ours (a program's pictures are
+drawn on a canvas), and talk to nobody but us.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ PARTS = (
     "main.js",
     "service.js",
     "dom.js",
+    "editor.js",
+    "report.js",
     "playground.js",
+    "sessions.js",
+    "forktree.js",
+    "picture.js",
     "words.js",
     "live.js",
     "chart.js",

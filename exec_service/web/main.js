@@ -4,8 +4,10 @@ import { find, make } from "./dom.js";
 import * as live from "./live.js";
 import { offer, preparePlayground } from "./playground.js";
 import { ask, prepareKeyDialog } from "./service.js";
+import * as sessions from "./sessions.js";
 
-const VIEWS = ["playground", "live"];
+const VIEWS = ["playground", "sessions", "live"];
+const TITLES = { playground: "", sessions: "Sessions · ", live: "Live · " };
 const THEMES = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 
 function showView() {
@@ -16,15 +18,18 @@ function showView() {
     if (view === wanted) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = wanted === "live" ? "Live · exec-service" : "exec-service";
+  document.title = `${TITLES[wanted]}exec-service`;
   if (wanted === "live") live.start();
   else live.stop();
+  if (wanted === "sessions") sessions.look();
+  else sessions.stopLooking();
 }
 
 async function learn() {
   try {
     const info = await ask("/v1/info");
     offer(info);
+    sessions.offerSessions(info);
     const workers = `${info.workers} worker${info.workers === 1 ? "" : "s"}`;
     find("state").replaceChildren("version ", make("b", info.version), " · ", make("b", workers), " · ", make("b", `${info.slots} slots`), " · tier ", make("b", info.tier));
   } catch (error) {
@@ -56,6 +61,7 @@ prepareKeyDialog(() => {
   showView();
 });
 preparePlayground();
+sessions.prepareSessions();
 live.prepareLive();
 window.addEventListener("hashchange", showView);
 showView();

@@ -1,8 +1,10 @@
 // Write a program, run it, see what became of it.
 
 import { bytes, duration, find, make, swatch } from "./dom.js";
-import { ask, Refused } from "./service.js";
-import { MARK, verdict } from "./words.js";
+import { fill, prepareEditor, sendByKey } from "./editor.js";
+import { banner, output, refusal } from "./report.js";
+import { ask } from "./service.js";
+import { verdict } from "./words.js";
 
 const HISTORY = 12;
 const LIMITS = [
@@ -35,13 +37,8 @@ export function preparePlayground() {
     run();
   });
   find("stop").addEventListener("click", () => aborter?.abort());
-  prepareEditor(find("code"));
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !find("playground").hidden) {
-      event.preventDefault();
-      find("call").requestSubmit();
-    }
-  });
+  prepareEditor(find("code"), find("gutter"));
+  sendByKey(find("playground"), find("call"));
   load(EXAMPLES.Hello);
 }
 
@@ -64,11 +61,10 @@ function limitField(name, title, step, limits) {
 }
 
 function load({ code, stdin = "", limits = {}, echo = false }) {
-  find("code").value = code;
+  fill(find("code"), find("gutter"), code);
   find("stdin").value = stdin;
   find("echo-value").checked = echo;
   setLimits(limits);
-  number(find("code"));
 }
 
 function setLimits(limits = {}) {
@@ -76,41 +72,6 @@ function setLimits(limits = {}) {
     const field = find(`limit-${name}`);
     if (field) field.value = limits[name] ?? defaults[name];
   }
-}
-
-// -- the editor --
-
-function prepareEditor(code) {
-  let leaving = false; // Esc was pressed: the next Tab moves on, as it does elsewhere
-  code.addEventListener("input", () => number(code));
-  code.addEventListener("scroll", () => (find("gutter").scrollTop = code.scrollTop));
-  code.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") leaving = true;
-    else if (event.key === "Tab" && !event.shiftKey && !event.ctrlKey && !event.altKey && !leaving) {
-      event.preventDefault();
-      type("    ");
-    } else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && !event.isComposing) {
-      event.preventDefault();
-      type(`\n${indentation(code)}`);
-    } else if (event.key !== "Shift") leaving = false;
-  });
-  code.addEventListener("blur", () => (leaving = false));
-  new ResizeObserver(() => (find("gutter").style.height = `${code.offsetHeight}px`)).observe(code);
-}
-
-/** As if typed, so that undo works. */
-function type(text) {
-  document.execCommand("insertText", false, text);
-}
-
-function indentation(code) {
-  const line = code.value.slice(0, code.selectionStart).split("\n").at(-1);
-  return line.match(/^\s*/)[0] + (line.trimEnd().endsWith(":") ? "    " : "");
-}
-
-function number(code) {
-  const lines = code.value.split("\n").length;
-  find("gutter").textContent = Array.from({ length: lines }, (_, index) => index + 1).join("\n");
 }
 
 // -- running --
@@ -163,7 +124,7 @@ function remember(entry) {
 
 function show(entry) {
   find("result-body").hidden = false;
-  find("result-body").replaceChildren(...(entry.error ? refusal(entry.error) : report(entry)));
+  find("result-body").replaceChildren(...(entry.error ? [named(whyNot(entry.error))] : report(entry)));
   find("history").hidden = results.length < 2;
   find("history").replaceChildren(...results.map((other) => historyButton(other, other === entry)));
 }
@@ -179,25 +140,19 @@ function historyButton(entry, shown) {
 
 // -- a result --
 
-function refusal(error) {
-  if (error.name === "AbortError") return [banner("client", "Stopped", "You stopped it; the service killed the program.")];
-  if (!(error instanceof Refused)) return [banner("infra", "No answer from the service", "Is it still running? Nothing is known of the program.")];
-  const { code = "", field = "" } = error.problem;
-  const kind = error.status < 500 && error.status !== 429 ? "client" : "infra";
-  const where = [field && `field ${field}`, code, `HTTP ${error.status}`].filter(Boolean).join(" · ");
-  return [banner(kind, `Not run: ${error.message}`, where)];
-}
-
-function banner(blame, what, whose) {
-  const box = make(`div.verdict.is-${blame}`, make("span.mark", MARK[blame]), make("div", make("div.what", what), make("div.blame", whose)));
+function named(box) {
   box.id = "verdict";
   return box;
+}
+
+function whyNot(error) {
+  return error.name === "AbortError" ? banner("client", "Stopped", "You stopped it; the service killed the program.") : refusal(error);
 }
 
 function report({ call, result }) {
   const limits = { ...defaults, ...call.limits };
   const { what, whose } = verdict(result, limits);
-  const parts = [banner(result.blame, what, whose)];
+  const parts = [named(banner(result.blame, what, whose))];
   if (result.error) parts.push(output("What the service says", result.error));
   if (result.stdout) parts.push(output("Output", result.stdout, "stdout"));
   if (result.value !== null && result.value !== "None") parts.push(output("Value", result.value, "value"));
@@ -206,20 +161,6 @@ function report({ call, result }) {
   if (result.truncated) parts.push(make("p.hint", "The middle of the output was cut; the cut is marked."));
   parts.push(timings(result.timings), usage(result, limits), origin(result));
   return parts;
-}
-
-function output(title, text, id = "", kind = "") {
-  const pre = make("pre", text);
-  pre.tabIndex = 0;
-  pre.ariaLabel = title;
-  if (id) pre.id = id;
-  const copy = make("button.quiet", "Copy");
-  copy.type = "button";
-  copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    copy.textContent = "Copied";
-  });
-  return make(kind ? `section.out.${kind}` : "section.out", make("header", make("h3", title), copy), pre);
 }
 
 function timings(times) {

@@ -43,6 +43,8 @@ function what(result, limits) {
       return "Rejected";
     case "worker_lost":
       return "Lost: the worker that ran it is gone";
+    case "session_lost":
+      return "Lost: the worker that had the session is gone";
     default:
       return `The service failed (${result.status})`;
   }

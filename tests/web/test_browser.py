@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from service_harness import Service
-from web_harness import load
-
-PATIENCE_MS = 20_000
-SCRIPT = "<script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\"><b>bold</b>"
+from web_harness import SCRIPT, load, opened, until
 
 
 @pytest.fixture
 def page(browser: Any, service: Service) -> Iterator[Any]:
-    """The page with nothing kept from before; ends with a look at what the browser complained of."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if is_complaint(message) else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    outside: list[str] = []
-    page.on("request", lambda request: None if request.url.startswith(service.url) else outside.append(request.url))
-    page.goto(service.url)
-    page.wait_for_selector("#limit-wall_s")
-    yield page
-    context.close()
-    assert (complaints, outside) == ([], [])
-
-
-def is_complaint(message: Any) -> bool:
-    """A refusal of the service is none: Chromium notes every 4xx."""
-    return message.type in ("error", "warning") and "the server responded with a status of 4" not in message.text
-
-
-def until(true: Callable[[], bool], page: Any) -> None:
-    """Looked at from here: playwright's own way evaluates strings, which the page's policy forbids."""
-    give_up = time.monotonic() + PATIENCE_MS / 1000
-    while not true():
-        assert time.monotonic() < give_up
-        page.wait_for_timeout(100)
+    with opened(browser, service.url) as page:
+        yield page
 
 
 def run(page: Any, code: str) -> str:

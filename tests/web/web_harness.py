@@ -7,12 +7,15 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+PATIENCE_MS = 20_000
+SCRIPT = "<script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\"><b>bold</b>"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -44,6 +47,37 @@ def browsing() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+
+
+@contextlib.contextmanager
+def opened(browser: Any, url: str) -> Iterator[Any]:
+    """The page with nothing kept from before; ends with a look at what the browser complained of."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if is_complaint(message) else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    outside: list[str] = []
+    page.on("request", lambda request: None if request.url.startswith(url) else outside.append(request.url))
+    page.goto(url)
+    page.wait_for_selector("#limit-wall_s")
+    yield page
+    context.close()
+    assert (complaints, outside) == ([], [])
+
+
+def is_complaint(message: Any) -> bool:
+    """A refusal of the service is none: Chromium notes every 4xx."""
+    return message.type in ("error", "warning") and "the server responded with a status of 4" not in message.text
+
+
+def until(true: Callable[[], bool], page: Any) -> None:
+    """Looked at from here: playwright's own way evaluates strings, which the page's policy forbids."""
+    give_up = time.monotonic() + PATIENCE_MS / 1000
+    while not true():
+        assert time.monotonic() < give_up
+        page.wait_for_timeout(100)
 
 
 def call(number: int) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+// A text area that is pleasant to write programs in: line numbers, Tab indents, Enter keeps the indentation.
+
+export function prepareEditor(code, gutter) {
+  let leaving = false; // Esc was pressed: the next Tab moves on, as it does elsewhere
+  code.addEventListener("input", () => number(code, gutter));
+  code.addEventListener("scroll", () => (gutter.scrollTop = code.scrollTop));
+  code.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") leaving = true;
+    else if (event.key === "Tab" && !event.shiftKey && !event.ctrlKey && !event.altKey && !leaving) {
+      event.preventDefault();
+      type("    ");
+    } else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && !event.isComposing) {
+      event.preventDefault();
+      type(`\n${indentation(code)}`);
+    } else if (event.key !== "Shift") leaving = false;
+  });
+  code.addEventListener("blur", () => (leaving = false));
+  new ResizeObserver(() => (gutter.style.height = `${code.offsetHeight}px`)).observe(code);
+}
+
+/** The text of an editor, replaced as a whole. */
+export function fill(code, gutter, text) {
+  code.value = text;
+  number(code, gutter);
+}
+
+/** Ctrl and Enter send the form while its view is shown. */
+export function sendByKey(view, form) {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !view.hidden) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+}
+
+/** As if typed, so that undo works. */
+function type(text) {
+  document.execCommand("insertText", false, text);
+}
+
+function indentation(code) {
+  const line = code.value.slice(0, code.selectionStart).split("\n").at(-1);
+  return line.match(/^\s*/)[0] + (line.trimEnd().endsWith(":") ? "    " : "");
+}
+
+function number(code, gutter) {
+  const lines = code.value.split("\n").length;
+  gutter.textContent = Array.from({ length: lines }, (_, index) => index + 1).join("\n");
+}
