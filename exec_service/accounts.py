@@ -150,9 +150,13 @@ class Account:
 
     def lowered(self, call: Call) -> Call:
         """With no limit above the key's."""
-        limits = msgspec.structs.asdict(call.limits)
+        limits = self.lowered_limits(call.limits)
+        return call if limits is call.limits else msgspec.structs.replace(call, limits=limits)
+
+    def lowered_limits(self, given: Limits) -> Limits:
+        limits = msgspec.structs.asdict(given)
         most = {name: type(limits[name])(bound) for name, bound in self.allowance.max_limits.items() if limits[name] > bound}
-        return msgspec.structs.replace(call, limits=Limits(**(limits | most))) if most else call
+        return Limits(**(limits | most)) if most else given
 
     def select(self, selection: Selection) -> Selection:
         self.check_tenant(selection.tenant)

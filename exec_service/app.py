@@ -160,7 +160,7 @@ def build_app(
     validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(session_routes(config, dispatch, validator, desk))
-    house = House(config, dispatch, validator, fleet, metrics, door_tasks)
+    house = House(config, dispatch, validator, fleet, metrics, desk, door_tasks)
     doors = door_routes(house)
     app.router.routes.extend(route for routes in doors.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))

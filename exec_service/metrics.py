@@ -33,11 +33,11 @@ ROUTES = (
     *("/v1/sessions/{id}/interrupt", "/v1/sessions/{id}/files"),
     *("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/v1/tools", "/mcp"),
     *("/ping", "/status", "/run", "/judge", "/run/batch", "/run/long-batch", "/judge/batch", "/judge/long-batch"),
-    *("/v1/ping", "/run_code", "/run_jupyter", "/submit", "/execute", "/sessions", "/health"),
+    *("/v1/ping", "/run_code", "/run_jupyter", "/submit", "/execute", "/sessions", "/sessions/{id}", "/health"),
     *("/api/v2/execute", "/api/v2/runtimes"),
     *("/v1/stats", "/v1/jobs", *PAGE_ROUTES),
 )
-SESSION_PREFIX = "/v1/sessions/"
+SESSION_PREFIXES = ("/v1/sessions/", "/sessions/")  # what follows is an id
 SESSION_EVENTS = {
     "started": "Sessions started, forks not counted",
     "forks": "Forks made of sessions",
@@ -149,9 +149,10 @@ class Metrics:
 
     def request(self, route: str, code: int) -> None:
         # A path that we do not serve must not become a label of its own.
-        if route.startswith(SESSION_PREFIX):
-            _, _, verb = route.removeprefix(SESSION_PREFIX).partition("/")
-            route = f"{SESSION_PREFIX}{{id}}/{verb}".rstrip("/")
+        for prefix in SESSION_PREFIXES:
+            if route.startswith(prefix):
+                _, _, verb = route.removeprefix(prefix).partition("/")
+                route = f"{prefix}{{id}}/{verb}".rstrip("/")
         self._request.add(route if route in ROUTES else "other", str(code))
 
     def grpc_request(self, method: str, code: str) -> None:

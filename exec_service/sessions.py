@@ -96,8 +96,10 @@ class Desk:
     async def create(self, spec: SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
         """On the worker with the most room; on the next one if that has none after all."""
         spec = own(spec, origin)
-        with permitted("$"):
-            if origin.account is not None:
+        if origin.account is not None:
+            if origin.door:  # whose clients cannot know what the key allows
+                spec = msgspec.structs.replace(spec, limits=origin.account.lowered_limits(spec.limits))
+            with permitted("$"):
                 origin.account.check_limits(spec.limits)
         self._dispatch.check_open()
         if not self._fleet.alive:
@@ -122,9 +124,12 @@ class Desk:
         """What became of the cell; `session_lost` if nobody knows."""
         accepted = time.monotonic()
         cell = own(cell, origin)
-        with permitted("$"):
-            if origin.account is not None and cell.wall_s is not None:
-                origin.account.check_limit("wall_s", cell.wall_s, 0, ".wall_s")
+        if origin.account is not None and (wall_s := cell.wall_s) is not None:
+            if origin.door:
+                wall_s = min(wall_s, origin.account.allowance.max_limits.get("wall_s", wall_s))
+                cell = msgspec.structs.replace(cell, wall_s=wall_s)
+            with permitted("$"):
+                origin.account.check_limit("wall_s", wall_s, 0, ".wall_s")
         try:
             result = (await self.ask(id, RunCell(id, cell), Ran, cell.deadline_s)).result
         except Refusal as refused:
@@ -135,7 +140,7 @@ class Desk:
         result.timings.total_ms = round(total_ms, 3)
         result.timings.queue_ms = round(max(0.0, total_ms - result.timings.run_ms), 3)
         result.request_id, result.traceparent = origin.request_id, origin.traceparent
-        self._metrics.finished(result)
+        self._metrics.finished(result, origin.door, cell.tenant)
         return result
 
     async def fork(self, id: str, fork: Fork, origin: Origin) -> SessionList:

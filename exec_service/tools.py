@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from exec_wire.sessions import MAX_FORKS
+
 TEXT_CHARS = 20_000  # of what a model reads as a tool's answer
 
 
@@ -15,6 +17,28 @@ class PythonArguments(Struct, frozen=True, forbid_unknown_fields=True):
 
     code: Annotated[str, Meta(description="The program. What it prints is the answer; so is the value of its last line.")]
     input: Annotated[str, Meta(description="What the program reads from standard input.")] = ""
+
+
+SessionName = Annotated[str, Meta(description="The session: what python_session_start or python_session_fork answered.")]
+
+
+class StartArguments(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the tool `python_session_start` takes: nothing."""
+
+
+class SessionArguments(Struct, frozen=True, forbid_unknown_fields=True):
+    session: SessionName
+
+
+class CellArguments(Struct, frozen=True, forbid_unknown_fields=True):
+    session: SessionName
+    code: Annotated[str, Meta(description="The cell. What it prints is the answer; so is the value of its last line.")]
+    input: Annotated[str, Meta(description="What the cell reads from standard input.")] = ""
+
+
+class ForkArguments(Struct, frozen=True, forbid_unknown_fields=True):
+    session: SessionName
+    n: Annotated[int, Meta(ge=1, le=MAX_FORKS, description="How many copies.")] = 1
 
 
 class Function(Struct, frozen=True):
@@ -47,4 +71,29 @@ PYTHON = Function(
     "there; there is no network, and nothing is kept between calls. Programs are stopped after 10 seconds.",
     parameters(PythonArguments),
 )
-TOOLS = Tools([Tool(PYTHON)])
+START = Function(
+    "python_session_start",
+    "Starts a Python session, which keeps its variables, imports and files between cells, and answers its id. It ends when "
+    "it is not used for 10 minutes.",
+    parameters(StartArguments),
+)
+RUN_CELL = Function(
+    "python_session_run",
+    "Runs a cell in a Python session, as a notebook does, and answers what it printed and the value of its last line. numpy, "
+    "scipy, sympy, pandas and matplotlib are there; figures are shown. There is no network. A cell is stopped after 10 s.",
+    parameters(CellArguments),
+)
+FORK = Function(
+    "python_session_fork",
+    "Copies a Python session with all its variables and files, and answers the ids of the copies. Each goes its own way; only "
+    "files at absolute paths below /tmp are shared. For trying several continuations from the same state.",
+    parameters(ForkArguments),
+)
+ROLL_BACK = Function(
+    "python_session_rollback",
+    "Returns a Python session to its state before the last cell, once: also after a crash or a time-out.",
+    parameters(SessionArguments),
+)
+END = Function("python_session_end", "Ends a Python session.", parameters(SessionArguments))
+FUNCTIONS = (PYTHON, START, RUN_CELL, FORK, ROLL_BACK, END)
+TOOLS = Tools([Tool(function) for function in FUNCTIONS])

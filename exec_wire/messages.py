@@ -197,14 +197,15 @@ class Result(Struct):
         return self.status == "ok"
 
     def tool_text(self, max_chars: int = 4000) -> str:
-        """What the model should read: its output, then one line that explains an abnormal end."""
+        """What the model should read: its output, then a line that explains an abnormal end."""
         body = self.stdout
         if self.stderr:
             body = f"{body.rstrip(chr(10))}\n{self.stderr}" if body else self.stderr
         if self.value is not None and self.value != "None":
             body = f"{body.rstrip(chr(10))}\n{self.value}" if body else self.value
         note = _explain(self)
-        text = "\n".join(part for part in (body.rstrip("\n"), note) if part)
+        lost = "[the session's variables are lost]" if self.state_kept is False else ""
+        text = "\n".join(part for part in (body.rstrip("\n"), note, lost) if part)
         return cut_middle(text or "(no output)", max_chars)
 
 

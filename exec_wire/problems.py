@@ -41,7 +41,6 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "too_many_sessions": (429, "There is no room for another session"),
     "too_many_jobs": (429, "The tenant has as many bulk jobs as it may have"),
     "internal": (500, "The service failed"),
-    "no_sessions": (501, "Programs that keep their state between calls are not there yet"),
     "jobs_off": (501, "This service has no folder for bulk jobs"),
     "not_run": (503, "The program could not be run, for no fault of its own"),
     "draining": (503, "The service is shutting down"),

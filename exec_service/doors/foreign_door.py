@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from exec_service.admission import Room
 from exec_service.config import DoorName, GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.errand import Errand, raise_first, stop
@@ -24,7 +25,9 @@ from exec_service.judging_api import unless_gone
 from exec_service.metrics import Metrics
 from exec_service.problem_answers import answer
 from exec_service.refusals import Overloaded, Refusal
+from exec_service.sessions import Desk as SessionDesk
 from exec_service.validate import Validator
+from exec_service.waiters import Origin
 from exec_wire.messages import Call, Limits, Result, encode_json
 
 T = TypeVar("T")
@@ -41,7 +44,11 @@ class House(NamedTuple):
     validator: Validator
     fleet: Fleet
     metrics: Metrics
+    sessions: SessionDesk
     tasks: set[asyncio.Task[None]]  # that are cancelled when the gateway stops
+
+
+WARM = "math"  # the interpreter that sessions of other services' clients get, where there is one
 
 
 class Desk:
@@ -54,9 +61,16 @@ class Desk:
         self._inside = 0
         self._name, self._house = name, house
 
+    def origin(self, facts: RequestFacts) -> Origin:
+        return msgspec.structs.replace(facts.origin, door=self._name)
+
+    @property
+    def profile(self) -> str:
+        return WARM if WARM in self._house.fleet.profiles else ""
+
     @contextmanager
-    def errand(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Errand]:
-        """Admit the calls of one request, or raise a `Refusal`. What fails for our fault is run again within its deadline."""
+    def admitted(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Room]:
+        """Admit the calls of one request, or raise a `Refusal`."""
         keyless = calls if facts.origin.account is None else 0  # who sends a key has the limits of that key instead
         if self._most and self._inside + keyless > self._most:
             raise Overloaded(f"{self._inside} of the {self._most} calls that the door {self._name} may have are inside", 1.0)
@@ -64,9 +78,15 @@ class Desk:
         try:
             with self._house.dispatch.reserve(calls, bytes_, facts.origin) as room:
                 facts.calls = calls
-                yield Errand(self._house.dispatch, room, msgspec.structs.replace(facts.origin, door=self._name))
+                yield room
         finally:
             self._inside -= keyless
+
+    @contextmanager
+    def errand(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Errand]:
+        """The same. What fails for our fault is run again within its deadline."""
+        with self.admitted(facts, calls, bytes_) as room:
+            yield Errand(self._house.dispatch, room, self.origin(facts))
 
     async def run(self, call: Call, facts: RequestFacts) -> Result:
         with self.errand(facts, 1, bytes_of(call)) as errand:

@@ -1,15 +1,18 @@
-"""MCP over streamable HTTP at `/mcp`, by the official SDK: one tool, `python`.
+"""MCP over streamable HTTP at `/mcp`, by the official SDK: the tool `python`, and those of Python sessions.
 
-No session is kept between requests, so any gateway can answer any of them. What a program did is the tool's answer, also when
-it failed; a tool error is what we did wrong. The SDK is loaded by the first request: it takes half a second and 25 MB.
+No MCP session is kept between requests, and a Python session is with the worker that its id names: any gateway can answer any
+request. What a program did is the tool's answer, also when it failed; a tool error is what we did wrong, or wrong arguments.
+The SDK is loaded by the first request: it takes half a second and 25 MB.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,13 +22,34 @@ from exec_service.http_api import ClientGone, check_content_type, read_body
 from exec_service.info import package_version
 from exec_service.judging_api import unless_gone
 from exec_service.refusals import Refusal
-from exec_service.tools import PYTHON, TEXT_CHARS, PythonArguments
+from exec_service.tools import (
+    END,
+    FORK,
+    FUNCTIONS,
+    PYTHON,
+    ROLL_BACK,
+    RUN_CELL,
+    START,
+    TEXT_CHARS,
+    CellArguments,
+    ForkArguments,
+    PythonArguments,
+    SessionArguments,
+    StartArguments,
+)
+from exec_service.waiters import Origin
 from exec_wire.messages import Call, Result
+from exec_wire.problems import PROBLEMS
+from exec_wire.sessions import Cell, Fork, SessionSpec, Tenant
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
+
+A = TypeVar("A", bound=Struct)
+Given = dict[str, Any]
+CELL_BYTES = 4096  # of a request that is asked of a session, besides its code
 
 
 class McpDoor:
@@ -33,6 +57,14 @@ class McpDoor:
         self._house, self._desk = house, Desk("mcp", house)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
+        self._tools: dict[str, Callable[[Given, RequestFacts], Awaitable[CallToolResult]]] = {
+            PYTHON.name: self._python,
+            START.name: self._start,
+            RUN_CELL.name: self._run_cell,
+            FORK.name: self._fork,
+            ROLL_BACK.name: self._roll_back,
+            END.name: self._end,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts: RequestFacts = scope["exec"]
@@ -68,21 +100,66 @@ class McpDoor:
     async def _call_tool(self, context: ServerRequestContext[Any], asked: CallToolRequestParams) -> CallToolResult:
         facts: RequestFacts = context.request.scope["exec"]  # type: ignore[union-attr]
         try:
-            if asked.name != PYTHON.name:
-                raise Refusal("bad_field", f"there is no tool {asked.name[:80]!r}; there is {PYTHON.name!r}")
-            return tool_result(await self._desk.run(self._call(asked.arguments or {}), facts))
+            tool = self._tools.get(asked.name)
+            if tool is None:
+                raise Refusal("bad_field", f"there is no tool {asked.name[:80]!r}; there are {', '.join(self._tools)}")
+            return await tool(asked.arguments or {}, facts)
         except Refusal as refusal:
             self._house.metrics.rejected(refusal.code)
-            return _said(refusal.detail or refusal.code, failed=True)
+            return _said(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
 
-    def _call(self, given: dict[str, Any]) -> Call:
-        try:
-            arguments = msgspec.convert(given, PythonArguments)
-        except msgspec.ValidationError as error:
-            raise Refusal("bad_field", f"wrong arguments: {error}") from None
+    async def _python(self, given: Given, facts: RequestFacts) -> CallToolResult:
+        arguments = read(given, PythonArguments)
         call = Call(arguments.code, stdin=arguments.input, echo_value=True, tenant=self._desk.tenant)
         self._house.validator.check(call, "$")
-        return call
+        return tool_result(await self._desk.run(call, facts))
+
+    # -- sessions -----------------------------------------------------------------------------------------------------------
+
+    async def _start(self, given: Given, facts: RequestFacts) -> CallToolResult:
+        read(given, StartArguments)
+        spec = SessionSpec(self._desk.profile, tenant=self._desk.tenant, auto_checkpoint=True)
+        with self._desk.admitted(facts, 1, CELL_BYTES):
+            session = await self._house.sessions.create(spec, self._desk.origin(facts))
+        return _said(session.id, {"session": session.id}, failed=False)
+
+    async def _run_cell(self, given: Given, facts: RequestFacts) -> CallToolResult:
+        arguments = read(given, CellArguments)
+        cell = Cell(arguments.code, stdin=arguments.input, tenant=self._desk.tenant)
+        with self._desk.admitted(facts, 1, CELL_BYTES + len(cell.code) + len(cell.stdin)):
+            result = await self._house.sessions.run(arguments.session, cell, self._desk.origin(facts))
+        return tool_result(result)
+
+    async def _fork(self, given: Given, facts: RequestFacts) -> CallToolResult:
+        arguments = read(given, ForkArguments)
+        fork = Fork(arguments.n, tenant=self._desk.tenant)
+        with self._desk.admitted(facts, 1, CELL_BYTES):
+            made = await self._house.sessions.fork(arguments.session, fork, self._desk.origin(facts))
+        ids = [session.id for session in made.sessions]
+        return _said("\n".join(ids), {"sessions": ids}, failed=False)
+
+    async def _roll_back(self, given: Given, facts: RequestFacts) -> CallToolResult:
+        id, tenant, origin = self._session(given, facts)
+        with self._desk.admitted(facts, 1, CELL_BYTES):
+            session = await self._house.sessions.roll_back(id, tenant, origin)
+        files = "" if session.files_restored else "; its files are as the cell left them"
+        return _said(f"as before its last cell{files}", {"files_restored": session.files_restored}, failed=False)
+
+    async def _end(self, given: Given, facts: RequestFacts) -> CallToolResult:
+        id, tenant, origin = self._session(given, facts)
+        with self._desk.admitted(facts, 1, CELL_BYTES):
+            await self._house.sessions.end(id, tenant, origin)
+        return _said("ended", {"ended": True}, failed=False)
+
+    def _session(self, given: Given, facts: RequestFacts) -> tuple[str, Tenant, Origin]:
+        return read(given, SessionArguments).session, Tenant(self._desk.tenant), self._desk.origin(facts)
+
+
+def read(given: Given, kind: type[A]) -> A:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise Refusal("bad_field", f"wrong arguments: {error}") from None
 
 
 async def _run(manager: StreamableHTTPSessionManager, running: asyncio.Future[None]) -> None:
@@ -105,19 +182,24 @@ def _replay(body: bytes) -> Receive:
 async def _list_tools(context: ServerRequestContext[Any], asked: PaginatedRequestParams | None) -> ListToolsResult:
     from mcp_types import ListToolsResult, Tool
 
-    tool = Tool(name=PYTHON.name, description=PYTHON.description, input_schema=PYTHON.parameters)
-    return ListToolsResult(tools=[tool])
+    tools = [Tool(name=made.name, description=made.description, input_schema=made.parameters) for made in FUNCTIONS]
+    return ListToolsResult(tools=tools)
 
 
 def tool_result(result: Result) -> CallToolResult:
     facts = {"status": result.status, "blame": result.blame, "exit_code": result.exit_code, "wall_s": result.usage.wall_s}
-    return _said(result.tool_text(TEXT_CHARS), facts, failed=result.blame in ("infra", "client"))
+    if result.state_kept is not None:
+        facts["state_kept"] = result.state_kept
+    pictures = [shown.data["image/png"] for shown in result.display if "image/png" in shown.data]
+    return _said(result.tool_text(TEXT_CHARS), facts, pictures, failed=result.blame in ("infra", "client"))
 
 
-def _said(text: str, facts: dict[str, Any] | None = None, *, failed: bool) -> CallToolResult:
-    from mcp_types import CallToolResult, TextContent
+def _said(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str] = (), *, failed: bool) -> CallToolResult:
+    from mcp_types import CallToolResult, ImageContent, TextContent
 
-    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=facts, is_error=failed)
+    images = [ImageContent(type="image", data=picture, mime_type="image/png") for picture in pictures]
+    content = [TextContent(type="text", text=text), *images]
+    return CallToolResult(content=content, structured_content=facts, is_error=failed)
 
 
 def routes(house: House) -> list[Route]:

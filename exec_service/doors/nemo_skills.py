@@ -1,8 +1,10 @@
-"""NeMo-Skills' sandbox: `/execute /health /sessions`. Its stateful part, `language: ipython`, waits for sessions."""
+"""NeMo-Skills' sandbox: `/execute /health /sessions`. `language: ipython` keeps its state by `X-Session-ID`."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from exec_service.doors.foreign_door import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.doors.notebooks import Notebooks, created_at
 from exec_service.guard import RequestFacts
 from exec_service.http_api import header
 from exec_service.judging import words
@@ -19,12 +22,17 @@ from exec_service.problem_answers import answer
 from exec_service.refusals import Refusal
 from exec_service.validate import decode
 from exec_wire.messages import Call, Result, Seconds
+from exec_wire.sessions import Cell, SessionSpec
 
 MEMORY_MB = 1024
 WAIT_S = 60.0  # for a slot, beyond the program's own time
+CELL_WAIT_S = 4.0  # its clients give up 5 s after the cell's own time; what has not begun by then must not begin
 CUT = "<output cut>"
 LANGUAGES = {"python": "python", "python3": "python", "shell": "bash", "bash": "bash"}
-NO_SESSIONS = "programs that keep their state are not there yet; send language=python, which starts anew each time"
+NAME_CHARS = 256
+LOST = "The session was lost with the machine that had it; its variables are gone.\n"
+
+ProcessStatus = Literal["completed", "error", "timeout"]
 
 
 class Execute(Struct, frozen=True):
@@ -36,10 +44,11 @@ class Execute(Struct, frozen=True):
     traceback_verbosity: str = "Plain"
 
 
-class Executed(Struct):
-    process_status: Literal["completed", "error", "timeout"]
+class Executed(Struct, omit_defaults=True):
+    process_status: ProcessStatus
     stdout: str
     stderr: str
+    new_session_created: bool | None = None  # of a session: what came before is not there
 
 
 _decode_execute = msgspec.json.Decoder(Execute).decode
@@ -50,12 +59,14 @@ class ExecuteDoor(ForeignDoor):
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     words_in = "error"
 
+    def __init__(self, house: House, desk: Desk, notebooks: Notebooks) -> None:
+        super().__init__(house, desk)
+        self._notebooks = notebooks
+
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_execute, body)
         if request.language == "ipython":
-            if not header(scope, b"x-session-id"):
-                raise Refusal("bad_field", "X-Session-ID header required for ipython sessions")
-            raise Refusal("no_sessions", NO_SESSIONS)
+            return await self._run_cell(request, session_name(scope), facts, len(body))
         call = Call(
             code=request.generated_code,
             language=LANGUAGES.get(request.language, request.language),
@@ -67,12 +78,36 @@ class ExecuteDoor(ForeignDoor):
         self._validator.check(call, "$")
         return executed(not_ours(await self._desk.run(call, facts)), request)
 
+    async def _run_cell(self, request: Execute, name: str, facts: RequestFacts, bytes_: int) -> Executed:
+        cell = Cell(
+            code=request.generated_code,
+            stdin=request.std_input,
+            wall_s=request.timeout,
+            deadline_s=min(request.timeout + CELL_WAIT_S, DEADLINE_MOST_S),
+            tenant=self._desk.tenant,
+        )
+        spec = SessionSpec(self._desk.profile, tenant=self._desk.tenant)
+        with self._desk.admitted(facts, 1, bytes_):
+            ran = await self._notebooks.run(name, cell, spec, self._desk.origin(facts))
+        made = executed_cell(not_ours(ran.result), request)
+        made.new_session_created = ran.anew
+        return made
+
+
+def session_name(scope: Scope) -> str:
+    name = header(scope, b"x-session-id")
+    if not name:
+        raise Refusal("bad_field", "X-Session-ID header required for ipython sessions")
+    if len(name) > NAME_CHARS:
+        raise Refusal("bad_field", f"X-Session-ID has {len(name)} characters; {NAME_CHARS} is the most")
+    return name
+
 
 def executed(result: Result, request: Execute) -> Executed:
     stderr = result.stderr
     match result.status:
         case "timeout" | "cpu_limit":
-            status: Literal["completed", "error", "timeout"] = "timeout"
+            status: ProcessStatus = "timeout"
             stderr += f"Execution timed out after {request.timeout} seconds\n"
         case "ok":
             status = "completed"
@@ -84,18 +119,76 @@ def executed(result: Result, request: Execute) -> Executed:
     return Executed(status, cut(result.stdout, request.max_output_characters), cut(stderr, request.max_output_characters))
 
 
+def executed_cell(result: Result, request: Execute) -> Executed:
+    """As there: the value comes after the output, an exception is an error, and texts end with one newline."""
+    stdout, stderr = result.stdout, result.stderr
+    if result.value is not None:
+        stdout += f"{chr(10) if stdout and not stdout.endswith(chr(10)) else ''}{result.value}\n"
+    match result.status:
+        case "ok":
+            status: ProcessStatus = "completed"
+        case "timeout":
+            status = "timeout"
+            stderr += f"Execution timed out after {request.timeout} seconds\n"
+        case "error":
+            status = "error"
+        case "session_lost":
+            status, stderr = "error", LOST
+        case _:
+            status = "error"
+            stderr += words(result) + "\n"
+    most = request.max_output_characters
+    return Executed(status, cut(trimmed(stdout), most), cut(trimmed(stderr), most))
+
+
+def trimmed(text: str) -> str:
+    text = text.lstrip("\n").rstrip()
+    return f"{text}\n" if text else ""
+
+
 def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + CUT
 
 
+Tell = Callable[[Request, RequestFacts], Awaitable[Any]]
+
+
 def routes(house: House) -> list[Route]:
-    async def forget_session(request: Request) -> Response:
-        refusal = Refusal("not_found", f"IPython session {request.path_params['id'][:80]} not found")
-        return answer(refusal, request.scope, house.metrics, words_in=ExecuteDoor.words_in)
+    desk, notebooks = Desk("nemo-skills", house), Notebooks("nemo-skills", house.sessions)
+
+    def told(tell: Tell) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                body = await tell(request, request.scope["exec"])
+            except Refusal as refusal:
+                return answer(refusal, request.scope, house.metrics, words_in=ExecuteDoor.words_in)
+            return Response(msgspec.json.encode(body), media_type="application/json")
+
+        return endpoint
+
+    async def list_sessions(_: Request, facts: RequestFacts) -> Any:
+        found = await notebooks.all(desk.tenant, desk.origin(facts))
+        now = time.time()
+        about = {
+            session.tags.rollout: {
+                "backend": "ipython",
+                "created": created_at(session),
+                "last_used": now - session.idle_s,
+                "alive": session.state != "ended",
+            }
+            for session in found
+        }
+        return {"sessions": about, "backend": "ipython"}
+
+    async def end_session(request: Request, facts: RequestFacts) -> Any:
+        name = request.path_params["id"]
+        if not await notebooks.end(name, desk.tenant, desk.origin(facts)):
+            raise Refusal("no_such_session", f"IPython session {name[:80]} not found")
+        return {"message": f"IPython session {name} deleted successfully"}
 
     return [
-        post("/execute", ExecuteDoor(house, Desk("nemo-skills", house))),
+        post("/execute", ExecuteDoor(house, desk, notebooks)),
         get("/health", lambda: {"status": "healthy", "worker": "exec-service"}),
-        get("/sessions", lambda: {"sessions": {}, "backend": "ipython"}),
-        Route("/sessions/{id}", forget_session, methods=["DELETE"]),
+        Route("/sessions", told(list_sessions), methods=["GET"]),
+        Route("/sessions/{id}", told(end_session), methods=["DELETE"]),
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 from doors_harness import Visitor
@@ -30,11 +32,14 @@ async def test_initialize(here: Visitor) -> None:
     assert made["serverInfo"]["name"] == "exec-service" and "tools" in made["capabilities"]
 
 
-async def test_the_tool_is_listed_as_v1_tools_has_it(here: Visitor) -> None:
-    [tool] = (await ask(here.http, "tools/list"))["tools"]
-    [openai] = (await here.http.get("/v1/tools")).json()["tools"]
-    assert (openai["type"], openai["function"]["name"], tool["name"]) == ("function", "python", "python")
-    assert tool["inputSchema"] == openai["function"]["parameters"]
+async def test_the_tools_are_listed_as_v1_tools_has_them(here: Visitor) -> None:
+    tools = (await ask(here.http, "tools/list"))["tools"]
+    given = (await here.http.get("/v1/tools")).json()["tools"]
+    for tool, openai in zip(tools, given, strict=True):
+        assert (openai["type"], openai["function"]["name"]) == ("function", tool["name"])
+        assert tool["inputSchema"] == openai["function"]["parameters"]
+    assert [tool["name"].removeprefix("python_session_") for tool in tools] == "python start run fork rollback end".split()
+    [tool, *_] = tools
     assert tool["inputSchema"]["required"] == ["code"] and tool["inputSchema"]["properties"].keys() == {"code", "input"}
     assert "$ref" not in str(tool["inputSchema"])
 
@@ -53,6 +58,51 @@ async def test_a_failed_program_is_an_answer_and_no_tool_error(here: Visitor) ->
 async def test_wrong_arguments_and_unknown_tools_are_told_to_the_model(here: Visitor) -> None:
     for made in (await call(here.http), await call(here.http, code=3), await call(here.http, "ruby", code="")):
         assert made["isError"] and made["content"][0]["text"]
+
+
+async def session_tool(here: Visitor, verb: str, failed: bool = False, **arguments: Any) -> dict[str, Any]:
+    made = await call(here.http, f"python_session_{verb}", **arguments)
+    assert made.get("isError", False) is failed, made
+    return made
+
+
+async def test_a_session_is_started_forked_rolled_back_and_ended(here: Visitor) -> None:
+    made = await session_tool(here, "start")
+    session = made["structuredContent"]["session"]
+    assert made["content"] == [{"type": "text", "text": session}]
+    assert (await session_tool(here, "run", session=session, code="x = int(input())", input="5"))["structuredContent"] == {
+        **{"status": "ok", "blame": "none", "exit_code": 0, "state_kept": True},
+        "wall_s": ANY,
+    }
+    one, two = (await session_tool(here, "fork", session=session, n=2))["structuredContent"]["sessions"]
+    await session_tool(here, "run", session=one, code="x = 6")
+    texts = [(await session_tool(here, "run", session=each, code="x"))["content"][0]["text"] for each in (session, one, two)]
+    assert texts == ["5", "6", "5"]
+    died = await session_tool(here, "run", session=session, code="import os; os.abort()")
+    assert died["structuredContent"]["state_kept"] is False and "variables are lost" in died["content"][0]["text"]
+    assert (await session_tool(here, "rollback", session=session))["structuredContent"] == {"files_restored": True}
+    assert (await session_tool(here, "run", session=session, code="x"))["content"][0]["text"] == "5"
+    again = await session_tool(here, "rollback", session=session)
+    assert again["structuredContent"] == {"files_restored": True}  # to before the last cell
+    for each in (session, one, two):
+        await session_tool(here, "end", session=each)
+    gone = await session_tool(here, "run", True, session=session, code="x")
+    assert gone["content"][0]["text"].startswith("No such session")
+
+
+async def test_a_picture_that_a_cell_shows_is_shown(here: Visitor) -> None:
+    session = (await session_tool(here, "start"))["structuredContent"]["session"]
+    shows = "class P:\n    def _repr_png_(self): return b'picture'\n    def __repr__(self): return 'P'\nP()"
+    made = await session_tool(here, "run", session=session, code=shows)
+    picture = {"type": "image", "data": base64.b64encode(b"picture").decode(), "mimeType": "image/png"}
+    assert made["content"] == [{"type": "text", "text": "P"}, picture]
+    await session_tool(here, "end", session=session)
+
+
+async def test_wrong_arguments_of_session_tools_are_told_to_the_model(here: Visitor) -> None:
+    for verb, arguments in (("start", {"a": 1}), ("run", {"code": "1"}), ("fork", {"session": "s", "n": 0}), ("end", {})):
+        assert "wrong arguments" in (await session_tool(here, verb, True, **arguments))["content"][0]["text"]
+    assert "No such session" in (await session_tool(here, "end", True, session="s"))["content"][0]["text"]
 
 
 async def test_what_we_did_wrong_is_a_tool_error_and_overload_too() -> None:

@@ -15,6 +15,7 @@ from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool
 from worker.profiles import PROFILES
+from worker.sessions import Sessions
 
 
 @dataclass
@@ -41,7 +42,7 @@ async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIter
                 await asyncio.wait({url, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # which says why it does not serve
-            async with Consumer("w", pool, queue.worker("w")):
+            async with Sessions("w", pool) as sessions, Consumer("w", pool, queue.worker("w"), sessions):
                 await gateway.fleet.refresh()
                 gateway.dispatch.look_again()
                 async with AsyncClient(await url) as client:

@@ -129,6 +129,11 @@ async def test_with_keys_a_session_belongs_to_the_tenant_of_its_key(tmp_path: Pa
             with pytest.raises(Forbidden) as refused:
                 await own.session().start()
             assert (refused.value.code, refused.value.field) == ("beyond_limits", "$.limits.memory_mb")
+            body, name = {"generated_code": "6 * 7", "timeout": 60}, {"x-session-id": "a"}
+            lowered = service.http.post("/execute", json=body, headers=name | {"authorization": f"Bearer {lab}"})
+            assert lowered.json()["stdout"] == "42\n"  # a door's clients know no limits; they get those of the key
+            foreign_name = service.http.get("/sessions", headers={"authorization": f"Bearer {other}"}).json()
+            assert foreign_name["sessions"] == {}
             async with own.session(limits=Limits(memory_mb=256, wall_s=5)) as session:
                 assert (await session.run("6 * 7")).value == "42"
                 with pytest.raises(Forbidden) as refused:
