@@ -5,7 +5,7 @@
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make lint     ruff and mypy
-# make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D)
+# make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make proto    compile exec_wire/exec.proto anew (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)

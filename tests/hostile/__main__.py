@@ -1,8 +1,9 @@
 """The whole corpus: every program alone and as 8 copies beside a canary, and the machine's state after each.
 
-    python tests/hostile [--tier-mask userns,...] [--only REGEX] [--alone]
+    python tests/hostile [--cells] [--tier-mask userns,...] [--only REGEX] [--alone]
 
-Prints a line per program; ends with 1 if anything is not as expected. `--tier-mask uid` makes tier C, `userns` tier D; as a
+Prints a line per program; ends with 1 if anything is not as expected. `--cells` runs each Python program as a cell of a session
+of its own, and the copies beside a session that must keep its state. `--tier-mask uid` makes tier C, `userns` tier D; as a
 plain user it runs in the best tier that there is.
 """
 
@@ -24,7 +25,7 @@ from corpus import Program, got_words, load
 
 from worker.sandbox.runner_link import SandboxUnavailable
 
-SLOTS = COPIES + 1  # one for the canary
+SLOTS, SLOTS_FOR_CELLS = COPIES + 1, COPIES + 2  # one for each canary
 
 
 class Report:
@@ -51,35 +52,47 @@ async def run_all(options: argparse.Namespace) -> int:
     programs = load()
     began = time.monotonic()
     mask = [layer for layer in options.tier_mask.split(",") if layer]
-    async with caged(programs, SLOTS, mask) as cage:
+    slots = SLOTS_FOR_CELLS if options.cells else SLOTS
+    async with caged(programs, slots, mask) as cage:
         missing = "; ".join(f"{layer}: {why}" for layer, why in cage.pool.missing.items())
-        print(f"tier {cage.sandbox.tier}, {SLOTS} slots{f', missing {missing}' if missing else ''}\n")
+        kind = "cells of sessions" if options.cells else "calls"
+        print(f"as {kind}, tier {cage.sandbox.tier}, {slots} slots{f', missing {missing}' if missing else ''}\n")
+        if options.cells:
+            cage.lend_slots()
+            await cage.look_in_session()  # whatever a first session opens is open afterwards
         report = Report()
         report.line("program", "expected", "alone", f"{COPIES} copies", "ok")
         before = cage.look()
         for name, program in programs.items():
             if name in cage.partners or not re.search(options.only, name):
                 continue
-            before = await run_one(cage, program, before, report, options.alone)
+            before = await run_one(cage, program, before, report, options)
     return conclude(cage, report, time.monotonic() - began)
 
 
-async def run_one(cage: Cage, program: Program, before: Node, report: Report, alone_only: bool) -> Node:
+async def run_one(cage: Cage, program: Program, before: Node, report: Report, options: argparse.Namespace) -> Node:
     """What the machine must look like after the next one: as now, if this one changed it."""
-    if why := cage.lacking(program):
+    if why := cage.lacking(program) or (why_no_cell(program) if options.cells else ""):
         report.skip(program, why)
         return before
-    wrong, result = await cage.run_alone(program)
+    run_alone, run_crowd = (cage.run_cell, cage.run_cells_crowd) if options.cells else (cage.run_alone, cage.run_crowd)
+    wrong, result = await run_alone(program)
     wrong = [f"alone: {words}" for words in wrong]
     crowd = ""
-    if not alone_only:
-        crowd_wrong, results = await cage.run_crowd(program)
+    if not options.alone:
+        crowd_wrong, results = await run_crowd(program)
         wrong += [f"copies: {words}" for words in crowd_wrong]
         crowd = ", ".join(f"{count} x {words}" for words, count in Counter(map(got_words, results)).most_common())
     changed = await cage.differences(before)
-    wrong += [f"afterwards: {words}" for words in (*changed, *await cage.leftovers())]
-    report.add(program, program.expectation(cage.sandbox).words, got_words(result), crowd, wrong)
+    found = await (cage.look_in_session() if options.cells else cage.leftovers())
+    wrong += [f"afterwards: {words}" for words in (*changed, *found)]
+    expected = (program.as_cell() if options.cells else program).expectation(cage.sandbox)
+    report.add(program, expected.words, got_words(result), crowd, wrong)
     return cage.look() if changed else before
+
+
+def why_no_cell(program: Program) -> str:
+    return program.not_as_cell if program.language == "python" else "cells are Python"
 
 
 def conclude(cage: Cage, report: Report, seconds: float) -> int:
@@ -95,6 +108,7 @@ def conclude(cage: Cage, report: Report, seconds: float) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/hostile", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--cells", action="store_true", help="as cells of sessions")
     parser.add_argument("--tier-mask", default="", help="layers to act without, separated by commas")
     parser.add_argument("--only", default="", help="only programs whose file name matches this expression")
     parser.add_argument("--alone", action="store_true", help="no copies")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -60,6 +61,15 @@ if "JAIL" in os.environ:
 print(*found or ["contained"])
 """
 LOOK_LIMITS = Limits(wall_s=10, memory_mb=128)
+LOOK_IN_SESSION = """
+import os
+places = ["/tmp", "/dev/shm", ".", os.environ["TMPDIR"]] if "JAIL" in os.environ else ["."]
+found = [f"{place}/{name}" for place in places for name in os.listdir(place)]
+if "JAIL" in os.environ:
+    found += [f"/mnt/{name}" for name in os.listdir("/mnt") if name != "0"]
+    found += [f"process {name}" for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+print(*found or ["contained"])
+"""
 
 
 def canary_song() -> str:
@@ -201,29 +211,85 @@ class Cage:
                 result.stdout += f"\nescaped: {words}\n"
             return result
 
-    async def run_cell(self, program: Program) -> tuple[list[str], Result]:
+    # -- as cells ---------------------------------------------------------------------------------------------------------
+
+    def lend_slots(self) -> None:
+        """Give the pool all slots but one, the canary's: cells take their slots themselves."""
+        for _ in range(self._slots.qsize() - 1):
+            self.pool.give_back(self._slots.get_nowait())
+
+    async def run_cell(self, program: Program, crowd: bool = False) -> tuple[list[str], Result]:
         """The same as a cell of a session of its own, which is ended afterwards. What ran before it did so in another one."""
         wrong: list[str] = []
         for earlier in self._earlier(program):
-            _, result = await self.run_cell(earlier)
-            wrong += [f"{earlier.name}: {words}" for words in judge(earlier.as_cell(), result, grace_s=GRACE_S)]
+            wrong += await self._judged_cell(earlier, crowd)
         if program.pair:
-            sibling, own = await asyncio.gather(self._run_cell(self.programs[program.pair]), self._run_cell(program))
-            wrong += [
-                f"{program.pair}: {words}" for words in judge(self.programs[program.pair].as_cell(), sibling, grace_s=GRACE_S)
-            ]
+            sibling, own = await asyncio.gather(
+                self._judged_cell(self.programs[program.pair], crowd), self._run_cell(program, crowd)
+            )
+            wrong += sibling
         else:
-            own = await self._run_cell(program)
-        return wrong + judge(program.as_cell(), own, grace_s=GRACE_S), own
+            own = await self._run_cell(program, crowd)
+        return wrong + judge(program.as_cell(), own, crowd=crowd, grace_s=GRACE_S), own
 
-    async def _run_cell(self, program: Program) -> Result:
+    async def run_cells_crowd(self, program: Program) -> tuple[list[str], list[Result]]:
+        """As cells of 8 sessions, or of 4 and 4 for siblings, beside the canary and a session that must keep its state."""
+        copies = COPIES // 2 if program.pair else COPIES
+        stop = asyncio.Event()
+        async with self._take_slots(1) as (canary_slot,):
+            singing = asyncio.gather(self._sing(canary_slot, stop), self._count(stop))
+            ends = await asyncio.gather(*(self.run_cell(program, crowd=True) for _ in range(copies)))
+            stop.set()
+            await singing
+        wrong = [words for problems, _ in ends for words in problems]
+        results = [result for _, result in ends]
+        if program.expect.differs and len({result.stdout for result in results}) < len(results):
+            wrong.append("not all printed something else")
+        return wrong, results
+
+    async def _judged_cell(self, program: Program, crowd: bool) -> list[str]:
+        result = await self._run_cell(program, crowd)
+        return [f"{program.name}: {words}" for words in judge(program.as_cell(), result, crowd=crowd, grace_s=GRACE_S)]
+
+    async def _count(self, stop: asyncio.Event) -> None:
+        """A session whose variable grows by one with each cell, whatever the others do."""
+        id = await self._session(SessionSpec(limits=CANARY_LIMITS))
+        for number in itertools.count():
+            began = time.monotonic()
+            ran = await self.sessions.obey(RunCell(id, Cell("n = n + 1 if 'n' in globals() else 0\nn")), DEADLINE_S)
+            self.canary.latencies_s.append(time.monotonic() - began)
+            if not isinstance(ran, Ran) or ran.result.value != str(number):
+                self.canary.wrong.append(f"the session's cell {number}: {ran}")
+                break
+            if stop.is_set():
+                break
+            await asyncio.sleep(0.01)
+        await self.sessions.obey(End(id, ""), DEADLINE_S)
+
+    async def look_in_session(self) -> list[str]:
+        """What a new session finds before it has done anything."""
+        env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
+        id = await self._session(SessionSpec(limits=LOOK_LIMITS, env=env))
+        ran = await self.sessions.obey(RunCell(id, Cell(LOOK_IN_SESSION)), DEADLINE_S)
+        await self.sessions.obey(End(id, ""), DEADLINE_S)
+        if isinstance(ran, Ran) and (ran.result.status, ran.result.stdout) == ("ok", "contained\n"):
+            return []
+        return [f"a new session: {ran}"]
+
+    async def _session(self, spec: SessionSpec) -> str:
+        told = await self.sessions.obey(Create(spec), DEADLINE_S)
+        if not isinstance(told, Told):
+            raise AssertionError(f"no session can be had: {told}")
+        return told.sessions[0].id
+
+    async def _run_cell(self, program: Program, crowd: bool) -> Result:
         with _bait(program) as (bait, was_touched):
             files = {"attack.py": _ATTACK} if _USES_ATTACK.search(program.code) else {}
-            spec = SessionSpec(limits=program.limits_in(False), env=program.env | bait, files=files)
-            told = await self.sessions.obey(Create(spec), DEADLINE_S)
-            if not isinstance(told, Told):
-                return verdict("internal_error", error=str(told), sandbox=self.sandbox)
-            id = told.sessions[0].id
+            spec = SessionSpec(limits=program.limits_in(crowd), env=program.env | bait, files=files)
+            try:
+                id = await self._session(spec)
+            except AssertionError as error:
+                return verdict("internal_error", error=str(error), sandbox=self.sandbox)
             ran = await self.sessions.obey(RunCell(id, Cell(program.code, stdin=program.stdin)), DEADLINE_S)
             result = ran.result if isinstance(ran, Ran) else verdict("internal_error", error=str(ran))
             result.sandbox = self.sandbox

@@ -75,8 +75,7 @@ CELLS = [name for name in ON_THEIR_OWN if PROGRAMS[name].language == "python" an
 async def cells_cage() -> AsyncIterator[Cage]:
     need_sandbox()
     async with caged(PROGRAMS, SLOTS, []) as cage:
-        for slot in range(SLOTS):
-            cage.pool.give_back(slot)  # cells take their slots themselves
+        cage.lend_slots()
         yield cage
 
 
@@ -108,6 +107,13 @@ async def test_cell_ends_as_expected(
         pytest.skip(reason)
     wrong, _ = await cells[cell]
     assert wrong == []
+
+
+async def test_copies_of_a_cell_end_as_expected_and_harm_no_other_session(cells_cage: Cage) -> None:
+    wrong, _ = await cells_cage.run_cells_crowd(PROGRAMS["b_015_fork_bomb.py"])
+    assert wrong == []
+    assert cells_cage.canary.wrong == []
+    assert await cells_cage.look_in_session() == []
 
 
 async def test_hostile_cells_leave_nothing(cells_cage: Cage) -> None:

@@ -18,7 +18,7 @@ SIZE = {"width": 1440, "height": 960}
 
 
 WALK = "import numpy as np\n\nrng = np.random.default_rng(7)\nwalk = rng.standard_normal(200).cumsum()\nwalk.shape"
-PLOT = "import matplotlib.pyplot as plt\nplt.figure(figsize=(6, 2.4))\nplt.plot(walk - walk.mean())\nwalk = walk[:100]\nlen(walk)"
+PLOT = "import matplotlib.pyplot as plt\nplt.figure(figsize=(6, 2))\nplt.plot(walk - walk.mean())\nwalk = walk[:99]\nlen(walk)"
 
 
 def show_sessions(page: Any) -> None:
