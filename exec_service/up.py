@@ -34,7 +34,7 @@ exec-service is ready on {url} (sandbox tier {tier}, {slots} slots). Try:
 
   curl -s {url}/v1/run{key} -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'
 
-A playground and a live view: {url}     The API: {url}/docs     gRPC: {grpc}     Stop with Ctrl-C.
+Playground, sessions, live view: {url}     The API: {url}/docs     gRPC: {grpc}     Stop with Ctrl-C.
 """
 WEAK = """
 WARNING: the sandbox is of tier {tier}: {meaning}.
