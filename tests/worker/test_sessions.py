@@ -144,6 +144,12 @@ async def test_too_much_output_stops_the_cell_and_keeps_the_state(lab: SessionLa
     assert (await session.ok("x")).value == "1"
 
 
+async def test_far_too_much_output_is_its_limit_also_if_the_cell_ends_before_it_is_stopped(lab: SessionLab) -> None:
+    session = await lab.create(output_kb=64)
+    result = await session.run("import os\nos.write(1, b'a' * (1 << 20))\n1 / 0")
+    assert (result.status, result.blame, result.state_kept, result.truncated) == ("output_limit", "model", True, True)
+
+
 async def test_sessions_do_not_see_each_other(lab: SessionLab) -> None:
     one, two = await lab.create(), await lab.create()
     await one.ok("secret = 'of one'\nopen('/tmp/secret', 'w').write(secret)\nopen('own', 'w').write(secret)")

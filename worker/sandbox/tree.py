@@ -524,8 +524,12 @@ class CellRun:
                 return await self._stop(either, Stop("memory_limit"))
             if left_s <= 0:
                 return await self._stop(either, Stop("timeout", cut_short))
-            if max(os.fstat(fd).st_size for fd in self._kept[:2]) > self._cap * KILL_AT_OUTPUT:
+            if self._wrote_too_much:
                 return await self._stop(either, Stop("output_limit"))
+
+    @property
+    def _wrote_too_much(self) -> bool:
+        return max(os.fstat(fd).st_size for fd in self._kept[:2]) > self._cap * KILL_AT_OUTPUT
 
     async def _stop(self, either: set[asyncio.Future[Any]], stop: Stop) -> Stop:
         """Interrupted first, so that the state can stay; killed second."""
@@ -544,6 +548,8 @@ class CellRun:
             return verdict(stop.status, infra=stop.infra)  # type: ignore[arg-type]
         if asked.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children
             return verdict("memory_limit")
+        if asked.done() and self._wrote_too_much:  # between two looks, until no file may grow further or it was done
+            return verdict("output_limit")
         if asked.done():
             code = asked.result().code & 0xFF
             return verdict("ok" if code == 0 else "error", exit_code=code)
