@@ -27,7 +27,7 @@ from loadtest.agent import CUT, SHOWN_CHARS, Outcome
 from loadtest.arms import ARMS, ROUTES, Arm, ArmFailed, Run, info, open_arm
 from loadtest.results import Idle, Results, RunRecord, judge, percentile, summarise
 from loadtest.workload import MIXES, Program, Workload, deal
-from worker.config import usable_cores
+from worker.config import default_slots
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "bench.json"
@@ -196,7 +196,7 @@ class Bench:
     async def turn(self, arm: Arm, mix: str, repeat: int) -> None:
         programs = self._share(arm, mix, repeat)
         self._progress(f"repeat {repeat + 1}, {mix}: {arm.name}, {len(programs)} calls")
-        run = await arm.run(programs, usable_cores())
+        run = await arm.run(programs, default_slots())
         self._results.cpu_counted_by = arm.counted_by
         self._results.runs.append(_record(mix, arm.name, repeat, run))
         self._keep(arm.name, programs, run.outcomes)
@@ -214,7 +214,7 @@ class Bench:
         for mix, parts in self._parts.items():
             self._progress(f"reference outcomes of {mix}")
             programs = [program for part in parts for program in part]
-            self._keep("spawn", programs, (await spawn.run(programs, usable_cores())).outcomes)
+            self._keep("spawn", programs, (await spawn.run(programs, default_slots())).outcomes)
 
     def compare_all(self) -> None:
         for arm, program, outcome in self._outcomes:
