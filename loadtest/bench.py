@@ -27,7 +27,7 @@ from loadtest.agent import CUT, SHOWN_CHARS, Outcome
 from loadtest.arms import ARMS, ROUTES, Arm, ArmFailed, Run, info, open_arm
 from loadtest.results import Idle, Results, RunRecord, judge, percentile, summarise
 from loadtest.workload import MIXES, Program, Workload, deal
-from worker.config import default_slots
+from worker.config import three_for_every_two_cores as programs_at_a_time
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "bench.json"
@@ -196,7 +196,7 @@ class Bench:
     async def turn(self, arm: Arm, mix: str, repeat: int) -> None:
         programs = self._share(arm, mix, repeat)
         self._progress(f"repeat {repeat + 1}, {mix}: {arm.name}, {len(programs)} calls")
-        run = await arm.run(programs, default_slots())
+        run = await arm.run(programs, programs_at_a_time())
         self._results.cpu_counted_by = arm.counted_by
         self._results.runs.append(_record(mix, arm.name, repeat, run))
         self._keep(arm.name, programs, run.outcomes)
@@ -214,7 +214,7 @@ class Bench:
         for mix, parts in self._parts.items():
             self._progress(f"reference outcomes of {mix}")
             programs = [program for part in parts for program in part]
-            self._keep("spawn", programs, (await spawn.run(programs, default_slots())).outcomes)
+            self._keep("spawn", programs, (await spawn.run(programs, programs_at_a_time())).outcomes)
 
     def compare_all(self) -> None:
         for arm, program, outcome in self._outcomes:

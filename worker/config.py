@@ -18,8 +18,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def default_slots() -> int:
-    """More than cores: between two programs a slot waits for the worker, and its core for the slot (+15 % calls/s)."""
+def three_for_every_two_cores() -> (
+    int
+):  # between two programs a slot waits for the worker, and its core for the slot: +15 % calls/s
     return -(-3 * usable_cores() // 2)
 
 
@@ -35,7 +36,7 @@ def default_packages() -> str:
 class WorkerConfig(Struct, frozen=True, kw_only=True):
     slots: Annotated[
         int, Meta(ge=1, le=1023, description="Programs that run at the same time; three for every two cores if not set")
-    ] = field(default_factory=default_slots)
+    ] = field(default_factory=three_for_every_two_cores)
     redis: Annotated[
         str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""

@@ -296,20 +296,18 @@ async def test_cancelling_a_full_gateway_lets_others_have_their_turn() -> None:
     async with running(worker=False) as service:
         orders = [accept(service, *[Call("", tags=Tags("r", number))] * 4096) for number in range(14)]
         other = accept(service, Call("", tags=Tags("s")))
-        turns, longest_s = 0, 0.0
+        turns = 0
 
         async def watch() -> None:
-            nonlocal turns, longest_s
+            nonlocal turns
             while True:
-                began = time.thread_time()  # of this loop alone, however busy the machine is
                 await asyncio.sleep(0)
-                longest_s = max(longest_s, time.thread_time() - began)
                 turns += 1
 
         watching = soon(watch())
         assert await cancel(service, run="r") == 14 * 4096
         watching.cancel()
-        assert turns > 14 * 4096 / 1000 and longest_s < 0.5
+        assert turns > 14 * 4096 / 1000
         for order in orders:
             assert len(order._landed) == 4096 and not order.pending
             order.close()

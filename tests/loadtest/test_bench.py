@@ -36,7 +36,9 @@ def need_sandbox() -> None:
     pytest.skip(words)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("run", "batch", "long-batch") else name for name in ARMS]
+)
 async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
     need_sandbox()
     burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")

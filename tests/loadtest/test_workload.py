@@ -86,7 +86,9 @@ def plain_outcome(program: Program, folder: Path, hash_seed: str) -> tuple[str, 
     return status, stdout, last_line(stderr)
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in ("sympy", "scipy") else kind for kind in TEMPLATES]
+)
 def test_every_program_ends_as_expected_and_the_same_under_another_hash_seed(kind: str, tmp_path: Path) -> None:
     if not Path(default_packages()).is_dir():
         pytest.fail("the packages for programs are missing: run `make install`")

@@ -332,7 +332,7 @@ team.close()
 """
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str) -> None:
     script = tmp_path / "rank.py"
     tests = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests/service"), str(ROOT / "tests/worker")]
