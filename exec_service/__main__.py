@@ -22,7 +22,11 @@ EXIT_LIMIT, EXIT_INTERRUPTED = 124, 130  # as timeout(1) and a shell
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.run is not run_planner:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     sys.exit(options.run(options))
 
 
@@ -56,6 +60,12 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure this machine; what comes after -- goes to the benchmark")
     bench.add_argument("arguments", nargs="*", help="such as -- --quick")
     bench.set_defaults(run=run_bench)
+
+    # What comes after these is theirs, --help too: their options are where they are, in the checkout.
+    calibrate = commands.add_parser("calibrate", add_help=False, help="measure what a call costs on this machine, for `plan`")
+    plan = commands.add_parser("plan", add_help=False, help="how many cores, workers and gateways a training run needs")
+    for part in (calibrate, plan):
+        part.set_defaults(run=run_planner, module=part.prog.split()[-1])
 
     runner = commands.add_parser("runner", help="the privileged half of a worker, in a process or container of its own")
     runner.add_argument("--socket", type=Path, required=True, help="where to listen for the worker")
@@ -273,6 +283,17 @@ def run_bench(options: argparse.Namespace) -> int:
     except ImportError:
         return fail("the benchmarks are in the project's checkout, not in its package: run `make bench` there", EXIT_USAGE)
     return measure(options.arguments)
+
+
+def run_planner(options: argparse.Namespace) -> int:
+    import importlib
+
+    try:
+        module = importlib.import_module(f"loadtest.{options.module}")
+    except ImportError:
+        return fail("planning needs the project's checkout, not only its package: run it there", EXIT_USAGE)
+    code: int = module.main(options.rest)
+    return code
 
 
 def run_runner(options: argparse.Namespace) -> int:

@@ -1,0 +1,459 @@
+"""What a call costs on this machine, for the planner: `exec-service calibrate`, or `python -m loadtest.calibrate --help`.
+
+A Redis, a gateway and a worker, a process each, and the load from a process of its own. First large batches to a worker that
+runs nothing: what a call costs on the path when many share a request. Then programs of the workload in real sandboxes, one at a
+time (what a call costs on an idle machine), and with every slot busy and more waiting (what the cores lose to each other, and
+the capacity). Two numbers are fitted, so that the simulation has the latency of a lonely call and the calls/s of the last part;
+what lies between is a prediction, and `--validate` compares it with open-loop runs at 30, 50, 70 and 90 % of the capacity, none
+of which it has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from msgspec import Struct
+
+from loadtest import facts, meter, path, redis_server
+from loadtest.open_loop import Landed, Order, Report, drive, latencies_s, poisson
+from loadtest.parts import Part
+from loadtest.programs import TEMPLATES
+from loadtest.redis_server import RedisServer
+from loadtest.results import percentile
+from loadtest.simulate import Cost, Costs, Demand, Shape, Visit, closed_loop, open_loop
+from loadtest.workload import Program, calls
+from worker.config import usable_cores
+
+ROOT = Path(__file__).parents[1]
+DEFAULT_JSON = ROOT / "docs" / "results" / "calibration.json"
+ALONE_CALLS, LOADED_CALLS = 300, 1500
+BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
+COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
+LOADS = (0.3, 0.5, 0.7, 0.9)
+VALIDATE_S = 30.0
+WITHIN = 0.2
+BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
+SEED = 11
+
+
+class Samples(Struct, frozen=True):
+    """What programs of one template cost on an idle machine, set-up and cleaning included."""
+
+    kind: str
+    cpu_ms: list[float]
+    pause_ms: float  # neither computing nor waiting for a core
+
+
+class Point(Struct, frozen=True):
+    """One open-loop run beside its prediction, in milliseconds."""
+
+    load: float  # share of the capacity
+    calls: int
+    per_s: float
+    measured_mean_ms: float
+    predicted_mean_ms: float
+    measured_p50_ms: float
+    predicted_p50_ms: float
+    measured_p99_ms: float
+    predicted_p99_ms: float
+    others_share: float
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Of the mean and the p99, as shares of what was measured."""
+        return (self.predicted_mean_ms / self.measured_mean_ms - 1, self.predicted_p99_ms / self.measured_p99_ms - 1)
+
+    @property
+    def good(self) -> bool:
+        return all(abs(error) <= WITHIN for error in self.errors)
+
+
+class Calibration(Struct):
+    started: str
+    commit: str
+    command: str
+    machine: dict[str, str]
+    server: str
+    mix: str  # of the saturated part
+    cores: int
+    slots: int
+    calls: int
+    capacity_per_s: float  # calls/s with every slot busy, the load on the same cores
+    cpu_ms: dict[str, float]  # per call with every slot busy, by process
+    batched_cpu_ms: dict[str, float]  # per call of the path alone, in large batches
+    slowdown: float  # of a core, when the others are busy too
+    unseen: float  # fitted: by what the costs are larger than what was counted
+    costs: Costs
+    redis_per_call: dict[str, float]  # commands, in_bytes, out_bytes
+    others_share: float  # of the machine, used by processes that are not ours
+    programs: dict[str, Samples] = {}
+    validation: list[Point] = []
+
+    def demand(self, program: Program, chance: random.Random) -> Demand:
+        samples = self.programs.get(f"{program.kind}/{program.name}") or self._any_of(program.kind)
+        return Demand(chance.choice(samples.cpu_ms) / 1000, samples.pause_ms / 1000)
+
+    def _any_of(self, kind: str) -> Samples:
+        return next(samples for samples in self.programs.values() if samples.kind == kind)
+
+    def demands(self, programs: Iterable[Program], seed: int = SEED) -> list[Demand]:
+        chance = random.Random(seed)
+        return [self.demand(program, chance) for program in programs]
+
+    @property
+    def here(self) -> Shape:
+        """This machine, the load on it too."""
+        return Shape(slots=self.slots, cores=self.cores, slowdown=self.slowdown, together=True)
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------------------
+
+
+class Measured(Struct, frozen=True):
+    """A load, with the CPU time of each process meanwhile."""
+
+    report: Report
+    cpu_s: dict[str, float]
+    redis: dict[str, float]
+    others_share: float
+
+
+class Here:
+    """A cluster on this machine, and what its processes use."""
+
+    def __init__(self, redis: RedisServer, gateway: Part, worker: Part) -> None:
+        self.url = gateway.url
+        self._redis, self._gateway, self._worker = redis, gateway, worker
+        self._idle_cpu, self._idle_traffic = dict[str, float](), dict[str, float]()  # per second
+
+    def look_idle(self, seconds: float = 3.0) -> None:
+        """What heartbeats cost: it is no call's share."""
+        cpu, traffic = self.used_s(), self._traffic()
+        time.sleep(seconds)
+        self._idle_cpu = {name: (value - cpu[name]) / seconds for name, value in self.used_s().items()}
+        self._idle_traffic = {name: (value - traffic[name]) / seconds for name, value in self._traffic().items()}
+
+    def used_s(self) -> dict[str, float]:
+        sandboxes = [pid for pid in meter.tree(self._worker.pid) if pid != self._worker.pid]
+        return {
+            "gateway": meter.cpu_s(self._gateway.pid),
+            "redis": meter.cpu_s(self._redis.pid),
+            "worker": meter.cpu_s(self._worker.pid),
+            "sandbox": sum(map(meter.cpu_s, sandboxes)),
+        }
+
+    def _traffic(self) -> dict[str, float]:
+        names = {
+            "commands": "total_commands_processed",
+            "in_bytes": "total_net_input_bytes",
+            "out_bytes": "total_net_output_bytes",
+        }
+        return {name: self._redis.info(field) for name, field in names.items()}
+
+    def measure(self, programs: list[Program], at_s: list[float] | None = None, in_flight: int = 1) -> Measured:
+        before, traffic, busy = self.used_s(), self._traffic(), meter.machine_busy_s()
+        began, own = time.perf_counter(), time.process_time()
+        report = drive(Order(self.url, programs, at_s or [], in_flight))
+        time.sleep(0.1)  # what is reaped and cleaned up now belongs to the calls
+        elapsed_s, after = time.perf_counter() - began, self.used_s()
+        used = {name: after[name] - before[name] for name in before} | {"caller": report.cpu_s}
+        for_calls = {name: value - elapsed_s * self._idle_cpu.get(name, 0.0) for name, value in used.items()}
+        ours_s = sum(used.values()) + time.process_time() - own + STARTING_LOAD_S
+        others = max(0.0, meter.machine_busy_s() - busy - ours_s) / elapsed_s / (os.cpu_count() or 1)
+        redis = {
+            name: value - traffic[name] - elapsed_s * self._idle_traffic.get(name, 0.0)
+            for name, value in self._traffic().items()
+        }
+        return Measured(report, for_calls, redis, round(others, 3))
+
+
+STARTING_LOAD_S = 0.8  # CPU time that the interpreter which makes the load takes to start
+
+
+@contextlib.contextmanager
+def cluster(slots: int | None = None) -> Iterator[Here]:
+    slots = slots or usable_cores()
+    with (
+        RedisServer() as redis,
+        Part.gateway(redis.url) as gateway,
+        Part.worker(redis.url, slots=slots, min_tier="D") as worker,
+    ):
+        gateway.wait_for_workers(1)
+        here = Here(redis, gateway, worker)
+        here.measure(calls(60, SEED + 1, "rollout"), in_flight=2 * slots)  # connections, code that runs the first time
+        here.look_idle()
+        yield here
+
+
+def measure(mix: str, *, quick: bool = False, command: str = "") -> Iterator[tuple[str, Calibration | None, Here]]:
+    """Steps, in words; the calibration with the last of them, while the cluster still runs."""
+    slots = usable_cores()
+    share = 5 if quick else 1
+    batched = measure_batched(share)
+    with cluster(slots) as here:
+        yield f"{ALONE_CALLS // share} calls, one at a time", None, here
+        alone = here.measure(calls(ALONE_CALLS // share, SEED, mix))
+        yield "programs that never end", None, here
+        endless = here.measure(_endless())
+        yield f"{LOADED_CALLS // share} calls, every slot busy", None, here
+        loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=2 * slots)
+        yield "fitting", None, here
+        made = assemble(mix, slots, batched, alone, endless, loaded, command)
+        yield "calibrated", made, here
+
+
+def measure_batched(share: int) -> dict[str, float]:
+    """CPU ms per call, by process, of the path alone when calls travel together."""
+    with path.cluster(workers=1, slots=512) as (url, pids):
+        shape = BATCHED._replace(calls=BATCHED.calls // share)
+        bench = path.Bench(url, pids, shape)
+        bench.turn(0)
+        turn = bench.turn(1)
+        some = [Program("std", f"call {n}", name="echo") for n in range(COALESCED_CALLS // share)]
+        caller = drive(Order(url, some, in_flight=COALESCED_IN_FLIGHT))
+    found = {"gateway": turn.cpu_us["gateway"], "redis": turn.cpu_us["redis"], "worker": turn.cpu_us["workers"]}
+    return {name: value / 1000 for name, value in found.items()} | {"caller": 1000 * caller.cpu_s / len(caller.landed)}
+
+
+def _endless() -> list[Program]:
+    return [program for program in calls(50 * len(TEMPLATES["endless"]), SEED, "slow") if program.kind == "endless"]
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------------
+
+
+def assemble(
+    mix: str,
+    slots: int,
+    batched_ms: dict[str, float],
+    alone: Measured,
+    endless: Measured,
+    loaded: Measured,
+    command: str,
+) -> Calibration:
+    count = len(loaded.report.landed)
+    cpu_ms = {name: 1000 * used / count for name, used in loaded.cpu_s.items()}
+    alone_ms = 1000 * sum(alone.cpu_s.values()) / len(alone.report.landed)
+    slowdown = max(1.0, sum(cpu_ms.values()) / alone_ms)
+    made = Calibration(
+        facts.now(),
+        facts.commit(),
+        command,
+        facts.machine(),
+        redis_server.version(),
+        mix,
+        usable_cores(),
+        slots,
+        count,
+        round(loaded.report.calls_per_s, 2),
+        {name: round(value, 4) for name, value in cpu_ms.items()},
+        {name: round(value, 4) for name, value in batched_ms.items()},
+        round(slowdown, 4),
+        1.0,
+        _costs({name: _cost(cpu_ms[name] / slowdown, batched_ms[name] / slowdown) for name in PARTS}),
+        {name: round(value / count, 2) for name, value in loaded.redis.items()},
+        loaded.others_share,
+    )
+    made.programs = _programs(alone, endless, loaded, slowdown)
+    _fit_pace(made, loaded.report, 2 * slots)
+    _fit_latency(made, alone.report)
+    return made
+
+
+PARTS = ("caller", "gateway", "redis", "worker")
+
+
+def _costs(parts: dict[str, Cost]) -> Costs:
+    return Costs(parts["caller"], parts["gateway"], parts["redis"], parts["worker"])
+
+
+def _cost(lonely_ms: float, batched_ms: float) -> Cost:
+    """A lonely call wakes everybody twice, on its way in and out; of a large batch hardly anything is wake-ups."""
+    batched_ms = min(lonely_ms, batched_ms)
+    return Cost((lonely_ms - batched_ms) / 2000, batched_ms / 1000)
+
+
+def _programs(alone: Measured, endless: Measured, loaded: Measured, slowdown: float) -> dict[str, Samples]:
+    pauses: dict[str, list[float]] = {}
+    for one in (*alone.report.landed, *endless.report.landed):
+        pauses.setdefault(f"{one.kind}/{one.name}", []).append(max(0.0, one.run_ms - one.cpu_ms))
+    costs: dict[str, list[float]] = {}
+    for measured, slower in ((loaded, slowdown), (alone, 1.0), (endless, 1.0)):
+        whole_ms = _whole_costs(measured)
+        for one, cost_ms in zip(measured.report.landed, whole_ms, strict=True):
+            costs.setdefault(f"{one.kind}/{one.name}", []).append(round(cost_ms / slower, 3))
+    kinds = {name: name.partition("/")[0] for name in costs}
+    return {name: Samples(kinds[name], costs[name], round(fmean(pauses.get(name, [0.0])), 3)) for name in sorted(costs)}
+
+
+def _whole_costs(measured: Measured) -> list[float]:
+    """Of each program, with its part of what the sandbox spent around programs: forking, confining, reaping.
+
+    That part goes by how long its start took, since both go by the size of the interpreter that is forked.
+    """
+    landed = measured.report.landed
+    around_ms = 1000 * measured.cpu_s["sandbox"] - sum(one.cpu_ms for one in landed)
+    starts_ms = sum(one.start_ms for one in landed) or 1.0
+    return [one.cpu_ms + max(0.0, around_ms) * one.start_ms / starts_ms for one in landed]
+
+
+def _again(made: Calibration, landed: list[Landed]) -> list[Demand]:
+    return made.demands(Program(one.kind, "", name=one.name) for one in landed)
+
+
+def _fit_pace(made: Calibration, report: Report, in_flight: int) -> None:
+    """Until the simulation is as fast as the machine was, with the same programs."""
+    for _ in range(3):
+        found = closed_loop(made.here, made.costs, _again(made, report.landed), in_flight)
+        _scale(made, found.pace / report.calls_per_s)
+
+
+def _scale(made: Calibration, by: float) -> None:
+    made.unseen = round(made.unseen * by, 4)
+    costs = {name: getattr(made.costs, name) for name in PARTS}
+    made.costs = _costs({name: Cost(one.wake_s * by, one.call_s * by) for name, one in costs.items()})
+    made.programs = {
+        name: Samples(one.kind, [round(cost * by, 3) for cost in one.cpu_ms], one.pause_ms)
+        for name, one in made.programs.items()
+    }
+
+
+def _fit_latency(made: Calibration, report: Report) -> None:
+    """What a lonely call takes beyond everybody's CPU time: wake-ups and the network."""
+    visits = closed_loop(made.here, made.costs, _again(made, report.landed), 1).visits
+    hop_s = fmean(latencies_s(report.landed)) - fmean(visit.latency_s for visit in visits)
+    made.costs = msgspec.structs.replace(made.costs, hop_s=max(0.0, hop_s))
+
+
+# -- validation ---------------------------------------------------------------------------------------------------------------
+
+
+def validate(made: Calibration, here: Here, load: float, seconds: float, seed: int) -> Point:
+    """An open-loop run of chance arrivals, and the simulation of the same arrivals with the same kinds of programs."""
+    per_s = load * made.capacity_per_s
+    programs = calls(int(per_s * seconds), seed, made.mix)
+    at_s = poisson(per_s, len(programs), seed)
+    measured = here.measure(programs, at_s)
+    mean, p50, p99 = _figures(latencies_s(measured.report.landed))
+    wanted = _figures([visit.latency_s for visit in predict(made, programs, at_s)])
+    return Point(load, len(programs), round(per_s, 2), mean, wanted[0], p50, wanted[1], p99, wanted[2], measured.others_share)
+
+
+def predict(made: Calibration, programs: list[Program], at_s: list[float]) -> list[Visit]:
+    return open_loop(made.here, made.costs, zip(at_s, made.demands(programs), strict=True)).visits
+
+
+def _figures(some_s: list[float]) -> tuple[float, float, float]:
+    """Mean, p50 and p99 in milliseconds."""
+    figures = (fmean(some_s), percentile(some_s, 0.5), percentile(some_s, 0.99))
+    mean, p50, p99 = (round(1000 * one, 2) for one in figures)
+    return mean, p50, p99
+
+
+def validation_table(points: list[Point]) -> str:
+    head = [
+        "load",
+        "calls/s",
+        "calls",
+        "mean measured",
+        "predicted",
+        "",
+        "p50 measured",
+        "predicted",
+        "p99 measured",
+        "predicted",
+        "",
+    ]
+    rows = [head, ["---:"] * len(head)]
+    for one in points:
+        mean, p99 = one.errors
+        rows.append(
+            [
+                f"{100 * one.load:.0f} %",
+                f"{one.per_s:.1f}",
+                str(one.calls),
+                f"{one.measured_mean_ms:.1f} ms",
+                f"{one.predicted_mean_ms:.1f} ms",
+                f"{100 * mean:+.0f} %",
+                f"{one.measured_p50_ms:.1f} ms",
+                f"{one.predicted_p50_ms:.1f} ms",
+                f"{one.measured_p99_ms:.1f} ms",
+                f"{one.predicted_p99_ms:.1f} ms",
+                f"{100 * p99:+.0f} %",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+# -- command ------------------------------------------------------------------------------------------------------------------
+
+
+def write(made: Calibration, json_file: Path) -> None:
+    json_file.parent.mkdir(parents=True, exist_ok=True)
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+
+
+def read(json_file: Path) -> Calibration:
+    return msgspec.json.decode(json_file.read_bytes(), type=Calibration)
+
+
+def say(words: str) -> None:
+    print(f"calibrate: {words}", file=sys.stderr, flush=True)
+
+
+def run(mix: str, *, quick: bool, seconds: float, command: str, loads: Iterable[float] = ()) -> Calibration:
+    """`loads`: to be validated."""
+    for words, made, here in measure(mix, quick=quick, command=command):
+        say(words)
+        if made is None:
+            continue
+        for number, load in enumerate(loads):
+            point = validate(made, here, load, seconds, 100 + number)
+            made.validation.append(point)
+            say(f"{100 * load:.0f} % load: mean {point.measured_mean_ms:.1f} ms, predicted {point.predicted_mean_ms:.1f}")
+        return made
+    raise AssertionError("the last step has the calibration")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="exec-service calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mix", choices=("rollout", "std"), default="rollout")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the calls; a look, not a measurement")
+    parser.add_argument("--validate", action="store_true", help=f"also compare with runs of {VALIDATE_S:g} s at four loads")
+    parser.add_argument("--seconds", type=float, default=VALIDATE_S, help="of each such run")
+    parser.add_argument("--json", type=Path, metavar="PATH", default=DEFAULT_JSON, help="where to write (default: %(default)s)")
+    given = parser.parse_args(argv)
+    words = ["--validate"] * given.validate + ["--quick"] * given.quick
+    command = " ".join(["exec-service calibrate", "--mix", given.mix, *words])
+    made = run(given.mix, quick=given.quick, seconds=given.seconds, command=command, loads=LOADS if given.validate else ())
+    show(made)
+    write(made, given.json)
+    return 0 if all(point.good for point in made.validation) else 1
+
+
+def show(made: Calibration) -> None:
+    per_call = ", ".join(f"{name} {value:.2f}" for name, value in made.cpu_ms.items())
+    print(f"{made.capacity_per_s:.1f} calls/s on {made.cores} cores; CPU ms per call: {per_call}")
+    delay_ms = 1000 * made.costs.hop_s
+    print(
+        f"A core is {made.slowdown:.2f} x slower when all are busy. Fitted: costs x {made.unseen:.2f}, delay {delay_ms:.1f} ms."
+    )
+    if made.validation:
+        print(validation_table(made.validation))
+    if made.others_share > BUSY_SHARE:
+        print(f"Others used {100 * made.others_share:.0f} % of the machine meanwhile: calibrate again when it is quiet.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

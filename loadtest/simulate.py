@@ -1,0 +1,343 @@
+"""Discrete-event simulation of a cluster: calls pass gateway, queue and worker, and all of these need time on cores.
+
+What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
+program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
+Cores are shared evenly among what is ready to run, and are slower the more of them are busy. Not simulated: memory, the network
+but for a fixed delay, tenants and priorities, refusals (429), a Redis that fails.
+
+`loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from exec_wire.queue import LEASE_S
+
+Then = Callable[[], None]
+
+
+class Demand(NamedTuple):
+    """What one program needs: CPU time on an otherwise idle machine, set-up and cleaning included, and time that it sleeps."""
+
+    cpu_s: float
+    pause_s: float = 0.0
+
+
+class Cost(Struct, frozen=True):
+    """CPU time of one thread, on an otherwise idle machine. What waits when it wakes up is done together."""
+
+    wake_s: float = 0.0  # once for all that waits
+    call_s: float = 0.0  # for each call, half on its way in, half on its way out
+
+
+class Costs(Struct, frozen=True):
+    """Of a call outside of its program."""
+
+    caller: Cost = Cost()
+    gateway: Cost = Cost()
+    redis: Cost = Cost()
+    worker: Cost = Cost()
+    hop_s: float = 0.0  # delay on the way in and out that costs nobody CPU time
+
+
+class Shape(Struct, frozen=True):
+    """The machines. `together`: everything, the caller too, on one machine with `cores`, as when it is measured here."""
+
+    workers: int = 1
+    slots: int = 1  # of each worker
+    cores: int = 1  # of each worker's machine
+    gateways: int = 1
+    together: bool = False
+    release_factor: float = 1.25
+    slowdown: float = 1.0  # of a core, when all cores of its machine are busy
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Then]] = []
+        self._numbers = itertools.count()
+
+    def at(self, when: float, then: Then) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), then))
+
+    def run(self) -> None:
+        while self._events:
+            self.now, _, then = heapq.heappop(self._events)
+            then()
+
+
+class Cores:
+    """Cores of one machine. Work is kept in virtual time, which passes alike for all: an arrival changes no other entry."""
+
+    def __init__(self, clock: Clock, count: int, slowdown: float = 1.0) -> None:
+        self._clock, self._count = clock, count
+        self._speeds = [0.0, *(self._speed(busy, slowdown) for busy in range(1, count + 1))]
+        self._work: list[tuple[float, int, Then]] = []  # a heap by the virtual time of its end
+        self._numbers = itertools.count()
+        self._virtual = self._since = 0.0
+        self._version = 0
+        self.busy_s = 0.0  # of all cores together
+
+    def _speed(self, busy: int, slowdown: float) -> float:
+        """Of each busy core: from 1 with a single one to 1/slowdown with all, which share caches and maybe pipelines."""
+        return 1 / (1 + (slowdown - 1) * (busy - 1) / max(1, self._count - 1))
+
+    def _rate(self) -> float:
+        ready = len(self._work)
+        return self._speeds[ready] if ready <= self._count else self._speeds[-1] * self._count / ready
+
+    def add(self, work_s: float, then: Then) -> None:
+        self._pass_time()
+        heapq.heappush(self._work, (self._virtual + work_s, next(self._numbers), then))
+        self._plan()
+
+    def _pass_time(self) -> None:
+        elapsed, self._since = self._clock.now - self._since, self._clock.now
+        if self._work:
+            self._virtual += elapsed * self._rate()
+            self.busy_s += elapsed * min(len(self._work), self._count)
+
+    def _plan(self) -> None:
+        """The next end; an earlier plan is void."""
+        self._version += 1
+        if self._work:
+            due_s = max(0.0, self._work[0][0] - self._virtual) / self._rate()
+            self._clock.at(self._clock.now + due_s, partial(self._end, self._version))
+
+    def _end(self, version: int) -> None:
+        if version == self._version:
+            self._pass_time()
+            _, _, then = heapq.heappop(self._work)
+            self._plan()
+            then()
+
+
+class Thread:
+    """An event loop: takes all that has come since its last turn, and has done it when its work is done."""
+
+    def __init__(self, cores: Cores, cost: Cost) -> None:
+        self._cores, self._wake_s, self._each_s = cores, cost.wake_s, cost.call_s / 2
+        self._free = not (cost.wake_s or cost.call_s)
+        self._line: list[Then] = []
+        self._busy = False
+
+    def do(self, then: Then) -> None:
+        if self._free:
+            then()
+            return
+        self._line.append(then)
+        if not self._busy:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._busy = True
+        taken, self._line = self._line, []
+        self._cores.add(self._wake_s + self._each_s * len(taken), partial(self._done, taken))
+
+    def _done(self, taken: list[Then]) -> None:
+        for then in taken:
+            then()
+        if self._line:
+            self._turn()
+        else:
+            self._busy = False
+
+
+class Visit:
+    """One call on its way."""
+
+    __slots__ = ("arrived_s", "demand", "ended_s", "gateway", "started_s", "starts", "worker")
+
+    def __init__(self, arrived_s: float, demand: Demand, gateway: Gateway) -> None:
+        self.arrived_s, self.demand, self.gateway = arrived_s, demand, gateway
+        self.started_s = self.ended_s = math.nan
+        self.starts = 0
+        self.worker: Worker | None = None
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_s - self.arrived_s
+
+
+class Gateway:
+    def __init__(self, cores: Cores, cost: Cost) -> None:
+        self.thread = Thread(cores, cost)
+        self.waiting: deque[Visit] = deque()
+        self.released = 0
+
+
+class Worker:
+    def __init__(self, cores: Cores, cost: Cost) -> None:
+        self.cores, self.thread = cores, Thread(cores, cost)
+        self.running: dict[Visit, None] = {}  # in the order of their starts
+        self.alive = True
+
+
+class Simulation:
+    """`offer` calls, then `run`. `visits` are those that were offered, in that order."""
+
+    def __init__(self, shape: Shape, costs: Costs) -> None:
+        self.clock, self.visits = Clock(), list[Visit]()
+        self._shape, self._costs = shape, costs
+        shared = Cores(self.clock, shape.cores, shape.slowdown) if shape.together else None
+        machines = [shared or Cores(self.clock, shape.cores, shape.slowdown) for _ in range(shape.workers)]
+        self._workers = [Worker(cores, costs.worker) for cores in machines]
+        self._gateways = [Gateway(shared or Cores(self.clock, 1), costs.gateway) for _ in range(shape.gateways)]
+        self.worker_cores, self.redis_cores = machines, shared or Cores(self.clock, 1)
+        self._redis = Thread(self.redis_cores, costs.redis)
+        self._caller = Thread(shared or Cores(self.clock, 1), costs.caller)
+        self._stream: deque[Visit] = deque()
+        # One entry per free slot; the one that has been free longest is next. Dealt in turn, so that the load spreads.
+        self._free = deque(worker for _ in range(shape.slots) for worker in self._workers)
+        self._window = 0
+        self._set_window(shape.workers)
+        self.when_done: Callable[[Visit], None] = lambda _: None
+
+    def _set_window(self, workers: int) -> None:
+        shape = self._shape
+        self._window = math.ceil(shape.release_factor * workers * shape.slots / shape.gateways)
+
+    def offer(self, at_s: float, demand: Demand) -> None:
+        visit = Visit(at_s, demand, self._gateways[len(self.visits) % len(self._gateways)])
+        self.visits.append(visit)
+        self.clock.at(at_s, partial(self._arrive, visit))
+
+    def kill_worker(self, at_s: float) -> None:
+        """One machine is gone. Its calls are taken by others when their leases have lapsed; gateways forget it then, too."""
+        self.clock.at(at_s, self._kill)
+
+    def run(self) -> None:
+        self.clock.run()
+
+    @property
+    def took_s(self) -> float:
+        return max(visit.ended_s for visit in self.visits) - self.visits[0].arrived_s
+
+    @property
+    def pace(self) -> float:
+        """Calls a second."""
+        return len(self.visits) / self.took_s
+
+    # A call's way, in its order.
+
+    def _arrive(self, visit: Visit) -> None:
+        self._caller.do(partial(self._travel, partial(self._enter, visit)))
+
+    def _travel(self, then: Then) -> None:
+        if self._costs.hop_s:
+            self.clock.at(self.clock.now + self._costs.hop_s / 2, then)
+        else:
+            then()
+
+    def _enter(self, visit: Visit) -> None:
+        visit.gateway.thread.do(partial(self._wait, visit))
+
+    def _wait(self, visit: Visit) -> None:
+        visit.gateway.waiting.append(visit)
+        self._release(visit.gateway)
+
+    def _release(self, gateway: Gateway) -> None:
+        while gateway.waiting and gateway.released < self._window:
+            gateway.released += 1
+            self._redis.do(partial(self._publish, gateway.waiting.popleft()))
+
+    def _publish(self, visit: Visit) -> None:
+        self._stream.append(visit)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._stream and self._free:
+            worker = self._free.popleft()
+            if worker.alive:
+                self._start(self._stream.popleft(), worker)
+
+    def _start(self, visit: Visit, worker: Worker) -> None:
+        visit.worker, visit.started_s = worker, self.clock.now
+        visit.starts += 1
+        worker.running[visit] = None
+        worker.thread.do(partial(self._compute, visit, worker))
+
+    def _compute(self, visit: Visit, worker: Worker) -> None:
+        worker.cores.add(visit.demand.cpu_s, partial(self._sleep, visit, worker))
+
+    def _sleep(self, visit: Visit, worker: Worker) -> None:
+        if visit.demand.pause_s > 0:
+            self.clock.at(self.clock.now + visit.demand.pause_s, partial(self._answer, visit, worker))
+        else:
+            self._answer(visit, worker)
+
+    def _answer(self, visit: Visit, worker: Worker) -> None:
+        worker.thread.do(partial(self._return, visit, worker))
+
+    def _return(self, visit: Visit, worker: Worker) -> None:
+        if worker.alive:
+            self._redis.do(partial(self._free_slot, visit, worker))
+
+    def _free_slot(self, visit: Visit, worker: Worker) -> None:
+        if not worker.alive:
+            return
+        del worker.running[visit]
+        self._free.append(worker)
+        self._hand_out()
+        visit.gateway.thread.do(partial(self._leave, visit))
+
+    def _leave(self, visit: Visit) -> None:
+        visit.gateway.released -= 1
+        self._release(visit.gateway)
+        self._travel(partial(self._caller.do, partial(self._finish, visit)))
+
+    def _finish(self, visit: Visit) -> None:
+        visit.ended_s = self.clock.now
+        self.when_done(visit)
+
+    def _kill(self) -> None:
+        worker = next(worker for worker in self._workers if worker.alive)
+        worker.alive = False
+        self.clock.at(self.clock.now + LEASE_S, partial(self._take_over, worker))
+
+    def _take_over(self, dead: Worker) -> None:
+        self._set_window(sum(worker.alive for worker in self._workers))
+        self._stream.extendleft(dead.running)
+        dead.running = {}
+        self._hand_out()
+
+
+def open_loop(shape: Shape, costs: Costs, arrivals: Iterable[tuple[float, Demand]], death_s: float | None = None) -> Simulation:
+    """Calls that come when they come, whatever became of the others; maybe a machine dies meanwhile."""
+    simulation = Simulation(shape, costs)
+    for at_s, demand in arrivals:
+        simulation.offer(at_s, demand)
+    if death_s is not None:
+        simulation.kill_worker(death_s)
+    simulation.run()
+    return simulation
+
+
+def closed_loop(
+    shape: Shape, costs: Costs, demands: Iterable[Demand], in_flight: int, death_s: float | None = None
+) -> Simulation:
+    """`in_flight` calls at a time: whoever has an answer asks for the next."""
+    simulation = Simulation(shape, costs)
+    rest = iter(demands)
+
+    def next_one(_: Visit | None = None) -> None:
+        if (demand := next(rest, None)) is not None:
+            simulation.offer(simulation.clock.now, demand)
+
+    simulation.when_done = next_one
+    for _ in range(in_flight):
+        next_one()
+    if death_s is not None:
+        simulation.kill_worker(death_s)
+    simulation.run()
+    return simulation
