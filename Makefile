@@ -10,8 +10,10 @@
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
+# make compare  a service that speaks another protocol beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
 # make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
 # make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
+# make load     users of every kind by locust, against URL, or a service of its own (WEB=1 for its page; USERS, TIME, SHAPE, MIX)
 # make burst    1,000 to 45,000 calls in flight at once, by workers that run nothing (ARGS="--sandboxed --sizes 5000" for real ones)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
@@ -75,11 +77,20 @@ bulk: install-dev
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)
 
+.PHONY: compare
+compare: install-dev
+	@$(BIN)/python -m loadtest.compare $(if $(TARGET),--target $(TARGET)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
+
 bench-path: install-dev
 	@$(BIN)/python -m loadtest.path --json docs/results/path.json $(ARGS)
 
 chaos: install-dev
 	@$(BIN)/python -m loadtest.chaos --json docs/results/chaos.json $(ARGS)
+
+.PHONY: load
+load: install-dev
+	@$(BIN)/python -m loadtest.load $(if $(filter command line environment,$(origin URL)),--url $(URL)) $(if $(WEB),--web) \
+	    $(if $(USERS),--users $(USERS)) $(if $(TIME),--time $(TIME)) $(if $(SHAPE),--shape $(SHAPE)) $(if $(MIX),--mix $(MIX)) $(ARGS)
 
 burst: install-dev
 	@$(BIN)/python -m loadtest.burst --json docs/results/burst.json $(ARGS)

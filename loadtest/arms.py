@@ -170,6 +170,13 @@ async def open_arm(name: str, shared: Service | None = None) -> AsyncGenerator[A
         yield Arm(name, await _agent(stack, "http" if name == "redis" else name, url), service, url)
 
 
+@contextlib.asynccontextmanager
+async def attach_arm(name: str, kind: str, url: str) -> AsyncGenerator[Arm, None]:
+    """An agent of this kind against a service that is not ours to count."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield Arm(name, await _agent(stack, kind, url), url=url)
+
+
 async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -> Counted:
     agent = await stack.enter_async_context(counted(name, [sys.executable, "-m", "loadtest.agent", name, *arguments]))
     assert agent.process.stdout is not None

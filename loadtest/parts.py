@@ -1,4 +1,4 @@
-"""The processes of a cluster on this machine, each a real `exec-service gateway` or `worker`.
+"""The processes of a cluster on this machine, each a real `exec-service gateway`, `worker` or `up`.
 
 with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, slots=2) as worker:
     ...
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 START_S, STOP_S = 90.0, 45.0
 _READY = re.compile(
     r"(?:is ready on (?P<url>http://\S+) \(|takes calls: .*\().*metrics: (?P<side>http://\S+)/metrics\)|takes chunks: "
+    r"|exec-service is ready on (?P<up>http://\S+) "
 )
 
 
@@ -53,6 +54,11 @@ class Part:
             env=dict(environment),
             start_new_session=True,
         )
+
+    @classmethod
+    def up(cls, *arguments: str, **settings: object) -> Part:
+        """Gateway and worker in one process."""
+        return cls(["up", "--port", "0", "--grpc-port", "0", *arguments], environment(settings))
 
     @classmethod
     def gateway(cls, redis: str, *arguments: str, **settings: object) -> Part:
@@ -98,7 +104,7 @@ class Part:
                 self.close()
                 raise PartFailed(f"it did not start:\n{words}")
             time.sleep(0.02)
-        self.url, self.side_url = ready["url"] or "", ready["side"] or ""
+        self.url, self.side_url = ready["url"] or ready["up"] or "", ready["side"] or ready["up"] or ""
 
     def metrics(self) -> dict[str, float]:
         with urllib.request.urlopen(f"{self.side_url}/metrics", timeout=10) as page:

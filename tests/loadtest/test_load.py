@@ -1,0 +1,41 @@
+"""locust with every class of users, against a real service: nothing fails, and its statistics have the stages and the blame."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from loadtest import load
+from loadtest.parts import Part
+
+USERS = 10  # as many as there are classes
+WANTED = {"batch", "stream", "judge", "verify", "session", "stage", "blame", "POST"}
+DOORS = {"/run/long-batch", "/run_code", "/execute", "/api/v2/execute", "/mcp"}
+
+
+def unavailable(words: str) -> None:
+    """Skipped on a laptop, failed in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)
+
+
+def test_every_class_of_users_is_served_and_counted(tmp_path: Path) -> None:
+    if importlib.util.find_spec("locust") is None:
+        unavailable("locust is not installed")
+    if os.geteuid() != 0:
+        unavailable("the sandbox needs root")
+    with Part.up(profiles='{"bare": [], "sympy": ["sympy"]}') as service:
+        options = ["--url", service.url, "--users", str(USERS), "--time", "4s", "--mix", "std", "--processes", "2"]
+        assert load.main([*options, "--", "--calls", "4", "--csv", str(tmp_path / "load")]) == 0
+    with (tmp_path / "load_stats.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["Request Count"])]
+    assert {row["Type"] for row in rows} >= WANTED
+    assert {row["Name"].partition(" ")[0] for row in rows if row["Type"] == "POST"} == DOORS
+    assert {row["Name"] for row in rows if row["Type"] == "stage"} == {"queue", "start", "run"}
+    assert "none" in {row["Name"] for row in rows if row["Type"] == "blame"}
+    assert sum(int(row["Failure Count"]) for row in rows) == 0
