@@ -14,9 +14,10 @@
 # make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
 # make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
 # make load     users of every kind by locust, against URL, or a service of its own (WEB=1 for its page; USERS, TIME, SHAPE, MIX)
-# make burst    1,000 to 45,000 calls in flight at once, by workers that run nothing (ARGS="--sandboxed --sizes 5000" for real ones)
+# make burst    N calls in flight at once over HTTP and gRPC, the path alone and in real sandboxes (N=45000: 15 minutes; N=2000)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
+N ?= 45000
 BIN := .venv/bin
 
 .PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path chaos burst clean
@@ -93,7 +94,7 @@ load: install-dev
 	    $(if $(USERS),--users $(USERS)) $(if $(TIME),--time $(TIME)) $(if $(SHAPE),--shape $(SHAPE)) $(if $(MIX),--mix $(MIX)) $(ARGS)
 
 burst: install-dev
-	@$(BIN)/python -m loadtest.burst --json docs/results/burst.json $(ARGS)
+	@$(BIN)/python -m loadtest.burst --json docs/results/burst.json --add --sizes $(N) --runs echo,sandbox $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

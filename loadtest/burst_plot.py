@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COLOURS = {False: "#1b4f72", True: "#c0763a"}
-WORDS = {False: "echo", True: "sandbox"}
+COLOURS = {(False, "http"): "#1b4f72", (False, "grpc"): "#4b8bbe", (True, "http"): "#c0763a", (True, "grpc"): "#e0a96d"}
 
 
 def main() -> None:
@@ -15,15 +14,16 @@ def main() -> None:
     bursts = json.loads(Path(sys.argv[1]).read_text())["bursts"]
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, (speed, latency, memory) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for sandboxed in (False, True):
-        some = [one for one in bursts if one["sandboxed"] == sandboxed]
+    for (sandboxed, transport), colour in COLOURS.items():
+        some = [one for one in bursts if (one["sandboxed"], one["transport"]) == (sandboxed, transport)]
         if not some:
             continue
-        draw(speed, some, "calls_per_s", WORDS[sandboxed], COLOURS[sandboxed])
-        draw(latency, some, "other_p50_ms", f"{WORDS[sandboxed]}, p50", COLOURS[sandboxed], "--")
-        draw(latency, some, "other_p99_ms", f"{WORDS[sandboxed]}, p99", COLOURS[sandboxed])
-        draw(memory, some, "gateway_bytes", f"gateway, {WORDS[sandboxed]}", COLOURS[sandboxed], scale=1e6)
-        draw(memory, some, "redis_bytes", f"Redis, {WORDS[sandboxed]}", COLOURS[sandboxed], ":", scale=1e6)
+        words = f"{'sandbox' if sandboxed else 'echo'}, {transport}"
+        draw(speed, some, "calls_per_s", words, colour)
+        draw(latency, some, "other_p50_ms", f"{words}, p50", colour, "--")
+        draw(latency, some, "other_p99_ms", f"{words}, p99", colour)
+        draw(memory, some, "gateway_bytes", f"gateway, {words}", colour, scale=1e6)
+        draw(memory, some, "redis_bytes", f"Redis, {words}", colour, ":", scale=1e6)
     latency.axhline(1000, color="#b03a2e", linewidth=0.8)
     titles = {speed: "calls per second", latency: "the second tenant's single calls, ms", memory: "memory peak, MB"}
     for axes, title in titles.items():

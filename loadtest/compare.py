@@ -5,7 +5,8 @@
 The same programs go to the target and, in turn, to what this project ships for comparison: `spawn`, a fresh interpreter per
 call, and `nsjail`, a fresh nsjail with one per call; and to our own service (`http`). Every outcome is compared with that of a
 fresh plain interpreter. The target gets what its clients send: code-judge one request with all programs, SandboxFusion one
-request per program, a few at a time. Where it runs, and on how many cores, is the reader's to tell; its CPU time is not counted.
+request per program, a few at a time. Where it runs, and on how many cores, is for the reader to tell; nobody counts its CPU
+time.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ class SteadyLoad:
         seed: int,
         *,
         name: str = "load",
+        tenant: str = "",
         callers: int = 8,
         batch: int = 50,
         most: int | None = None,
@@ -102,11 +103,12 @@ class SteadyLoad:
         read_pause_s: float = 0.0,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """`first_pause_s`: before the answer is read at all; `read_pause_s`: between two reads."""
+        """`tenant`: the name if not given. `first_pause_s`: before the answer is read at all; `read_pause_s`: between reads."""
         self.books = Books(words={})
         self.latencies_s: list[float] = []  # from the first attempt of a request to its last result
         self.stays_ms: list[float] = []  # of calls, as the gateway saw it
         self._gateways, self._program, self._seed, self._name = gateways, program, seed, name
+        self._tenant = tenant or name
         self._batch, self._most = batch, most
         self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
         self._deadline_s = deadline_s
@@ -168,7 +170,7 @@ class SteadyLoad:
     def _body(self, open_: dict[str, Program]) -> bytes:
         key = f"{self._seed}-{id(self):x}-"
         calls = [
-            {"code": program.code, "idempotency_key": key + name, "deadline_s": self._deadline_s, "tenant": self._name}
+            {"code": program.code, "idempotency_key": key + name, "deadline_s": self._deadline_s, "tenant": self._tenant}
             for name, program in open_.items()
         ]
         return msgspec.json.encode({"calls": calls})
