@@ -15,9 +15,12 @@
 # make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
 # make load     users of every kind by locust, against URL, or a service of its own (WEB=1 for its page; USERS, TIME, SHAPE, MIX)
 # make burst    N calls in flight at once over HTTP and gRPC, the path alone and in real sandboxes (N=45000: 15 minutes; N=2000)
+# make report   docs/results/performance.md anew: tables and plots (root; 12 minutes; ARGS="--only recovery", ARGS=--render)
+# make soak     30 minutes at 80 % load while things die: nothing lost, memory and p99 flat (root; MINUTES=2 to try)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
 N ?= 45000
+MINUTES ?= 30
 BIN := .venv/bin
 
 .PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path chaos burst clean
@@ -95,6 +98,13 @@ load: install-dev
 
 burst: install-dev
 	@$(BIN)/python -m loadtest.burst --json docs/results/burst.json --add --sizes $(N) --runs echo,sandbox $(ARGS)
+
+.PHONY: report soak
+report: install-dev
+	@$(BIN)/python -m loadtest.performance $(ARGS)
+
+soak: install-dev
+	@$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

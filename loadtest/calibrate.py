@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -34,12 +34,12 @@ from loadtest.workload import Program, calls
 from worker.config import usable_cores
 
 ROOT = Path(__file__).parents[1]
-DEFAULT_JSON = ROOT / "docs" / "results" / "calibration.json"
+DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
 ALONE_CALLS, LOADED_CALLS = 300, 1500
 BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
 COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
 LOADS = (0.3, 0.5, 0.7, 0.9)
-VALIDATE_S = 30.0
+VALIDATE_S, VALIDATE_REPEATS = 20.0, 2
 WITHIN = 0.2
 BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
 SEED = 11
@@ -54,7 +54,7 @@ class Samples(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """One open-loop run beside its prediction, in milliseconds."""
+    """Open-loop runs at one load beside their predictions, in milliseconds."""
 
     load: float  # share of the capacity
     calls: int
@@ -66,6 +66,7 @@ class Point(Struct, frozen=True):
     measured_p99_ms: float
     predicted_p99_ms: float
     others_share: float
+    means_ms: list[float]  # measured, of each run by itself
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -337,15 +338,22 @@ def _fit_latency(made: Calibration, report: Report) -> None:
 # -- validation ---------------------------------------------------------------------------------------------------------------
 
 
-def validate(made: Calibration, here: Here, load: float, seconds: float, seed: int) -> Point:
-    """An open-loop run of chance arrivals, and the simulation of the same arrivals with the same kinds of programs."""
+def validate(made: Calibration, here: Here, load: float, seconds: float, repeats: int, seed: int) -> Point:
+    """Runs with arrivals of chance, and simulations of the same arrivals with the same kinds of programs."""
     per_s = load * made.capacity_per_s
-    programs = calls(int(per_s * seconds), seed, made.mix)
-    at_s = poisson(per_s, len(programs), seed)
-    measured = here.measure(programs, at_s)
-    mean, p50, p99 = _figures(latencies_s(measured.report.landed))
-    wanted = _figures([visit.latency_s for visit in predict(made, programs, at_s)])
-    return Point(load, len(programs), round(per_s, 2), mean, wanted[0], p50, wanted[1], p99, wanted[2], measured.others_share)
+    measured, predicted, means_ms, others = list[float](), list[float](), list[float](), 0.0
+    for repeat in range(repeats):
+        programs = calls(int(per_s * seconds), seed + repeat, made.mix)
+        at_s = poisson(per_s, len(programs), seed + repeat)
+        found = here.measure(programs, at_s)
+        latencies = latencies_s(found.report.landed)
+        measured += latencies
+        predicted += [visit.latency_s for visit in predict(made, programs, at_s)]
+        means_ms.append(round(1000 * fmean(latencies), 2))
+        others = max(others, found.others_share)
+    pairs = zip(_figures(measured), _figures(predicted), strict=True)
+    mean, p50, p99 = pairs
+    return Point(load, len(measured), round(per_s, 2), *mean, *p50, *p99, others, means_ms)
 
 
 def predict(made: Calibration, programs: list[Program], at_s: list[float]) -> list[Visit]:
@@ -360,19 +368,8 @@ def _figures(some_s: list[float]) -> tuple[float, float, float]:
 
 
 def validation_table(points: list[Point]) -> str:
-    head = [
-        "load",
-        "calls/s",
-        "calls",
-        "mean measured",
-        "predicted",
-        "",
-        "p50 measured",
-        "predicted",
-        "p99 measured",
-        "predicted",
-        "",
-    ]
+    head = ["load", "calls/s", "calls", "mean measured", "low…high", "predicted", ""]
+    head += ["p50 measured", "predicted", "p99 measured", "predicted", ""]
     rows = [head, ["---:"] * len(head)]
     for one in points:
         mean, p99 = one.errors
@@ -382,6 +379,7 @@ def validation_table(points: list[Point]) -> str:
                 f"{one.per_s:.1f}",
                 str(one.calls),
                 f"{one.measured_mean_ms:.1f} ms",
+                f"{min(one.means_ms):.1f}…{max(one.means_ms):.1f}",
                 f"{one.predicted_mean_ms:.1f} ms",
                 f"{100 * mean:+.0f} %",
                 f"{one.measured_p50_ms:.1f} ms",
@@ -406,20 +404,26 @@ def read(json_file: Path) -> Calibration:
     return msgspec.json.decode(json_file.read_bytes(), type=Calibration)
 
 
-def say(words: str) -> None:
+Say = Callable[[str], None]
+
+
+def _say(words: str) -> None:
     print(f"calibrate: {words}", file=sys.stderr, flush=True)
 
 
-def run(mix: str, *, quick: bool, seconds: float, command: str, loads: Iterable[float] = ()) -> Calibration:
+def run(
+    mix: str, *, quick: bool = False, seconds: float, command: str, loads: Iterable[float] = (), say: Say = _say
+) -> Calibration:
     """`loads`: to be validated."""
     for words, made, here in measure(mix, quick=quick, command=command):
         say(words)
         if made is None:
             continue
         for number, load in enumerate(loads):
-            point = validate(made, here, load, seconds, 100 + number)
+            say(f"{VALIDATE_REPEATS} runs at {100 * load:.0f} % load")
+            point = validate(made, here, load, seconds, VALIDATE_REPEATS, 100 * (number + 1))
             made.validation.append(point)
-            say(f"{100 * load:.0f} % load: mean {point.measured_mean_ms:.1f} ms, predicted {point.predicted_mean_ms:.1f}")
+            say(f"mean {point.measured_mean_ms:.1f} ms, predicted {point.predicted_mean_ms:.1f}")
         return made
     raise AssertionError("the last step has the calibration")
 

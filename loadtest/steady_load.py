@@ -102,22 +102,29 @@ class SteadyLoad:
         first_pause_s: float = 0.0,
         read_pause_s: float = 0.0,
         deadline_s: float = DEADLINE_S,
+        per_s: float | None = None,
     ) -> None:
-        """`tenant`: the name if not given. `first_pause_s`: before the answer is read at all; `read_pause_s`: between reads."""
+        """`per_s`: so many calls a second, whatever became of the others; else as fast as they are answered.
+        `tenant`: the name if not given. `first_pause_s`: before the answer is read at all; `read_pause_s`: between two reads.
+        """
         self.books = Books(words={})
-        self.latencies_s: list[float] = []  # from the first attempt of a request to its last result
+        self.latencies_s: list[float] = []  # from when a request was due to its last result
+        self.dues: list[float] = []  # of these requests, by the monotonic clock
         self.stays_ms: list[float] = []  # of calls, as the gateway saw it
         self._gateways, self._program, self._seed, self._name = gateways, program, seed, name
         self._tenant = tenant or name
         self._batch, self._most = batch, most
         self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
         self._deadline_s = deadline_s
+        self._every_s = batch / per_s if per_s else 0.0
+        self._next_due = 0.0
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(callers)]
 
     def __enter__(self) -> Self:
+        self._next_due = time.monotonic()
         for thread in self._threads:
             thread.start()
         return self
@@ -138,12 +145,29 @@ class SteadyLoad:
     def _work(self, which: int) -> None:
         chance = random.Random(f"{self._seed} {self._name} {which}")
         while not self._stop.is_set() and (names := self._next_names()):
-            began = time.monotonic()
+            due = self._wait_until_due()
+            if self._stop.is_set():
+                return
             open_ = {name: self._program(name) for name in names}
             while open_:
                 self._attempt(chance.choice(self._gateways()), open_)
             with self._lock:
-                self.latencies_s.append(time.monotonic() - began)
+                self.latencies_s.append(time.monotonic() - due)
+                self.dues.append(due)
+
+    def _wait_until_due(self) -> float:
+        if not self._every_s:
+            return time.monotonic()
+        with self._lock:
+            due = self._next_due
+            self._next_due += self._every_s
+        self._stop.wait(max(0.0, due - time.monotonic()))
+        return due
+
+    @property
+    def behind_s(self) -> float:
+        """Of a paced load: how late the next request is, since every caller waits for an answer."""
+        return max(0.0, time.monotonic() - self._next_due)
 
     def _next_names(self) -> list[str]:
         with self._lock:

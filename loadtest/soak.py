@@ -1,0 +1,334 @@
+"""Half an hour at 80 % of what the machine can do, while things die: `make soak` (MINUTES=2 to try it). Needs root.
+
+The sandboxed cluster of `loadtest.chaos`: two gateways, three workers, one Redis. First its capacity is measured, then a load
+of 80 % of it begins: single calls at even distances, whatever became of the others, each followed until it has its one right
+result. Again and again a fault is injected, undone or repaired, and when the load has caught up there is calm for a while.
+Latency counts from when a call was due. Good is: nothing lost, wrong or answered twice; the p99 of calls in calm, after the
+first minutes, at most twice that of the first minutes; the memory of the processes that live through all of it flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import threading
+import time
+from bisect import bisect_right
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from msgspec import Struct
+
+from loadtest import chaos, facts, redis_server
+from loadtest.chaos import Cluster, Trouble
+from loadtest.results import percentile
+from loadtest.steady_load import Books, SteadyLoad
+
+ROOT = Path(__file__).parents[1]
+DEFAULT_JSON = ROOT / "docs" / "results" / "soak.json"
+LOAD = 0.8
+CALLERS = 64  # calls that may be open at a time; with all of them open the load falls behind, and that counts as latency
+CAPACITY_CALLERS = 24
+SETTLE_S = 2.0  # after a fault, when the load has caught up
+CAUGHT_UP_S, PATIENCE_S = 0.1, 90.0
+SAMPLE_S = 5.0
+P99_MOST = 2.0
+GROWTH_MOST, GROWTH_MOST_BYTES = 0.10, 10_000_000
+FAULTS: dict[str, Trouble] = {
+    "kill -9 a worker": chaos.worker_dies,
+    "kill -9 every zygote": chaos.zygotes_die,
+    "FLUSHALL, twice": chaos.server_forgets,
+    "kill -9 a gateway": chaos.gateway_dies,
+    "kill -9 every runner": chaos.runners_die,
+    "a worker stands still for 8 s": chaos.worker_stands_still,
+    "kill -9 every nsjail": chaos.jails_die,
+    "Redis gone for 3 s, empty afterwards": chaos.server_restarts,
+    "a gateway and a worker cut off for 8 s": chaos.half_is_cut_off,
+}
+
+
+class Fault(Struct, frozen=True):
+    name: str
+    at_s: float
+    calm_again_s: float  # later
+
+
+class Memory(Struct, frozen=True):
+    """Resident bytes of the gateway and the worker that are never killed, and of Redis."""
+
+    at_s: float
+    gateway: int
+    worker: int
+    redis: int
+
+
+class Window(Struct, frozen=True):
+    at_s: float
+    calls: int
+    calm_calls: int
+    p50_ms: float  # of calm calls
+    p99_ms: float
+    all_p99_ms: float
+
+
+class Soak(Struct):
+    started: str
+    commit: str
+    command: str
+    machine: dict[str, str]
+    server: str
+    minutes: float
+    capacity_per_s: float
+    per_s: float
+    books: Books
+    first_minutes: float  # what the rest is compared with
+    first_p99_ms: float
+    rest_p99_ms: float
+    last_p99_ms: float
+    growth: dict[str, float]  # of the memory, as a share, from its first third to its end
+    grown_bytes: dict[str, int]
+    faults: list[Fault] = []
+    windows: list[Window] = []
+    memory: list[Memory] = []
+
+    def misses(self) -> list[str]:
+        """What is not as it should be, in words."""
+        worst = max(self.rest_p99_ms, self.last_p99_ms)
+        checks = {
+            f"the promise: {self.books}": self.books.holds and not self.books.given_up,
+            f"the p99: {worst:.0f} ms after {self.first_p99_ms:.0f} ms at first": worst <= P99_MOST * self.first_p99_ms,
+        }
+        for name, share in self.growth.items():
+            grown = self.grown_bytes[name]
+            flat = share <= GROWTH_MOST or grown <= GROWTH_MOST_BYTES
+            checks[f"the memory of the {name}, grown by {100 * share:.0f} % ({grown / 1e6:.0f} MB)"] = flat
+        return [words for words, met in checks.items() if not met]
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0  # Redis, which is just being started again
+    return int(text.partition("VmRSS:")[2].split()[0]) * 1024 if "VmRSS:" in text else 0
+
+
+class Sampler:
+    """Looks at the memory, in a thread of its own."""
+
+    def __init__(self, cluster: Cluster, began: float) -> None:
+        self.found: list[Memory] = []
+        self._cluster, self._began = cluster, began
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _work(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
+            self.found.append(Memory(round(time.monotonic() - self._began, 1), *map(resident_bytes, pids)))
+
+
+def measure_capacity(cluster: Cluster, seconds: float) -> float:
+    """Calls a second, as fast as they are answered."""
+    load = SteadyLoad(lambda: cluster.urls, cluster.program, 1, name="capacity", callers=CAPACITY_CALLERS, batch=1)
+    with load:
+        time.sleep(seconds / 3)
+        before, began = load.books.right, time.monotonic()
+        time.sleep(seconds)
+        return (load.books.right - before) / (time.monotonic() - began)
+
+
+def soak(minutes: float, seed: int, command: str) -> Soak:
+    calm_s = 30.0 if minutes >= 10 else 6.0
+    with Cluster(sandbox=True, seed=seed) as cluster:
+        say(f"two gateways, three workers; measuring what they can do for {2 * calm_s / 3:.0f} s")
+        capacity = measure_capacity(cluster, calm_s / 2)
+        per_s = LOAD * capacity
+        load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=per_s)
+        say(f"{capacity:.0f} calls/s; {minutes:g} minutes at {per_s:.0f}")
+        began = time.monotonic()
+        with Sampler(cluster, began) as sampler, load:
+            faults = inject(cluster, load, began, began + 60 * minutes, calm_s)
+    return assemble(load, faults, sampler.found, began, minutes, capacity, per_s, command)
+
+
+def inject(cluster: Cluster, load: SteadyLoad, began: float, until: float, calm_s: float) -> list[Fault]:
+    """Faults, one after the other, with calm in between."""
+    made: list[Fault] = []
+    rest(2 * calm_s, until)
+    for name, trouble in itertools.cycle(FAULTS.items()):
+        if time.monotonic() + calm_s > until:
+            break
+        at = time.monotonic()
+        trouble(cluster)
+        chaos.wait_until_well(cluster.urls)
+        chaos.replace(cluster)
+        wait_caught_up(load)
+        made.append(Fault(name, round(at - began, 1), round(time.monotonic() - at, 1)))
+        say(f"{at - began:5.0f} s: {name}; calm after {made[-1].calm_again_s:.1f} s; {load.books.right} right so far")
+        rest(calm_s, until)
+    rest(until - time.monotonic(), until)
+    return made
+
+
+def rest(seconds: float, until: float) -> None:
+    time.sleep(max(0.0, min(seconds, until - time.monotonic())))
+
+
+def wait_caught_up(load: SteadyLoad) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while load.behind_s > CAUGHT_UP_S and time.monotonic() < give_up:
+        time.sleep(0.1)
+    time.sleep(SETTLE_S)
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------------
+
+
+class Visit(Struct, frozen=True):
+    at_s: float
+    latency_ms: float
+    calm: bool
+
+
+def assemble(
+    load: SteadyLoad,
+    faults: list[Fault],
+    memory: list[Memory],
+    began: float,
+    minutes: float,
+    capacity: float,
+    per_s: float,
+    command: str,
+) -> Soak:
+    visits = visits_of([due - began for due in load.dues], load.latencies_s, faults)
+    first_s = min(180.0, 60 * minutes / 4)
+    end_s = 60 * minutes
+    calm = [visit for visit in visits if visit.calm]
+    growth, grown = growth_of(memory)
+    return Soak(
+        facts.now(),
+        facts.commit(),
+        command,
+        facts.machine(),
+        redis_server.version(),
+        minutes,
+        round(capacity, 1),
+        round(per_s, 1),
+        load.books,
+        round(first_s / 60, 2),
+        p99([visit.latency_ms for visit in calm if visit.at_s < first_s]),
+        p99([visit.latency_ms for visit in calm if visit.at_s >= first_s]),
+        p99([visit.latency_ms for visit in calm if visit.at_s >= end_s - first_s]),
+        growth,
+        grown,
+        faults,
+        windows_of(visits, end_s / 30),
+        memory,
+    )
+
+
+def p99(values: list[float]) -> float:
+    return round(percentile(values, 0.99), 1) if values else 0.0
+
+
+def visits_of(dues_s: list[float], latencies_s: list[float], faults: list[Fault]) -> list[Visit]:
+    """In calm is a call that was due, and answered, outside of every fault and its aftermath."""
+    starts = [fault.at_s for fault in faults]
+
+    def calm(due_s: float, end_s: float) -> bool:
+        index = bisect_right(starts, end_s) - 1  # the last fault that had begun when it was answered
+        return index < 0 or due_s > starts[index] + faults[index].calm_again_s
+
+    return [
+        Visit(round(due_s, 2), round(1000 * latency_s, 2), calm(due_s, due_s + latency_s))
+        for due_s, latency_s in zip(dues_s, latencies_s, strict=True)
+    ]
+
+
+def windows_of(visits: list[Visit], width_s: float) -> list[Window]:
+    by_window: dict[int, list[Visit]] = {}
+    for visit in visits:
+        by_window.setdefault(int(visit.at_s / width_s), []).append(visit)
+    made = []
+    for number, some in sorted(by_window.items()):
+        calm = [visit.latency_ms for visit in some if visit.calm]
+        if calm:
+            middle = round(percentile(calm, 0.5), 1)
+            everything = p99([visit.latency_ms for visit in some])
+            made.append(Window(round(number * width_s, 1), len(some), len(calm), middle, p99(calm), everything))
+    return made
+
+
+def growth_of(memory: list[Memory]) -> tuple[dict[str, float], dict[str, int]]:
+    """From a third of the time on: before that, records of results that are kept for two minutes fill up."""
+    third = max(1, len(memory) // 6)
+    early, late = memory[len(memory) // 3 :][:third], memory[-third:]
+    shares, grown = {}, {}
+    for name in ("gateway", "worker", "redis"):
+        before, after = (median(getattr(one, name) for one in some) if some else 0 for some in (early, late))
+        shares[name] = round(after / before - 1, 4) if before else 0.0
+        grown[name] = int(after - before)
+    return shares, grown
+
+
+# -- words --------------------------------------------------------------------------------------------------------------------
+
+
+def words(found: Soak) -> str:
+    missed = found.misses()
+    verdict = f"**Missed**: {'; '.join(missed)}." if missed else "All good."
+    books = found.books
+    memory = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in found.growth.items())
+    rows = "\n".join(f"| {fault.at_s / 60:.1f} | {fault.name} | {fault.calm_again_s:.1f} s |" for fault in found.faults)
+    return f"""## Soak
+
+{found.minutes:g} minutes at {found.per_s:.0f} calls/s, {100 * LOAD:.0f} % of the capacity of {found.capacity_per_s:.0f}, two
+gateways, three workers with sandboxes, Redis and the load on one machine, {len(found.faults)} faults. {verdict}
+
+{books.right:,} right results; lost {books.lost}, wrong {books.wrong}, answered twice {books.twice}, blamed on the model \
+{books.model}, given up {books.given_up}; {books.sent_again} were sent again, {books.broken} of them after a broken connection.
+p99 of calls in calm: {found.first_p99_ms:.0f} ms in the first {found.first_minutes:g} minutes, {found.rest_p99_ms:.0f} ms
+afterwards, {found.last_p99_ms:.0f} ms at the end (at most {P99_MOST:g} x). Memory of the processes that lived through it,
+from its first third to its end: {memory}.
+
+| minute | fault | calm again after |
+| ---: | --- | ---: |
+{rows}
+
+![Latency and memory over time](soak.png)
+
+`{found.command}` · {found.started} · commit {found.commit} · {found.machine["cpu"]}, {found.machine["cores"]} cores
+"""
+
+
+def say(text: str) -> None:
+    print(f"soak: {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="PATH", default=DEFAULT_JSON, help="where to write (default: %(default)s)")
+    given = parser.parse_args(argv)
+    found = soak(given.minutes, given.seed, f"python -m loadtest.soak --minutes {given.minutes:g} --seed {given.seed}")
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    print(words(found))
+    say("python -m loadtest.performance --render puts this into docs/results/performance.md")
+    return 1 if found.misses() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
