@@ -25,6 +25,7 @@ from loadtest import bench, burst, calibrate, experiments, facts, plan, redis_se
 from loadtest.burst import BurstResults
 from loadtest.calibrate import Calibration, validation_table
 from loadtest.experiments import Recovery, Scaling, Step
+from loadtest.plan import Plan, Planner
 from loadtest.results import Results
 from worker.config import default_packages, usable_cores
 from worker.sandbox.jail import interpreter
@@ -45,49 +46,64 @@ Say = Callable[[str], None]
 # -- measuring ----------------------------------------------------------------------------------------------------------------
 
 
-def speed(command: str, say: Say, quick: bool) -> Results:
-    words = ["--quick"] if quick else ["--repeats", "3"]
-    say("every arm in turn, see below")
+class Run(NamedTuple):
+    """How a section is measured."""
+
+    command: str
+    say: Say
+    quick: bool
+    folder: Path
+
+
+def speed(run: Run) -> Results:
+    words = ["--quick"] if run.quick else ["--repeats", "3"]
+    run.say("every arm in turn, see below")
     found = asyncio.run(bench.measure(bench.parse([*words, "--arms", "spawn,nsjail,zygote,http,redis"])))
-    found.command = command
+    found.command = run.command
     return found
 
 
-def calibration(command: str, say: Say, quick: bool) -> Calibration:
-    seconds = 5.0 if quick else calibrate.VALIDATE_S
-    return calibrate.run("rollout", quick=quick, seconds=seconds, command=command, loads=calibrate.LOADS, say=say)
+def calibration(run: Run) -> Calibration:
+    seconds = 5.0 if run.quick else calibrate.VALIDATE_S
+    return calibrate.run("rollout", quick=run.quick, seconds=seconds, command=run.command, loads=calibrate.LOADS, say=run.say)
 
 
-def bursts(command: str, say: Say, quick: bool) -> BurstResults:
-    found = BurstResults(facts.now(), facts.commit(), command, facts.machine(), redis_server.version(), [])
-    for size in QUICK_BURST_SIZES if quick else BURST_SIZES:
+def planned(run: Run) -> Plan:
+    """For the number that everybody asks about, with what was just calibrated."""
+    calibrated = load(run.folder, "calibration", Calibration)
+    if calibrated is None:
+        raise SystemExit("report: plan needs the section calibration")
+    calls = 2000 if run.quick else 45_000
+    run.say(f"simulating {calls:,} calls")
+    return Planner(calibrated, plan.Ask(calls, 0.3, calibrated.mix, 60.0, 6, 5.0, 16)).plan()
+
+
+def bursts(run: Run) -> BurstResults:
+    found = BurstResults(facts.now(), facts.commit(), run.command, facts.machine(), redis_server.version(), [])
+    for size in QUICK_BURST_SIZES if run.quick else BURST_SIZES:
         for transport in burst.TRANSPORTS:
-            say(f"{size:,} calls in flight over {transport}, the path alone")
+            run.say(f"{size:,} calls in flight over {transport}, the path alone")
             found.bursts.append(burst.burst(size, transport=transport, sandboxed=False))
-    say(f"{SANDBOX_BURST:,} calls in flight, in sandboxes")
+    run.say(f"{SANDBOX_BURST:,} calls in flight, in sandboxes")
     found.bursts.append(burst.burst(SANDBOX_BURST, sandboxed=True))
     return found
 
 
-def scaling(command: str, say: Say, quick: bool) -> Scaling:
-    return experiments.scaling(command, say)
+def scaling(run: Run) -> Scaling:
+    return experiments.scaling(run.command, run.say)
 
 
-def recovery(command: str, say: Say, quick: bool) -> Recovery:
-    return experiments.recovery(command, say)
+def recovery(run: Run) -> Recovery:
+    return experiments.recovery(run.command, run.say)
 
 
-class Section(NamedTuple):
-    measure: Callable[[str, Say, bool], Struct]
-    type: type[Struct]
-
-
-SECTIONS = {
-    "speed": Section(speed, Results),
-    "calibration": Section(calibration, Calibration),
-    "bursts": Section(bursts, BurstResults),
-    "scaling": Section(scaling, Scaling),
-    "recovery": Section(recovery, Recovery),
+SECTIONS: dict[str, Callable[[Run], Struct]] = {
+    "speed": speed,
+    "calibration": calibration,
+    "plan": planned,
+    "bursts": bursts,
+    "scaling": scaling,
+    "recovery": recovery,
 }
 
 
@@ -109,7 +125,7 @@ def measure(names: list[str], folder: Path, *, quick: bool) -> None:
     for name in names:
         say, began = progress.of(name), time.monotonic()
         command = f"python -m loadtest.performance --only {name}{' --quick' if quick else ''}"
-        found = SECTIONS[name].measure(command, say, quick)
+        found = SECTIONS[name](Run(command, say, quick, folder))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
         say(f"done in {time.monotonic() - began:.0f} s")
@@ -193,14 +209,19 @@ CPU ms per call at saturation: {per_call}. A core is {found.slowdown:.2f} x slow
 ![Latency against load](performance/calibration.png)
 
 {source(found)}
+"""
 
-### What 45,000 calls need
+
+def plan_words(found: Plan) -> str:
+    ask = found.ask
+    command = f"exec-service plan --calls-per-step {ask.calls_per_step} --mean-latency {ask.mean_latency_s:g} --mix {ask.mix}"
+    return f"""## What {ask.calls_per_step:,} calls need
 
 ```text
-{plan.page(plan.Planner(found, plan.Ask(45_000, 0.3, found.mix, 60.0, 6, 5.0, 16)).plan())}
+{plan.page(found)}
 ```
 
-`exec-service plan --calls-per-step 45000 --mean-latency 0.3 --mix {found.mix}`
+`{command}`, a simulation with the costs above
 """
 
 
@@ -326,6 +347,8 @@ def page(folder: Path, results: Path) -> str:
         parts.append(speed_words(found))
     if (calibrated := load(folder, "calibration", Calibration)) is not None:
         parts.append(calibration_words(calibrated))
+    if (answered := load(folder, "plan", Plan)) is not None:
+        parts.append(plan_words(answered))
     if (burst_found := load(folder, "bursts", BurstResults)) is not None:
         parts.append(bursts_words(burst_found))
     if (scaled := load(folder, "scaling", Scaling)) is not None:

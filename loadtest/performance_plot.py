@@ -1,4 +1,4 @@
-"""Draws the report: `python performance_plot.py FOLDER`, pictures for the JSON files in it. Needs matplotlib, nothing of ours."""
+"""Draws the report: `python performance_plot.py FOLDER`, pictures of its JSON files. Needs matplotlib, nothing of ours."""
 
 import json
 import sys

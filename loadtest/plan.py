@@ -36,6 +36,7 @@ EXIT_USAGE = 2
 THREAD_MOST = 0.6  # of a core, of what has only one thread: gateways and Redis
 SIMULATED_MOST = 50_000  # calls in one simulation; a larger system is cut into equal cells, of which one is simulated
 IN_FLIGHT_SIMULATED_MOST = 18_000
+FEWEST_WORKERS = 2  # of one, nothing is left when its machine dies
 IN_FLIGHT_ROUNDS = 6  # how often every place in flight is filled again, of which the first two do not count
 
 
@@ -171,7 +172,7 @@ class Planner:
             visits = case.counts(case.simulate(workers, None).visits)
             return fmean(visit.latency_s for visit in visits) <= self._ask.mean_latency_s
 
-        tried = max(1, math.floor(average))
+        tried = max(FEWEST_WORKERS, math.floor(average))
         bad = tried - 1
         while not good(tried):
             bad, tried = tried, max(tried + 1, tried * 5 // 4)
