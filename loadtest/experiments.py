@@ -100,6 +100,7 @@ def _sandboxed(slots: int, of_one: float) -> Step:
 KILL_AT_S, REPLACE_AT_S, RECOVERY_S = 8.0, 18.0, 30.0
 RECOVERY_LOAD = 0.35  # of two workers: one alone can carry it
 RECOVERY_REPEATS = 2
+BUSY_WITHIN_S = 3.0
 UNUSUAL = 4.0  # times the median before the kill
 
 
@@ -178,6 +179,9 @@ def _killing(worker: Part, redis: str) -> Iterator[list[float]]:
 
     def work() -> None:
         time.sleep(KILL_AT_S)
+        give_up = time.monotonic() + BUSY_WITHIN_S
+        while not worker.metrics()["exec_worker_busy"] and time.monotonic() < give_up:
+            time.sleep(0.02)  # one that has nothing would cost nobody anything
         worker.kill()
         moments.append(time.monotonic())
         time.sleep(REPLACE_AT_S - KILL_AT_S)

@@ -135,7 +135,8 @@ def draw_recovery(plt: Any, found: Any) -> Any:
         axes.scatter(run["due_s"], run["latency_s"], s=4, color=BLUE)
         for name, words in (("killed_s", "killed"), ("replaced_s", "replaced")):
             axes.axvline(run[name], color=RED, linewidth=0.8, linestyle="--")
-            axes.annotate(words, (run[name], 1), (3, 0), textcoords="offset points", fontsize=7, color=RED)
+            place = axes.get_xaxis_transform()
+            axes.annotate(words, (run[name], 0.9), (3, 0), place, textcoords="offset points", fontsize=7, color=RED)
         axes.set_yscale("log")
         axes.set_ylabel("latency, s")
     rows[-1, 0].set_xlabel("seconds")
