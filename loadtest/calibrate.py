@@ -42,7 +42,10 @@ LOADS = (0.3, 0.5, 0.7, 0.9)
 VALIDATE_S, VALIDATE_REPEATS = 20.0, 2
 WITHIN = 0.2
 BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
+STARTING_LOAD_S = 0.8  # CPU time that the interpreter which makes the load takes to start
 SEED = 11
+
+Say = Callable[[str], None]
 
 
 class Samples(Struct, frozen=True):
@@ -104,7 +107,10 @@ class Calibration(Struct):
         return Demand(chance.choice(samples.cpu_ms) / 1000, samples.pause_ms / 1000)
 
     def _any_of(self, kind: str) -> Samples:
-        return next(samples for samples in self.programs.values() if samples.kind == kind)
+        found = next((samples for samples in self.programs.values() if samples.kind == kind), None)
+        if found is None:
+            raise ValueError(f"no {kind} program was calibrated: run `exec-service calibrate` with a mix that has some")
+        return found
 
     def demands(self, programs: Iterable[Program], seed: int = SEED) -> list[Demand]:
         chance = random.Random(seed)
@@ -131,8 +137,8 @@ class Measured(Struct, frozen=True):
 class Here:
     """A cluster on this machine, and what its processes use."""
 
-    def __init__(self, redis: RedisServer, gateway: Part, worker: Part) -> None:
-        self.url = gateway.url
+    def __init__(self, redis: RedisServer, gateway: Part, worker: Part, slots: int) -> None:
+        self.url, self.slots = gateway.url, slots
         self._redis, self._gateway, self._worker = redis, gateway, worker
         self._idle_cpu, self._idle_traffic = dict[str, float](), dict[str, float]()  # per second
 
@@ -177,39 +183,33 @@ class Here:
         return Measured(report, for_calls, redis, round(others, 3))
 
 
-STARTING_LOAD_S = 0.8  # CPU time that the interpreter which makes the load takes to start
-
-
 @contextlib.contextmanager
-def cluster(slots: int | None = None) -> Iterator[Here]:
-    slots = slots or usable_cores()
+def cluster() -> Iterator[Here]:
+    slots = usable_cores()
     with (
         RedisServer() as redis,
         Part.gateway(redis.url) as gateway,
         Part.worker(redis.url, slots=slots, min_tier="D") as worker,
     ):
         gateway.wait_for_workers(1)
-        here = Here(redis, gateway, worker)
+        here = Here(redis, gateway, worker, slots)
         here.measure(calls(60, SEED + 1, "rollout"), in_flight=2 * slots)  # connections, code that runs the first time
         here.look_idle()
         yield here
 
 
-def measure(mix: str, *, quick: bool = False, command: str = "") -> Iterator[tuple[str, Calibration | None, Here]]:
-    """Steps, in words; the calibration with the last of them, while the cluster still runs."""
-    slots = usable_cores()
-    share = 5 if quick else 1
-    batched = measure_batched(share)
-    with cluster(slots) as here:
-        yield f"{ALONE_CALLS // share} calls, one at a time", None, here
-        alone = here.measure(calls(ALONE_CALLS // share, SEED, mix))
-        yield "programs that never end", None, here
-        endless = here.measure(_endless())
-        yield f"{LOADED_CALLS // share} calls, every slot busy", None, here
-        loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=2 * slots)
-        yield "fitting", None, here
-        made = assemble(mix, slots, batched, alone, endless, loaded, command)
-        yield "calibrated", made, here
+def measure(here: Here, batched_ms: dict[str, float], mix: str, share: int, say: Say, command: str) -> Calibration:
+    in_flight = 2 * here.slots
+    say(f"{ALONE_CALLS // share} calls, one at a time")
+    alone = here.measure(calls(ALONE_CALLS // share, SEED, mix))
+    say("programs that never end")
+    endless = here.measure(_endless())
+    say(f"{LOADED_CALLS // share} calls, every slot busy")
+    loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=in_flight)
+    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, command)
+    _fit_pace(made, loaded.report, in_flight)
+    _fit_latency(made, alone.report)
+    return made
 
 
 def measure_batched(share: int) -> dict[str, float]:
@@ -265,8 +265,6 @@ def assemble(
         loaded.others_share,
     )
     made.programs = _programs(alone, endless, loaded, slowdown)
-    _fit_pace(made, loaded.report, 2 * slots)
-    _fit_latency(made, alone.report)
     return made
 
 
@@ -404,9 +402,6 @@ def read(json_file: Path) -> Calibration:
     return msgspec.json.decode(json_file.read_bytes(), type=Calibration)
 
 
-Say = Callable[[str], None]
-
-
 def _say(words: str) -> None:
     print(f"calibrate: {words}", file=sys.stderr, flush=True)
 
@@ -415,17 +410,17 @@ def run(
     mix: str, *, quick: bool = False, seconds: float, command: str, loads: Iterable[float] = (), say: Say = _say
 ) -> Calibration:
     """`loads`: to be validated."""
-    for words, made, here in measure(mix, quick=quick, command=command):
-        say(words)
-        if made is None:
-            continue
+    share = 5 if quick else 1
+    say("the path alone, in large batches")
+    batched_ms = measure_batched(share)
+    with cluster() as here:
+        made = measure(here, batched_ms, mix, share, say, command)
         for number, load in enumerate(loads):
             say(f"{VALIDATE_REPEATS} runs at {100 * load:.0f} % load")
             point = validate(made, here, load, seconds, VALIDATE_REPEATS, 100 * (number + 1))
             made.validation.append(point)
             say(f"mean {point.measured_mean_ms:.1f} ms, predicted {point.predicted_mean_ms:.1f}")
-        return made
-    raise AssertionError("the last step has the calibration")
+    return made
 
 
 def main(argv: list[str] | None = None) -> int:

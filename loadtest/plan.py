@@ -339,7 +339,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         plan = Planner(read(given.calibration), ask).plan()
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError) as error:
         print(f"exec-service plan: {error}", file=sys.stderr)
         return EXIT_USAGE
     print(msgspec.json.format(msgspec.json.encode(plan)).decode() if given.json else page(plan))

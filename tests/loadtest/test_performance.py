@@ -150,6 +150,8 @@ def test_plan_refuses_what_no_fleet_can_reach(tmp_path: Path, capsys: pytest.Cap
     few = ["--calls-per-step", "50", "--mix", "std", "--calibration", str(file)]
     assert plan.main([*few, "--mean-latency", "0.001"]) == plan.EXIT_USAGE
     assert "cannot be reached" in capsys.readouterr().err
+    assert plan.main([*few, "--mix", "rollout"]) == plan.EXIT_USAGE
+    assert "program was calibrated: run" in capsys.readouterr().err
     assert plan.main([*few, "--bursts", "30"]) == plan.EXIT_USAGE
     assert "--burst-seconds" in capsys.readouterr().err
 
