@@ -19,7 +19,7 @@ from pathlib import Path
 from loadtest.parts import Part
 from worker.config import usable_cores
 
-LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+LOCUSTFILE, RAMP = (Path(__file__).with_name(name) for name in ("locustfile.py", "locust_ramp.py"))
 SHAPES = ("steady", "step", "ramp", "soak")
 SOAK = "30m"
 
@@ -41,10 +41,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def command(given: argparse.Namespace, url: str) -> list[str]:
-    words = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", url, "--users", str(given.users)]
+    files = ",".join(map(str, [LOCUSTFILE, RAMP] if given.shape == "ramp" else [LOCUSTFILE]))
+    words = [sys.executable, "-m", "locust", "-f", files, "--host", url, "--users", str(given.users)]
     words += ["--spawn-rate", str(given.users), "--run-time", given.time or (SOAK if given.shape == "soak" else "60s")]
     words += ["--mix", given.mix, "--shape", given.shape, "--processes", str(given.processes)]
-    words += [] if given.web else ["--headless", "--only-summary", "--stop-timeout", "30"]
+    words += [] if given.web else ["--headless", "--only-summary"]
     return [*words, *given.rest, *filter(None, given.only.split(","))]
 
 

@@ -10,6 +10,7 @@ All users of a process share one client, as the tasks of a trainer do: their cal
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +19,7 @@ import gevent
 import uvloop
 from gevent.event import AsyncResult
 from gevent.monkey import get_original
-from locust import FastHttpUser, LoadTestShape, User, events, task
+from locust import FastHttpUser, User, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
@@ -28,14 +29,16 @@ from loadtest.workload import MIXES, Program, calls
 
 T = TypeVar("T")
 
-SHAPES = ("steady", "step", "ramp", "soak")
-RAMP_STAGES = 10
+SHAPES = ("steady", "step", "ramp", "soak")  # ramp: with loadtest/locust_ramp.py beside this
 PROGRAMS = 400  # that a user has, in turn
 DEADLINE_S = 120.0
 EXPECTED = {"error": "error", "endless": "timeout"}  # by kind; the others end well
 CELLS = 5
 SQUARES = "n = int(input())\nprint(sum(k * k for k in range(n + 1)))\n"
 ANSWERS = [("The answer is \\boxed{\\frac{2}{4}}.", "1/2"), ("So x = 0.5", "0.5"), ("\\boxed{x^2+2x+1}", "(x+1)^2")]
+
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request, else
 
 
 @events.init_command_line_parser.add_listener
@@ -47,23 +50,6 @@ def add_options(parser: LocustArgumentParser) -> None:
     )
     ours.add_argument("--step-seconds", type=float, default=10.0, help="from one step to the next")
     ours.add_argument("--calls", type=int, default=16, help="of a batch")
-
-
-class TrainingShape(LoadTestShape):
-    """steady and soak: the users that were asked for; ramp: a tenth more of them at a time; step: see `Paced`."""
-
-    use_common_options = True
-
-    def tick(self) -> tuple[int, float] | None:
-        assert self.runner is not None and self.runner.environment.parsed_options is not None
-        options, elapsed_s = self.runner.environment.parsed_options, self.get_run_time()
-        if options.run_time and elapsed_s > float(options.run_time):
-            return None
-        users = options.num_users or 1
-        if options.shape == "ramp" and options.run_time:
-            stage = min(RAMP_STAGES, 1 + int(RAMP_STAGES * elapsed_s / float(options.run_time)))
-            users = max(1, users * stage // RAMP_STAGES)
-        return users, float(options.spawn_rate or users)
 
 
 class Wrong(Exception):
