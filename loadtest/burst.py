@@ -203,7 +203,7 @@ def memory_of(workers: list[Part], shares: list[Share], *, sandboxed: bool) -> d
     return found
 
 
-def limits_met(calls: int, batch: int, processes: int, transport: str) -> str:
+def too_many(calls: int, batch: int, transport: str) -> str:
     """Words if so many connections are more than descriptors or ports allow."""
     if transport == "grpc":
         return ""  # calls share a few connections
@@ -373,7 +373,7 @@ def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main(argv: list[str] | None = None) -> int:
     given = parse(argv)
     for transport in given.transports:
-        if words := limits_met(max(given.sizes), given.batch, given.processes, transport):
+        if words := too_many(max(given.sizes), given.batch, transport):
             print(f"burst: {words}", file=sys.stderr)
             return EXIT_USAGE
     sizes = ",".join(map(str, given.sizes))
