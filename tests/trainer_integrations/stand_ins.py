@@ -38,8 +38,8 @@ def adapter(name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
         pytest.fail(f"{PACKAGES[name]} is not installed in this venv")
     request.node.add_report_section("call", "integration", f"{name}: {'real package' if real else 'stand-in'}")
     module = f"trainer.integrations.{name}_adapter"
-    monkeypatch.delitem(sys.modules, module, raising=False)
     if not real:
+        monkeypatch.delitem(sys.modules, module, raising=False)
         for path, content in STAND_INS[name]().items():
             monkeypatch.setitem(sys.modules, path, _module(path, content))
     return importlib.import_module(module)
