@@ -35,7 +35,7 @@ PACKAGES = {
          "tensordict>=0.8,<=0.10", "codetiming", "dill", "pandas", "torchdata", "accelerate", "peft", "datasets"],
         ["verl==0.9.1"],
     ),
-    "openrlhf": Package([TORCH, "aiohttp", "numpy>=2", "pylatexenc", "sympy"], ["openrlhf==0.11.2"]),
+    "openrlhf": Package([TORCH, "aiohttp", "numpy>=2", "pylatexenc", "sympy", "transformers==5.15.0"], ["openrlhf==0.11.2"]),
 }  # fmt: skip
 STAND_IN_ONLY = {
     "slime": "has no package on PyPI (0.0.0 is a placeholder)",
