@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -147,7 +148,8 @@ class Containers:
 
     def clear(self) -> None:
         for pod in podman("pod", "ps", "--format", "{{.Name}}", "--filter", f"name={self.prefix}").split():
-            podman("pod", "rm", "--force", "--time", "0", pod)
+            for attempt in range(3):  # what a container had mounted is sometimes busy for a moment
+                podman("pod", "rm", "--force", "--ignore", "--time", "0", pod, check=attempt == 2)
         for attempt in range(3):  # the kernel may still be busy with what a container had mounted
             for name in self._names():
                 podman("rm", "--force", "--time", "0", "--volumes", name, check=attempt == 2)
@@ -185,7 +187,8 @@ class Containers:
 
 
 def compose_service(name: str) -> dict[str, Any]:
-    service: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"][name]
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (ROOT / "deploy" / "compose.yaml").read_text())  # nothing is set: the defaults
+    service: dict[str, Any] = yaml.safe_load(text)["services"][name]
     return service
 
 
@@ -204,7 +207,7 @@ def compose_options(service: dict[str, Any], prefix: str, keys: Path, environmen
         options += ["--volume", volume if volume.startswith("/") else f"{prefix}-{volume}"]
     options += [part for option in service.get("security_opt", []) for part in ("--security-opt", _for_podman(option))]
     options += ["--volume", f"{keys}:/run/secrets/keys:ro"] if service.get("secrets") else []
-    variables = service.get("environment", {}) | environment
+    variables = {name: value or "" for name, value in (service.get("environment", {}) | environment).items()}
     return options + [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
 
 
