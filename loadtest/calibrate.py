@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
@@ -70,6 +71,7 @@ class Point(Struct, frozen=True):
     predicted_p99_ms: float
     others_share: float
     means_ms: list[float]  # measured, of each run by itself
+    cpu_ms: dict[str, float] = {}  # per call, by process
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -94,7 +96,7 @@ class Calibration(Struct):
     capacity_per_s: float  # calls/s with every slot busy, the load on the same cores
     cpu_ms: dict[str, float]  # per call with every slot busy, by process
     batched_cpu_ms: dict[str, float]  # per call of the path alone, in large batches
-    slowdown: float  # of a core, when the others are busy too
+    slowdown: float  # CPU time of a call when all cores are busy, by that of a lonely one: less if warm caches gain more
     unseen: float  # fitted: by what the costs are larger than what was counted
     costs: Costs
     redis_per_call: dict[str, float]  # commands, in_bytes, out_bytes
@@ -244,7 +246,7 @@ def assemble(
     count = len(loaded.report.landed)
     cpu_ms = {name: 1000 * used / count for name, used in loaded.cpu_s.items()}
     alone_ms = 1000 * sum(alone.cpu_s.values()) / len(alone.report.landed)
-    slowdown = max(1.0, sum(cpu_ms.values()) / alone_ms)
+    slowdown = sum(cpu_ms.values()) / alone_ms if usable_cores() > 1 else 1.0
     made = Calibration(
         facts.now(),
         facts.commit(),
@@ -340,6 +342,7 @@ def validate(made: Calibration, here: Here, load: float, seconds: float, repeats
     """Runs with arrivals of chance, and simulations of the same arrivals with the same kinds of programs."""
     per_s = load * made.capacity_per_s
     measured, predicted, means_ms, others = list[float](), list[float](), list[float](), 0.0
+    used: Counter[str] = Counter()
     for repeat in range(repeats):
         programs = calls(int(per_s * seconds), seed + repeat, made.mix)
         at_s = poisson(per_s, len(programs), seed + repeat)
@@ -348,10 +351,12 @@ def validate(made: Calibration, here: Here, load: float, seconds: float, repeats
         measured += latencies
         predicted += [visit.latency_s for visit in predict(made, programs, at_s)]
         means_ms.append(round(1000 * fmean(latencies), 2))
+        used.update({name: 1000 * value for name, value in found.cpu_s.items()})
         others = max(others, found.others_share)
     pairs = zip(_figures(measured), _figures(predicted), strict=True)
     mean, p50, p99 = pairs
-    return Point(load, len(measured), round(per_s, 2), *mean, *p50, *p99, others, means_ms)
+    cpu_ms = {name: round(value / len(measured), 3) for name, value in used.items()}
+    return Point(load, len(measured), round(per_s, 2), *mean, *p50, *p99, others, means_ms, cpu_ms)
 
 
 def predict(made: Calibration, programs: list[Program], at_s: list[float]) -> list[Visit]:

@@ -202,7 +202,7 @@ lonely calls and with saturation, and has not seen these runs. {"All within 20 %
 
 {validation_table(found.validation)}
 
-CPU ms per call at saturation: {per_call}. A core is {found.slowdown:.2f} x slower when all are busy; fitted: costs x
+CPU ms per call at saturation: {per_call}; that is {found.slowdown:.2f} x what a lonely call costs. Fitted: costs x
 {found.unseen:.2f}, delay {1000 * found.costs.hop_s:.1f} ms. Others used up to
 {100 * max([found.others_share, *(point.others_share for point in found.validation)]):.0f} % of the machine.
 

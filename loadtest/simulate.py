@@ -2,7 +2,7 @@
 
 What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
 program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
-Cores are shared evenly among what is ready to run, and are slower the more of them are busy. Not simulated: memory, the network
+Cores are shared evenly among what is ready to run; their speed goes by how many of them are busy. Not simulated: memory, the network
 but for a fixed delay, tenants and priorities, refusals (429), a Redis that fails.
 
 `loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
@@ -58,7 +58,7 @@ class Shape(Struct, frozen=True):
     gateways: int = 1
     together: bool = False
     release_factor: float = 1.25
-    slowdown: float = 1.0  # of a core, when all cores of its machine are busy
+    slowdown: float = 1.0  # of a core, when all cores of its machine are busy; below 1 it is faster, with warm caches
 
 
 class Clock:
@@ -89,7 +89,7 @@ class Cores:
         self.busy_s = 0.0  # of all cores together
 
     def _speed(self, busy: int, slowdown: float) -> float:
-        """Of each busy core: from 1 with a single one to 1/slowdown with all, which share caches and maybe pipelines."""
+        """Of each busy core: from 1 with a single one to 1/slowdown with all: they share pipelines, but wake up less."""
         return 1 / (1 + (slowdown - 1) * (busy - 1) / max(1, self._count - 1))
 
     def _rate(self) -> float:
