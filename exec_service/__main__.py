@@ -292,6 +292,9 @@ def run_planner(options: argparse.Namespace) -> int:
         module = importlib.import_module(f"loadtest.{options.module}")
     except ImportError:
         return fail("planning needs the project's checkout, not only its package: run it there", EXIT_USAGE)
+    from loadtest.parts import end_in_order
+
+    end_in_order()
     code: int = module.main(options.rest)
     return code
 

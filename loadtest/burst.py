@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from loadtest import burst_load, facts, meter, redis_server
 from loadtest.burst_load import Order, Share
-from loadtest.parts import Part
+from loadtest.parts import Part, end_in_order
 from loadtest.redis_server import RedisServer, free_port
 from loadtest.results import percentile
 from loadtest.steady_load import Books, Program, together
@@ -400,4 +400,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from loadtest import facts, meter, path, redis_server
 from loadtest.open_loop import Landed, Order, Report, drive, latencies_s, poisson
-from loadtest.parts import Part
+from loadtest.parts import Part, end_in_order
 from loadtest.programs import TEMPLATES
 from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
@@ -460,4 +460,5 @@ def show(made: Calibration) -> None:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtest.parts import Part
+from loadtest.parts import Part, end_in_order
 from worker.config import usable_cores
 
 LOCUSTFILE, RAMP = (Path(__file__).with_name(name) for name in ("locustfile.py", "locust_ramp.py"))
@@ -58,4 +58,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

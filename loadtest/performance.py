@@ -25,6 +25,7 @@ from loadtest import bench, burst, calibrate, experiments, facts, plan, redis_se
 from loadtest.burst import BurstResults
 from loadtest.calibrate import Calibration, validation_table
 from loadtest.experiments import Recovery, Scaling, Step
+from loadtest.parts import end_in_order
 from loadtest.plan import Plan, Planner
 from loadtest.results import Results
 from worker.config import default_packages, usable_cores
@@ -400,4 +401,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from loadtest import chaos, facts, redis_server
 from loadtest.chaos import Cluster, Trouble
+from loadtest.parts import end_in_order
 from loadtest.results import percentile
 from loadtest.steady_load import Books, SteadyLoad
 
@@ -331,4 +332,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())
