@@ -196,7 +196,7 @@ class Tally:
 
     def _recent(self) -> Iterable[Second]:
         begin = self._clock() - self.window_s
-        return [second for second in self._seconds if second.at >= begin]
+        return [second for second in self._seconds if second.at + 1 > begin]
 
     def calls_per_s(self) -> float:
         return round(sum(second.blames.total() for second in self._recent()) / self.window_s, 2)

@@ -418,6 +418,8 @@ class Sessions:
             if member is session.member and not session.running and not session.why_ended:
                 how = judge(Outcome(future.result(), 0, 0), session.limits, 1.0, [])
                 session.why_ended = f"its process ended while no cell ran: {how.status}"
+                session.lost = how.blame == "infra"  # its runner died, or the machine ran out of memory
+                self.counts["lost"] += session.lost
             if not member.tree.members:
                 member.tree.link.kill(member.tree.number, member.tree.index)
 

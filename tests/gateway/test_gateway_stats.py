@@ -41,6 +41,15 @@ async def test_stats_show_calls_latency_workers_shares_and_failures(service: Ser
     assert len(stats["seconds"]) == tally.SECONDS_KEPT
 
 
+def test_a_call_of_a_moment_ago_counts_also_if_a_second_has_begun_since() -> None:
+    clock = Clock()
+    clock.now = 999.9
+    told = Tally(clock)
+    told.note(result(), "lab", Tags())
+    clock.now = 1000.95
+    assert [one.calls for one in told.tenants()] == [1] and told.calls_per_s() > 0
+
+
 async def test_stats_of_a_run_are_by_step(service: Service) -> None:
     calls = [{"code": "fail" if n == 0 else "say x", "tags": {"run": "r 1", "step": n // 2}} for n in range(4)]
     await service.batch(*calls)

@@ -104,7 +104,9 @@ class Service:
 
     @property
     def nsjail_pids(self) -> list[int]:
-        return children_of(self.runner_pid)
+        """None while a runner that died has no successor."""
+        runners = [pid for pid in children_of(self.process.pid) if b"worker.sandbox.runner" in _cmdline(pid)]
+        return [nsjail for runner in runners for nsjail in children_of(runner)]
 
     @property
     def zygote_pids(self) -> list[int]:
