@@ -333,7 +333,7 @@ async def test_a_client_that_reads_nothing_is_given_up() -> None:
 # -- bursts ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels", [1, 50])
+@pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 50])
 async def test_no_call_of_a_burst_is_dropped(channels: int) -> None:
     async with running(grpc=True, slots=64) as service:
         callers = [Caller(service.grpc_target) for _ in range(channels)]

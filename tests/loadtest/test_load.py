@@ -25,6 +25,7 @@ def unavailable(words: str) -> None:
     pytest.skip(words)
 
 
+@pytest.mark.slow
 def test_every_class_of_users_is_served_and_counted(tmp_path: Path) -> None:
     if importlib.util.find_spec("locust") is None:
         unavailable("locust is not installed")

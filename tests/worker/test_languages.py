@@ -256,6 +256,7 @@ async def test_cancelled_compilation_leaves_the_others_to_compile(compilations: 
         assert len(compilations) == 2
 
 
+@pytest.mark.slow  # tests/hostile has one too
 async def test_template_bomb_costs_the_compilers_limits_and_no_more(lab: Lab) -> None:
     """The compiler runs out of memory in some seconds, or of time."""
     bomb = """
