@@ -47,7 +47,7 @@ wanted="with font cache $(stamp "$packages")"
 if [ "$(cat .sandbox-packages/installed 2>/dev/null)" != "$wanted" ]; then
     say "installing what programs may import into .sandbox-packages (numpy, scipy, sympy, … about a minute)"
     rm -rf .sandbox-packages.new
-    .venv/bin/pip install --quiet --disable-pip-version-check --target .sandbox-packages.new -r "$packages"
+    .venv/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts --target .sandbox-packages.new -r "$packages"
     # matplotlib's cache of the system's fonts, so that no interpreter has to make its own
     MPLCONFIGDIR=.sandbox-packages.new/.matplotlib PYTHONPATH=.sandbox-packages.new MPLBACKEND=Agg \
         .venv/bin/python -c 'import matplotlib.pyplot' 2>/dev/null || true

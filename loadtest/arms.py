@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ from msgspec import Struct
 
 from loadtest import meter
 from loadtest.agent import Outcome, Report, Request
+from loadtest.ports import free_port
 from loadtest.workload import Program
 
 ROUTES = ("run", "run_code", "batch", "long-batch")
@@ -132,9 +131,7 @@ class Arm:
         await asyncio.sleep(SETTLE_S)
         elapsed_s = time.perf_counter() - started
         cpu, load = self._cpu_s() - cpu, self._load_s() - load
-        others_s = max(0.0, meter.machine_busy_s() - busy - cpu - load)
-        share = others_s / elapsed_s / (os.cpu_count() or 1)
-        return Run(report.outcomes, report.wall_s, cpu, load, share)
+        return Run(report.outcomes, report.wall_s, cpu, load, meter.others_share(busy, cpu + load, elapsed_s))
 
     def _cpu_s(self) -> float:
         return (self._service or self._agent).used_s()
@@ -189,7 +186,7 @@ async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -
 
 async def _service(stack: contextlib.AsyncExitStack, module: Sequence[str]) -> tuple[Counted, str]:
     """A service with a port of its own, ready."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", *module, str(port)]
     service = await stack.enter_async_context(counted(f"service-{port}", command))
     stack.callback(_terminate, service.process)
@@ -205,13 +202,6 @@ async def _service(stack: contextlib.AsyncExitStack, module: Sequence[str]) -> t
 def _terminate(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _is_ready(url: str) -> bool:

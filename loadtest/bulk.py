@@ -30,6 +30,7 @@ from exec_service.jobs import JobStore
 from exec_wire.jobs import JobResult, JobStatus
 from loadtest import facts, redis_server
 from loadtest.parts import Part
+from loadtest.ports import free_port
 from loadtest.results import percentile
 
 P99_S = 1.0
@@ -111,7 +112,7 @@ class BulkCluster:
     def __init__(self, folder: Path, chunk_items: int) -> None:
         self._folder, self._chunk_items = folder, chunk_items
         self._redis = redis_server.RedisServer()
-        self._ports = {name: redis_server.free_port() for name in GATEWAYS}
+        self._ports = {name: free_port() for name in GATEWAYS}
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports.values()]
         self.parts: dict[str, Part] = {}
         self._store = JobStore(folder)

@@ -30,7 +30,8 @@ from msgspec import Struct
 from loadtest import burst_load, facts, meter, redis_server
 from loadtest.burst_load import Order, Share
 from loadtest.parts import Part, end_in_order
-from loadtest.redis_server import RedisServer, free_port
+from loadtest.ports import free_port
+from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
 from loadtest.steady_load import Books, Program, together
 from worker.config import default_packages
@@ -140,7 +141,7 @@ def burst(
         spent = {name: value - before[name] for name, value in used_s(stages_of(workers) | stages).items()}
         spent["load"] = sum(share.cpu_s for share in shares)
         loaded_s = sum(spent.values()) - (own - sum(before.values()))
-        others_s = max(0.0, meter.machine_busy_s() - busy - loaded_s)
+        others_share = min(1.0, meter.others_share(busy, loaded_s, wall_s))
         if second.wrong:
             raise RuntimeError(f"{second.wrong} wrong results of the second tenant")
         stays_ms = [stay for share in shares for stay in share.stays_ms]
@@ -164,7 +165,7 @@ def burst(
             redis.info("used_memory_peak"),
             memory_of(workers, shares, sandboxed=sandboxed),
             {name: round(1000 * seconds / calls, 4) for name, seconds in spent.items()},
-            round(min(1.0, others_s / wall_s / (os.cpu_count() or 1)), 3),
+            round(others_share, 3),
         )
 
 

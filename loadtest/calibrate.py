@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import sys
 import time
@@ -177,7 +176,7 @@ class Here:
         used = {name: after[name] - before[name] for name in before} | {"caller": report.cpu_s}
         for_calls = {name: value - elapsed_s * self._idle_cpu.get(name, 0.0) for name, value in used.items()}
         ours_s = sum(used.values()) + time.process_time() - own + STARTING_LOAD_S
-        others = max(0.0, meter.machine_busy_s() - busy - ours_s) / elapsed_s / (os.cpu_count() or 1)
+        others = meter.others_share(busy, ours_s, elapsed_s)
         redis = {
             name: value - traffic[name] - elapsed_s * self._idle_traffic.get(name, 0.0)
             for name, value in self._traffic().items()

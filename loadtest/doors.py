@@ -15,8 +15,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import platform
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -30,7 +28,9 @@ from exec_service.config import GatewayConfig
 from exec_wire.memory_queue import MemoryQueue
 from exec_wire.messages import Batch, Call, Result, Tags, Timings, encode_json, pack, unpack_call, verdict
 from exec_wire.queue import Answer, WorkerInfo
+from loadtest import facts
 from loadtest.parts import Part
+from loadtest.ports import free_port
 from loadtest.redis_server import RedisServer
 
 SLOTS = 1000
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def in_memory() -> Iterator[list[int]]:
-    ports = [_free_port(), _free_port()]
+    ports = [free_port(), free_port()]
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Event()
     service = spawn.Process(target=run_service, args=(*ports, ready), daemon=True)
@@ -230,7 +230,7 @@ def in_memory() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def over_redis() -> Iterator[list[int]]:
-    port = _free_port()
+    port = free_port()
     with (
         RedisServer() as redis,
         Part.gateway(redis.url, "--grpc-port", str(port)) as gateway,
@@ -254,20 +254,13 @@ def _report(options: argparse.Namespace, paces: dict[str, list[float]]) -> dict[
         "what": "doors and dispatch alone, a worker that echoes, no sandbox; load generator on the same cores",
         "queue": "redis" if options.redis else "memory",
         "command": " ".join(["python -m loadtest.doors", *["--redis"] * options.redis, *_sizes(options)]),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+        "machine": facts.machine(),
         "calls_per_s": {way: {"median": statistics.median(found), "all": found} for way, found in paces.items()},
     }
 
 
 def _sizes(options: argparse.Namespace) -> list[str]:
     return [f"--{name} {getattr(options, name)}" for name in ("calls", "batch", "window")]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -186,3 +186,8 @@ def machine_busy_s() -> float:
     """CPU time that everything on this machine has used since it was started, and what its host took from it."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) * _TICK_S
+
+
+def others_share(busy_before_s: float, ours_s: float, wall_s: float) -> float:
+    """Of the machine's cores, used by what is not ours since `machine_busy_s` said `busy_before_s`."""
+    return max(0.0, machine_busy_s() - busy_before_s - ours_s) / wall_s / (os.cpu_count() or 1)

@@ -132,7 +132,7 @@ class Bench:
         busy, before = meter.machine_busy_s(), self._used_s()
         wall_s, wrong, took_s = make_load(self._url, requests, self._shape.connections)
         used = {name: after - before[name] for name, after in self._used_s().items()}
-        others_s = max(0.0, meter.machine_busy_s() - busy - sum(used.values()))
+        others_share = meter.others_share(busy, sum(used.values()), wall_s)
         return Turn(
             self._shape.calls,
             round(wall_s, 4),
@@ -140,7 +140,7 @@ class Bench:
             round(1000 * percentile(took_s, 0.5), 2),
             round(1000 * percentile(took_s, 0.95), 2),
             {name: round(1e6 * seconds / self._shape.calls, 1) for name, seconds in used.items()},
-            round(others_s / wall_s / (os.cpu_count() or 1), 3),
+            round(others_share, 3),
         )
 
 

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from loadtest.ports import free_port
+
 START_S = 10.0
 
 
@@ -43,13 +45,6 @@ def version() -> str:
     """Of the server that would be started, such as `Valkey server v=9.1.2`."""
     words = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
     return words.partition(" sha")[0].strip()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisServer:

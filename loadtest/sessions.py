@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,8 +24,8 @@ from typing import Any
 import msgspec
 
 from exec_client import AsyncClient, Limits
+from loadtest import facts
 from loadtest.results import percentile
-from worker.config import usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "sessions.json"
@@ -202,9 +200,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         process.terminate()
         await process.communicate()
     about = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{usable_cores()} cores, {platform.machine()}, Linux {platform.release()}",
-        "python": platform.python_version(),
+        "at": facts.now(),
+        "machine": facts.machine(),
         "tier": tier,
         "load_average_1min": round(os.getloadavg()[0], 2),
         "command": "python -m loadtest.sessions " + " ".join(sys.argv[1:]),

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -153,8 +153,17 @@ def _resume(settings: config.Config, start: Path, out: Path) -> tuple[Path, chec
     return (latest, checkpoint.load_state(latest, settings), latest) if latest else (start, checkpoint.State(), None)
 
 
-async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_problems: int = 256) -> Path:
-    """From the model in `start`, or from where `out` stopped; the trained one is in `out/model`, the best in `out/best`."""
+class Opened(NamedTuple):
+    """A run that has begun, or goes on where it stopped."""
+
+    session: Session
+    state: checkpoint.State
+    rows: metrics.Metrics | None  # of who leads
+    env: ToolEnv | None
+
+
+@contextlib.asynccontextmanager
+async def _opened(settings: config.Config, start: Path, out: Path) -> AsyncIterator[Opened]:
     team = Team(settings.parallel, prepare(settings))
     source, state, latest = _resume(settings, start, out)
     session = Session(settings, source, team)
@@ -163,23 +172,29 @@ async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_proble
     rows = metrics.Metrics(out, first_step=state.step) if team.leads else None
     try:
         async with _environment(settings, team) as env:
-            loop = session.loop(env)
-            with tqdm(total=settings.rl.steps, initial=state.step, desc=settings.rl.arm, disable=not team.leads) as bar:
-                for step in range(state.step, settings.rl.steps):
-                    row = await loop.step(step)
-                    state = await _after_step(session, env, settings.rl.eval_every, eval_problems, row, state, out)
-                    if rows is not None:
-                        rows.add(row)
-                        bar.set_postfix_str(metrics.line(row))
-                        bar.update()
-                    if (step + 1) % settings.rl.checkpoint_every == 0:
-                        session.save(out / "latest", state)
-        session.save(out / "model", state)
+            yield Opened(session, state, rows, env)
     finally:
         if rows is not None:
             rows.close()
         if session.engine is not None:
             await session.engine.aclose()
+
+
+async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_problems: int = 256) -> Path:
+    """From the model in `start`, or from where `out` stopped; the trained one is in `out/model`, the best in `out/best`."""
+    async with _opened(settings, start, out) as (session, state, rows, env):
+        loop = session.loop(env)
+        with tqdm(total=settings.rl.steps, initial=state.step, desc=settings.rl.arm, disable=not session.team.leads) as bar:
+            for step in range(state.step, settings.rl.steps):
+                row = await loop.step(step)
+                state = await _after_step(session, env, settings.rl.eval_every, eval_problems, row, state, out)
+                if rows is not None:
+                    rows.add(row)
+                    bar.set_postfix_str(metrics.line(row))
+                    bar.update()
+                if (step + 1) % settings.rl.checkpoint_every == 0:
+                    session.save(out / "latest", state)
+        session.save(out / "model", state)
     return out / "model"
 
 
@@ -208,26 +223,14 @@ async def run_stages(
     """All stages of the settings, one after the other; a table of them is in `out/stages.md`."""
     if not settings.stages:
         raise config.ConfigError("stages: there are none in these settings")
-    team = Team(settings.parallel, prepare(settings))
-    source, state, latest = _resume(settings, start, out)
-    session = Session(settings, source, team)
-    if latest:
-        team.load_optimizer(session.model, session.learner.optimizer, checkpoint.load_optimizer(latest))
-    rows = metrics.Metrics(out, first_step=state.step) if team.leads else None
-    found: list[Row] = list(state.history.get("stages", []))
-    try:
-        async with _environment(settings, team) as env:
-            loop = session.loop(env)
-            _use_pool(session, loop, out)
-            for number in range(state.stage, len(settings.stages)):
-                state = await _run_stage(session, loop, number, state, rows, out, eval_problems, found, say)
+    async with _opened(settings, start, out) as (session, state, rows, env):
+        found: list[Row] = list(state.history.get("stages", []))
+        loop = session.loop(env)
+        _use_pool(session, loop, out)
+        for number in range(state.stage, len(settings.stages)):
+            state = await _run_stage(session, loop, number, state, rows, out, eval_problems, found, say)
         session.save(out / "model", state)
-    finally:
-        if rows is not None:
-            rows.close()
-        if session.engine is not None:
-            await session.engine.aclose()
-    if team.leads:
+    if session.team.leads:
         (out / "stages.md").write_text(stages.table(found))
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import msgspec
 import pytest
@@ -27,6 +26,7 @@ from exec_client import (
     TooLarge,
     Unavailable,
 )
+from loadtest.ports import free_port
 
 from .conftest import QUICK, until
 from .scripted_server import Act, Cut, Exchange, ScriptedServer, answer, answer_all, refuse
@@ -508,9 +508,3 @@ async def test_as_completed_yields_or_raises_failures(client: AsyncClient, serve
     with pytest.raises(InfraFailure):
         async for _ in client.as_completed(["b"]):
             pass
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from exec_client import AsyncClient, Client, ConnectionFailed
+from loadtest.ports import free_port
 
 from .conftest import QUICK
 from .scripted_server import Cut, Exchange, ScriptedServer, refuse
@@ -22,9 +22,7 @@ def other() -> Iterator[ScriptedServer]:
 
 
 def nobody() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 async def test_requests_go_to_the_addresses_in_turn(server: ScriptedServer, other: ScriptedServer) -> None:

@@ -20,7 +20,8 @@ from exec_client import Client
 from exec_wire.queue import Answer, Job, WorkerInfo
 from exec_wire.redis_queue import RedisQueue
 from loadtest.parts import ROOT, Part, environment
-from loadtest.redis_server import RedisServer, free_port
+from loadtest.ports import free_port
+from loadtest.redis_server import RedisServer
 
 
 def failed(*arguments: str, **settings: object) -> tuple[int, str]:

@@ -13,8 +13,9 @@ from cluster_harness import Cluster, Door, cluster_on
 from gateway_harness import problem, soon, until
 
 from exec_wire import Result
+from loadtest.ports import free_port
 from loadtest.proxy import Proxy
-from loadtest.redis_server import RedisServer, free_port
+from loadtest.redis_server import RedisServer
 
 LONG = os.environ.get("EXEC_SLOW") == "1"  # the times of real life instead of short ones
 

@@ -8,7 +8,6 @@ The worker does what the call's code says: `say TEXT`, `hold` (until `worker.let
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from exec_wire.memory_queue import MemoryQueue, MemoryWorkerEnd
 from exec_wire.messages import Call, Result, Timings, pack, unpack_call, verdict
 from exec_wire.queue import Answer, Job, WorkerInfo
 from exec_wire.redis_queue import RedisQueue
+from loadtest.ports import free_port
 
 T = TypeVar("T")
 JSON = {"content-type": "application/json"}
@@ -214,13 +214,6 @@ async def running(
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
         yield Service(url, client, gateway, queue, scripted, stop)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

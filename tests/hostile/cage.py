@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,11 +156,19 @@ class Cage:
 
     async def run_crowd(self, program: Program) -> tuple[list[str], list[Result]]:
         """As 8 copies, or 4 with their siblings, beside the canary."""
-        copies = COPIES // 2 if program.pair else COPIES
+        return await self._crowd(program, lambda: self._run_set(program, crowd=True), self._sing)
+
+    async def _crowd(
+        self,
+        program: Program,
+        run: Callable[[], Awaitable[tuple[list[str], Result]]],
+        beside: Callable[[int, asyncio.Event], Awaitable[object]],
+    ) -> tuple[list[str], list[Result]]:
+        """Many of `run`, and what is `beside` them until they have ended, with a slot of its own."""
         stop = asyncio.Event()
         async with self._take_slots(1) as (canary_slot,):
-            singing = asyncio.create_task(self._sing(canary_slot, stop))
-            ends = await asyncio.gather(*(self._run_set(program, crowd=True) for _ in range(copies)))
+            singing = asyncio.ensure_future(beside(canary_slot, stop))
+            ends = await asyncio.gather(*(run() for _ in range(COPIES // 2 if program.pair else COPIES)))
             stop.set()
             await singing
         wrong = [words for problems, _ in ends for words in problems]
@@ -234,18 +242,11 @@ class Cage:
 
     async def run_cells_crowd(self, program: Program) -> tuple[list[str], list[Result]]:
         """As cells of 8 sessions, or of 4 and 4 for siblings, beside the canary and a session that must keep its state."""
-        copies = COPIES // 2 if program.pair else COPIES
-        stop = asyncio.Event()
-        async with self._take_slots(1) as (canary_slot,):
-            singing = asyncio.gather(self._sing(canary_slot, stop), self._count(stop))
-            ends = await asyncio.gather(*(self.run_cell(program, crowd=True) for _ in range(copies)))
-            stop.set()
-            await singing
-        wrong = [words for problems, _ in ends for words in problems]
-        results = [result for _, result in ends]
-        if program.expect.differs and len({result.stdout for result in results}) < len(results):
-            wrong.append("not all printed something else")
-        return wrong, results
+        return await self._crowd(
+            program,
+            lambda: self.run_cell(program, crowd=True),
+            lambda slot, stop: asyncio.gather(self._sing(slot, stop), self._count(stop)),
+        )
 
     async def _judged_cell(self, program: Program, crowd: bool) -> list[str]:
         result = await self._run_cell(program, crowd)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cage import Cage, caged
@@ -34,16 +36,28 @@ async def cage() -> AsyncIterator[Cage]:
         yield cage
 
 
-@pytest.fixture(scope="module")
-async def ends(cage: Cage, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
-    """All programs that were chosen, started at once and run as slots become free: a third of the time it takes one by one."""
+@contextlib.asynccontextmanager
+async def started(
+    request: pytest.FixtureRequest,
+    parameter: str,
+    cage: Cage,
+    run: Callable[[str], Coroutine[Any, Any, tuple[list[str], Result]]],
+) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
+    """Every program that a chosen test has as this parameter, begun; what has not ended in the end is given up."""
     params = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = {spec.params["alone"] for spec in params if spec is not None and "alone" in spec.params}
-    tasks = {name: asyncio.create_task(cage.run_alone(PROGRAMS[name])) for name in wanted if not cage.lacking(PROGRAMS[name])}
+    wanted = {spec.params[parameter] for spec in params if spec is not None and parameter in spec.params}
+    tasks = {name: asyncio.create_task(run(name)) for name in wanted if not cage.lacking(PROGRAMS[name])}
     yield tasks
     for task in tasks.values():
         task.cancel()
     await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+async def ends(cage: Cage, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
+    """All programs that were chosen, started at once and run as slots become free: a third of the time it takes one by one."""
+    async with started(request, "alone", cage, lambda name: cage.run_alone(PROGRAMS[name])) as tasks:
+        yield tasks
 
 
 @pytest.mark.parametrize("alone", ON_THEIR_OWN)
@@ -90,13 +104,8 @@ async def cells(
         async with room:
             return await cells_cage.run_cell(PROGRAMS[name])
 
-    params = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = [spec.params["cell"] for spec in params if spec is not None and "cell" in spec.params]
-    tasks = {name: asyncio.create_task(run(name)) for name in wanted if not cells_cage.lacking(PROGRAMS[name])}
-    yield tasks
-    for task in tasks.values():
-        task.cancel()
-    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    async with started(request, "cell", cells_cage, run) as tasks:
+        yield tasks
 
 
 @pytest.mark.parametrize("cell", CELLS)

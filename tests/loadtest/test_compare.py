@@ -14,7 +14,7 @@ from loadtest import compare
 from loadtest.bench import EXIT_UNAVAILABLE
 from loadtest.compare import Comparison
 from loadtest.parts import Part
-from loadtest.redis_server import free_port
+from loadtest.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,7 @@ from service_harness import Service, command, mixed_case, serving, wait_until
 
 from exec_client import Call, Client, Forbidden
 from exec_service.keys import add_key
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from loadtest.ports import free_port
 
 
 def test_programs_run_over_grpc_also_after_the_runner_was_lost() -> None:

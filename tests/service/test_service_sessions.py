@@ -6,7 +6,6 @@ import asyncio
 import base64
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from exec_service.config import GatewayConfig
 from exec_service.keys import add_key
 from exec_wire.memory_queue import MemoryQueue
 from exec_wire.sessions import Cell, SessionSpec
+from loadtest.ports import free_port
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool
@@ -294,9 +294,7 @@ async def test_calls_and_sessions_share_a_client(client: AsyncClient) -> None:
 
 
 async def test_sessions_over_grpc() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with serving("--grpc-port", str(port), slots=1):
         async with (
             AsyncClient(f"grpc://127.0.0.1:{port}") as client,

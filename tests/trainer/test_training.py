@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import torch
 from service_harness import QUICK, Service, environment
 from trainer_harness import TINY, rollout, with_settings
 
+from loadtest.ports import free_port
 from trainer import build, checkpoint, config, metrics, runs, sft
 from trainer.chat import ToolCall
 from trainer.device import pick
@@ -273,9 +273,7 @@ def test_a_crash_between_two_renames_leaves_the_old_checkpoint(untaught: Path, t
 
 def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path, tmp_path: Path) -> None:
     """Nothing that failed because of it is scored, and the run ends as if nothing had happened."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     up = [sys.executable, "-m", "exec_service", "up", "--port", str(port)]
 
     def start() -> subprocess.Popen[bytes]:
@@ -341,10 +339,7 @@ def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str
     for world in (1, 2):
         out = tmp_path / str(world)
         out.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+        shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
         kinds = "none" if world == 1 else kind
         ranks = [
             subprocess.Popen(
