@@ -1,7 +1,8 @@
 """Takes jobs from the queue as slots become free, has them run, and answers each exactly once.
 
-What was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. While the queue is
-away, what runs goes on, and its results are kept in their slots until they can be sent.
+What was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. A slot is free when its
+program has ended: the next job is asked for while the answer is on its way. While the queue is away, what runs goes on, and
+its results are kept until they can be sent.
 """
 
 from __future__ import annotations
@@ -80,19 +81,23 @@ class Consumer:
     async def _take_forever(self) -> None:
         while True:
             await self._slot_free.wait()
-            if not self._pool.free_slots:  # a cell of a session was quicker
+            if not (room := self._room()):  # a cell of a session was quicker
                 self._slot_free.clear()
                 continue
             try:
-                jobs = await self._queue.take(self._pool.free_slots)
+                jobs = await self._queue.take(room)
             except QueueAway as away:
                 await self._wait_for_queue(away)
                 continue
             self._queue_is_back()
             for job in jobs:
                 self._start(job)
-            if not self._pool.free_slots:
+            if not self._room():
                 self._slot_free.clear()
+
+    def _room(self) -> int:
+        """For so many jobs, without more answers piling up than there are slots."""
+        return min(self._pool.free_slots, 2 * self._pool.slots - len(self._running))
 
     def _start(self, job: Job) -> None:
         self.taken += 1
@@ -119,13 +124,16 @@ class Consumer:
     def _ended(self, id: str) -> Callable[[asyncio.Task[None]], None]:
         def end(task: asyncio.Task[None]) -> None:
             del self._running[id]
-            if (slot := self._slot_of.pop(id, None)) is not None:
-                self._pool.give_back(slot)
+            self._leave_slot(id)
             self._slot_free.set()
             if not task.cancelled() and task.exception() is not None:
                 log.error("a job was not answered", exc_info=task.exception())
 
         return end
+
+    def _leave_slot(self, id: str) -> None:
+        if (slot := self._slot_of.pop(id, None)) is not None:
+            self._pool.give_back(slot)
 
     async def _work(self, job: Job) -> None:
         received = time.monotonic()
@@ -138,6 +146,7 @@ class Consumer:
         except Exception as error:  # the outermost place that can act: the job is answered, whatever happened
             log.exception("a call failed inside the worker")
             result = verdict("internal_error", error=f"{type(error).__name__} in the worker")
+        self._leave_slot(job.id)
         result.worker = self._name
         self._answering.add(job.id)
         try:

@@ -206,7 +206,11 @@ async def test_environment_of_one_call_is_not_the_next_ones(lab: Lab) -> None:
 
 
 async def test_random_numbers_differ_between_calls(lab: Lab) -> None:
-    code = "import random, numpy, uuid, os\nprint(random.random(), numpy.random.rand(), uuid.uuid4(), os.urandom(8).hex())"
+    code = (
+        "import random, numpy, sympy, uuid, os\n"
+        "print(random.random(), random.gauss(), numpy.random.rand(), uuid.uuid4(), os.urandom(8).hex())\n"
+        "print(sympy.randprime(10**9, 10**10), sympy.core.random.rng.random())"
+    )
     first, second = await lab.output(code), await lab.output(code)
     assert all(a != b for a, b in zip(first.split(), second.split(), strict=True))
 

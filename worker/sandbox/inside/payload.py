@@ -28,4 +28,4 @@ def pack(payload: Payload) -> bytes:
 
 
 def unpack(data: bytes) -> Payload:
-    return Payload(*marshal.loads(data))
+    return tuple.__new__(Payload, marshal.loads(data))  # quicker than Payload(*...), in which Python is run

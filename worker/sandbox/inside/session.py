@@ -9,7 +9,6 @@ and waits: the worker's first message comes when it has been put into a control 
 """
 
 import builtins
-import gc
 import io
 import json
 import linecache
@@ -25,7 +24,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from worker.sandbox.inside import _zygote, source
+from worker.sandbox.inside import _zygote, randomness, source
 
 CONTROL_FD = 6  # native/sandbox.h
 VALUE_CHARS = 64 << 10
@@ -52,7 +51,6 @@ def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
         session.place(files)
         _zygote.settle_down()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gc.enable()
         begin()
         session.loop()
     finally:
@@ -279,8 +277,9 @@ class Session:
         os.write(hello_fd, b"h")
         if state is not None:
             random.setstate(state)  # the module seeds itself anew in every fork
-        elif (numpy_random := sys.modules.get("numpy.random")) is not None:
-            numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+        else:
+            for reseed in randomness.reseeders():
+                reseed()
         self._say(number, {"code": 0})
 
     def _settle(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:

@@ -46,17 +46,17 @@ def main() -> None:
     program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS)
     gc.collect()
     gc.freeze()
-    gc.disable()
-    page = _zygote.serve(
+    rules = [tuple(rule) for rule in settings["landlock"]]
+    page, payload = _zygote.serve(
         control_fd=settings["control_fd"],
         layers=layers,
-        rules=[tuple(rule) for rule in settings["landlock"]],
+        rules=rules,
         filter=filter_,
         scratch=settings["scratch"],
         foreign_processes=settings["foreign_processes"],
         faults=settings["faults"],
     )
-    program.run(page, _zygote.PAYLOAD_FD, _zygote.begin)
+    program.run(page, payload, _zygote.begin)
 
 
 def layer_bits(_zygote) -> dict[str, int]:  # type: ignore[no-untyped-def]

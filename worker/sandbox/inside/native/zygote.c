@@ -644,6 +644,21 @@ static int make_ruleset(void) {
     return 0;
 }
 
+/* In the child, when it is confined: the first bytes of the caller's. */
+static PyObject *read_payload(void) {
+    struct stat st;
+    if (fstat(CHILD_FD_PAYLOAD, &st))
+        return fail("payload");
+    PyObject *data = PyBytes_FromStringAndSize(NULL, st.st_size);
+    for (ssize_t at = 0, n; data && at < st.st_size; at += n)
+        if ((n = pread(CHILD_FD_PAYLOAD, PyBytes_AS_STRING(data) + at, (size_t)(st.st_size - at), at)) <= 0) {
+            Py_DECREF(data);
+            return fail("payload");
+        }
+    close(CHILD_FD_PAYLOAD);
+    return data;
+}
+
 static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     (void)self;
     static char *keywords[] = {"control_fd", "layers", "rules", "filter", "scratch", "foreign_processes", "faults", NULL};
@@ -686,7 +701,7 @@ static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
     void *page = serve_loop();
     if (!page)
         _exit(0);
-    return PyMemoryView_FromMemory(page, 65536, PyBUF_WRITE);
+    return Py_BuildValue("NN", PyMemoryView_FromMemory(page, 65536, PyBUF_WRITE), read_payload());
 }
 
 /* In the child, when everything is ready: from here on the process belongs to the program, and so does its word. */
@@ -695,6 +710,22 @@ static PyObject *py_begin(PyObject *self, PyObject *none) {
     own_progress->ready_ns = now_ns();
     if (munmap(house.progress, sizeof(struct progress) * MAX_SLOTS))
         _exit(EXIT_NOT_CONFINED);
+    Py_RETURN_NONE;
+}
+
+/* In the child, before the program runs: nothing is in its way yet. */
+static PyObject *py_write_file(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *path, *data;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "sy#", &path, &data, &size))
+        return NULL;
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    ssize_t n = 0;
+    for (Py_ssize_t at = 0; fd >= 0 && n >= 0 && at < size; at += n)
+        n = write(fd, data + at, (size_t)(size - at));
+    if (fd < 0 || n < 0 || close(fd))
+        return fail(path);
     Py_RETURN_NONE;
 }
 
@@ -847,8 +878,9 @@ static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"serve", (PyCFunction)(void (*)(void))py_serve, METH_VARARGS | METH_KEYWORDS, "Fork programs; returns in a child, its page."},
+    {"serve", (PyCFunction)(void (*)(void))py_serve, METH_VARARGS | METH_KEYWORDS, "Fork programs; returns in a child, its page and payload."},
     {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
+    {"write_file", py_write_file, METH_VARARGS, "Write a new file."},
     {"fork_beside", py_fork_beside, METH_NOARGS, "In a session: fork a sibling of this process; 0 in it."},
     {"receive", py_receive, METH_VARARGS, "In a session: the next message of its worker, and its descriptors."},
     {"settle_down", py_settle_down, METH_NOARGS, "In a session: adopt orphans, give back memory."},
@@ -882,7 +914,6 @@ PyMODINIT_FUNC PyInit__zygote(void) {
     PyModule_AddIntConstant(module, "LAYER_CGROUP", LAYER_CGROUP);
     PyModule_AddIntConstant(module, "LAYER_LANDLOCK", LAYER_LANDLOCK);
     PyModule_AddIntConstant(module, "LAYER_SECCOMP", LAYER_SECCOMP);
-    PyModule_AddIntConstant(module, "PAYLOAD_FD", CHILD_FD_PAYLOAD);
     PyModule_AddIntConstant(module, "CONTROL_FD", CHILD_FD_CONTROL);
     return module;
 }

@@ -1,0 +1,23 @@
+"""Generators of random numbers, which a fork would share with its parent: what gives each of them a start of its own."""
+
+import _random
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def reseeders() -> list[Callable[[], object]]:
+    """One for every generator that is loaded; numpy's global one is in C."""
+    generators: list[Any] = [random._inst]
+    if "sympy" in sys.modules:
+        generators.append(sys.modules["sympy.core.random"].rng)
+    for generator in generators:
+        generator.gauss_next = None
+    found: list[Callable[[], object]] = [functools.partial(_random.Random.seed, generator) for generator in generators]
+    if "numpy.random" in sys.modules:
+        seed = sys.modules["numpy.random"].seed
+        found.append(lambda: seed(int.from_bytes(os.urandom(4), "little")))
+    return found
