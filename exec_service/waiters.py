@@ -21,6 +21,9 @@ from exec_wire.queue import Answer, GatewayQueue, QueueAway
 log = logging.getLogger("exec_service.waiters")
 
 RETRY_S = 0.5
+PACE_S = (
+    0.01  # between two visits of a reader who waits for more: a write for every result costs both sides more than running it
+)
 
 
 class Origin(Struct, frozen=True):
@@ -61,6 +64,8 @@ class Order:
         self._landed_bytes = 0
         self._taken = (0, 0)  # calls and bytes that the reader is writing out
         self._changed = asyncio.Event()
+        self._due_at = 0.0  # when the reader may come again, if something is pending then
+        self._bell: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Order:
         return self
@@ -72,6 +77,20 @@ class Order:
         self.pending.discard(waiter)
         self._landed.append(result)
         self._landed_bytes += waiter.bytes
+        self._call_reader()
+
+    def _call_reader(self) -> None:
+        """At once, or a moment after it was here last; then with all that has landed since."""
+        if self._is_due():
+            self._changed.set()
+        elif self._bell is None:
+            self._bell = asyncio.get_running_loop().call_at(self._due_at, self._ring)
+
+    def _is_due(self) -> bool:
+        return not self.pending or asyncio.get_running_loop().time() >= self._due_at
+
+    def _ring(self) -> None:
+        self._bell = None
         self._changed.set()
 
     async def take(self) -> list[Result]:
@@ -80,9 +99,10 @@ class Order:
         What was taken before counts as delivered now: the reader comes again when it has written it.
         """
         self._settle()
-        while not self._landed and (self.pending or self.expecting) and not self.closed:
+        while not (self._landed and self._is_due()) and (self.pending or self.expecting) and not self.closed:
             await self._changed.wait()
             self._changed.clear()
+        self._due_at = asyncio.get_running_loop().time() + PACE_S
         return self._take_landed()
 
     def expect_no_more(self) -> None:

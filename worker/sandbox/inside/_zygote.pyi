@@ -7,7 +7,6 @@ LAYER_SECCOMP: int
 SYSCALLS: dict[str, int]
 
 def serve(
-    *,
     control_fd: int,
     layers: int,
     rules: list[tuple[str, str]],
@@ -15,6 +14,7 @@ def serve(
     scratch: str,
     foreign_processes: int,
     faults: bool,
+    /,
 ) -> tuple[memoryview, bytes]: ...
 def begin() -> None: ...
 def write_file(path: str, data: bytes, /) -> None: ...

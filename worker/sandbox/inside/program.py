@@ -27,16 +27,21 @@ BINARY_FD = 5  # native/sandbox.h
 
 _leave, _thread_count, _shutdown_threads = os._exit, _thread._count, threading._shutdown  # type: ignore[attr-defined]
 _run_exit_functions, _thread_exit_functions = atexit._run_exitfuncs, threading._threading_atexits  # type: ignore[attr-defined]
-_own_folder = False
+_own_folder = _own_pids = False
 _main = types.ModuleType("__main__")  # the program's own, so that its classes pickle and its source is found
 _reseed: list[Callable[[], object]] = []
 _plain_streams: tuple[object, object] = ()  # type: ignore[assignment]
 
 
-def prepare(*, own_folder: bool) -> None:
-    """In the zygote, once: what need not be made anew for each program. `own_folder`: there is no private /tmp."""
-    global _own_folder, _plain_streams
-    _own_folder = own_folder
+def prepare(*, own_folder: bool, own_pids: bool) -> None:
+    """In the zygote, once: what need not be made anew for each program.
+
+    `own_folder`: there is no private /tmp. `own_pids`: each has a namespace of its own, in which it is always number 2.
+    """
+    global _own_folder, _own_pids, _plain_streams
+    _own_folder, _own_pids = own_folder, own_pids
+    if own_pids:
+        threading.main_thread()._native_id = 2  # type: ignore[attr-defined]
     # As `python -u`: what was printed is out, whatever ends the program. The objects hold only descriptor numbers, and nothing
     # is written to them before the child has put its own files there.
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
@@ -52,39 +57,42 @@ def prepare(*, own_folder: bool) -> None:
 
 
 def run(page: memoryview, packed: bytes, begin: Callable[[], None]) -> None:
-    payload = payload_.unpack(packed)
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    code, argv, env, files, echo_value, command, source_file, is_session = payload_.unpack(packed)
+    if not _own_pids:
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     for reseed in _reseed:
         reseed()
     if _own_folder:
-        _settle_in_folder(payload)
-    if payload.env:
-        os.environ.update(payload.env)
-    if payload.session:
-        session.serve(payload.files, begin)
-    if payload.files:
-        _place_files(payload.files)
-    if payload.command:
-        _become(payload, begin)
-    _write(MAIN_FILE, payload.code)
-    if payload.argv:
-        sys.argv += payload.argv
+        _settle_in_folder(files)
+    if env:
+        os.environ.update(env)
+    if is_session:
+        session.serve(files, begin)
+    if files:
+        _place_files(files)
+    if command:
+        if source_file:
+            _write(source_file, code)
+        _become(command, argv, begin)
+    _write(MAIN_FILE, code)
+    if argv:
+        sys.argv += argv
     begin()
 
-    code = 1
+    exit_code = 1
     try:
-        code = _execute(payload, page)
+        exit_code = _execute(code, echo_value, page)
         try:
             if _thread_count() or _thread_exit_functions:
                 _shutdown_threads()
             _run_exit_functions()
         except BaseException as error:  # a program's own exit function: shown, and it ends the program
-            code = _show(error, sys.excepthook)
-        if "__del__" in payload.code:
+            exit_code = _show(error, sys.excepthook)
+        if "__del__" in code:
             _main.__dict__.clear()  # finalizers that a script would run at its end
-        code = _flush(code)
+        exit_code = _flush(exit_code)
     finally:
-        _leave(code)
+        _leave(exit_code)
 
 
 def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
@@ -93,7 +101,7 @@ def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
 
 
-def _settle_in_folder(payload: payload_.Payload) -> None:
+def _settle_in_folder(files: dict[str, bytes]) -> None:
     """Without a mount namespace: the program's folder stands for /tmp and /mnt, and its own file lies above it."""
     global MAIN_FILE
     folder = os.getcwd()  # noqa: PTH109
@@ -102,8 +110,8 @@ def _settle_in_folder(payload: payload_.Payload) -> None:
     if "tempfile" in sys.modules:
         setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
     sys.path[0] = folder
-    for path in [path for path in payload.files if path.startswith(("/tmp/", "/mnt/"))]:
-        payload.files[path[5:]] = payload.files.pop(path)
+    for path in [path for path in files if path.startswith(("/tmp/", "/mnt/"))]:
+        files[path[5:]] = files.pop(path)
 
 
 def _place_files(files: dict[str, bytes]) -> None:
@@ -115,19 +123,16 @@ def _place_files(files: dict[str, bytes]) -> None:
             file.write(content)
 
 
-def _become(payload: payload_.Payload, begin: Callable[[], None]) -> None:
+def _become(command: list[str], argv: list[str], begin: Callable[[], None]) -> None:
     """Start a program of another language in this process's place."""
-    if payload.source:
-        _write(payload.source, payload.code)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # as Python found them, not as it likes them
         signal.signal(number, signal.SIG_DFL)
-    command = [part or "program" for part in payload.command] + payload.argv
-    executable = payload.command[0] or BINARY_FD
+    words = [part or "program" for part in command] + argv
     begin()
     try:
-        os.execve(executable, command, dict(os.environ))
+        os.execve(command[0] or BINARY_FD, words, dict(os.environ))
     except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"{words[0]}: {error.strerror}", file=sys.stderr)
         os._exit(126)
 
 
@@ -135,14 +140,14 @@ def _write(path: str, code: str) -> None:
     _zygote.write_file(path, code.encode("utf-8", "surrogatepass"))
 
 
-def _execute(payload: payload_.Payload, page: memoryview) -> int:
+def _execute(code: str, echo_value: bool, page: memoryview) -> int:
     """The exit code."""
     excepthook = sys.excepthook
     try:
-        if payload.echo_value:
-            body, last = source.compile_with_value(payload.code, MAIN_FILE)
+        if echo_value:
+            body, last = source.compile_with_value(code, MAIN_FILE)
         else:
-            body, last = source.compile_all(payload.code, MAIN_FILE), None
+            body, last = source.compile_all(code, MAIN_FILE), None
     except BaseException as error:
         error.__traceback__ = None  # as for a script that does not compile: no frame at all
         excepthook(type(error), error, None)

@@ -43,19 +43,13 @@ def main() -> None:
         memory_counted="cgroup" in settings["layers"],
         files_apart="mntns" in settings["layers"] or "uid" in settings["layers"],
     )
-    program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS)
+    program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS, own_pids=bool(layers & _zygote.LAYER_PIDNS))
+    rules = [tuple(rule) for rule in settings["landlock"]]
+    foreign_processes, faults = settings["foreign_processes"], settings["faults"]
+    arguments = settings["control_fd"], layers, rules, filter_, settings["scratch"], foreign_processes, faults
     gc.collect()
     gc.freeze()
-    rules = [tuple(rule) for rule in settings["landlock"]]
-    page, payload = _zygote.serve(
-        control_fd=settings["control_fd"],
-        layers=layers,
-        rules=rules,
-        filter=filter_,
-        scratch=settings["scratch"],
-        foreign_processes=settings["foreign_processes"],
-        faults=settings["faults"],
-    )
+    page, payload = _zygote.serve(*arguments)
     program.run(page, payload, _zygote.begin)
 
 

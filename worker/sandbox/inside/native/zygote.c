@@ -659,14 +659,13 @@ static PyObject *read_payload(void) {
     return data;
 }
 
-static PyObject *py_serve(PyObject *self, PyObject *args, PyObject *names) {
+static PyObject *py_serve(PyObject *self, PyObject *args) {
     (void)self;
-    static char *keywords[] = {"control_fd", "layers", "rules", "filter", "scratch", "foreign_processes", "faults", NULL};
     const char *filter, *scratch;
     Py_ssize_t filter_bytes;
     PyObject *rules;
-    if (!PyArg_ParseTupleAndKeywords(args, names, "iIO!y#sLp", keywords, &control_fd, &house.layers, &PyList_Type, &rules, &filter,
-                                     &filter_bytes, &scratch, &house.foreign_processes, &house.faults))
+    if (!PyArg_ParseTuple(args, "iIO!y#sLp", &control_fd, &house.layers, &PyList_Type, &rules, &filter, &filter_bytes, &scratch,
+                          &house.foreign_processes, &house.faults))
         return NULL;
     if (read_rules(rules))
         return NULL;
@@ -878,7 +877,7 @@ static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"serve", (PyCFunction)(void (*)(void))py_serve, METH_VARARGS | METH_KEYWORDS, "Fork programs; returns in a child, its page and payload."},
+    {"serve", py_serve, METH_VARARGS, "Fork programs; returns in a child, its page and payload."},
     {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
     {"write_file", py_write_file, METH_VARARGS, "Write a new file."},
     {"fork_beside", py_fork_beside, METH_NOARGS, "In a session: fork a sibling of this process; 0 in it."},
