@@ -18,10 +18,10 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def three_for_every_two_cores() -> (
-    int
-):  # between two programs a slot waits for the worker, and its core for the slot: +15 % calls/s
-    return -(-3 * usable_cores() // 2)
+def two_for_every_core() -> int:
+    """Between two programs a slot waits for the kernel to clear up, and a core for the slot: with one for each, 20 % of the
+    cores' time is idle, with two 9 %. Who shares its core has no less time for it (`in_line_ns`, native/zygote.c)."""
+    return 2 * usable_cores()
 
 
 def half_of_memory_mb() -> int:
@@ -35,8 +35,8 @@ def default_packages() -> str:
 
 class WorkerConfig(Struct, frozen=True, kw_only=True):
     slots: Annotated[
-        int, Meta(ge=1, le=1023, description="Programs that run at the same time; three for every two cores if not set")
-    ] = field(default_factory=three_for_every_two_cores)
+        int, Meta(ge=1, le=1023, description="Programs that run at the same time; two for every core if not set")
+    ] = field(default_factory=two_for_every_core)
     redis: Annotated[
         str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""

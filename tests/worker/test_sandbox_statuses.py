@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from typing import Any
 
 import pytest
-from sandbox_harness import Lab, until
+from sandbox_harness import Lab, laboratory, need_sandbox, until
+
+from exec_wire import Result
 
 
 async def test_program_that_ends_is_ok(lab: Lab) -> None:
@@ -112,3 +116,38 @@ async def test_wall_limit_too_short_for_set_up_is_infra_and_does_not_recycle_the
     for result in results:  # on a busy machine the kill may come after set-up, and then it was the program's time
         assert (result.status, result.blame) == ("timeout", "infra" if result.timings.run_ms == 0 else "model")
     assert lab.pool.zygote_restarts == before
+
+
+# -- a machine with more programs than cores ----------------------------------------------------------------------------------
+
+
+async def on_a_busy_machine(code: str, copies: int, mask: tuple[str, ...] = (), **limits: Any) -> list[Result]:
+    """So many at once on one core."""
+    need_sandbox()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        async with laboratory(slots=copies, mask_layers=list(mask), min_tier="D") as crowd:
+            return await asyncio.gather(*(crowd.run(code, **limits) for _ in range(copies)))
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.parametrize("mask", [(), ("cgroup",), ("userns",)], ids=["tier A", "tier B", "tier D"])
+async def test_an_endless_program_is_the_models_fault_however_many_share_its_core(mask: tuple[str, ...]) -> None:
+    results = await on_a_busy_machine("while True: pass", 3, mask, wall_s=1.5, cpu_s=20)
+    assert [(result.status, result.blame) for result in results] == [("timeout", "model")] * 3
+    assert all(1.5 <= result.usage.wall_s < 1.8 for result in results)
+
+
+async def test_a_program_that_shares_its_core_has_as_much_time_as_one_that_does_not() -> None:
+    code = "import time\nwhile time.process_time() < 1: pass"
+    results = await on_a_busy_machine(code, 2, wall_s=1.6)
+    assert [result.status for result in results] == ["ok", "ok"]
+
+
+async def test_a_program_with_many_processes_stands_in_line_in_its_own_time(lab: Lab) -> None:
+    code = "import os\nfor _ in range(5):\n    if os.fork() == 0: break\nwhile True: pass"
+    result = await lab.run(code, wall_s=1.0, cpu_s=20)
+    assert (result.status, result.blame) == ("timeout", "model")
+    assert result.timings.run_ms < 2000

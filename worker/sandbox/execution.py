@@ -30,6 +30,7 @@ PAGE_BYTES = 4096
 INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it before the first file
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
+IN_LINE_MOST = 3  # times its wall limit, in which a program on a busy machine gets the time that it was promised
 WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
 CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
@@ -63,6 +64,7 @@ class Execution:
         self.call, self.number = call, number
         self._binary = start.binary
         self.wall_s = min(call.limits.wall_s, wall_s)
+        self._most_s = max(self.wall_s, min(IN_LINE_MOST * call.limits.wall_s, wall_s))
         self._fail_step = fail_step
         self._given: list[int] = []  # closed as soon as the zygote has them
         self._kept: list[int] = []
@@ -87,7 +89,8 @@ class Execution:
         if self._binary is not None:
             fds.append(self._binary)
             flags |= protocol.HAS_BINARY
-        protocol.send_ask(link, _ask(self.call.limits, self.wall_s, slot, self.number, flags, self._fail_step), fds)
+        ask = _ask(self.call.limits, self.wall_s, self._most_s, slot, self.number, flags, self._fail_step)
+        protocol.send_ask(link, ask, fds)
         close_all(self._given)
 
     def result(self, say: Say, sandbox: Sandbox, step_names: list[str]) -> Result:
@@ -96,7 +99,7 @@ class Execution:
         cap = self.call.limits.output_kb * 1024
         outcome = Outcome(say, os.fstat(stdout_fd).st_size, os.fstat(stderr_fd).st_size)
         result = judge(outcome, self.call.limits, self.wall_s, step_names)
-        result.sandbox, result.usage = sandbox, _usage(say)
+        result.sandbox, result.usage = sandbox, _usage(say, self.wall_s)
         result.timings = Timings(start_ms=round(say.start_ns / 1e6, 3), run_ms=round(say.run_ns / 1e6, 3))
         if setup_failed(say):  # no byte of the program's ran: what is on the streams is our own
             log.error("%s\n%s", result.error, text(stderr_fd, outcome.stderr_bytes, cap)[0])
@@ -191,21 +194,25 @@ def _judge_signal(say: Say, limits: Limits, number: int) -> Result:
     return verdict("signal", infra=number == signal.SIGKILL, signal=number)
 
 
-def _usage(say: Say) -> Usage:
+def _usage(say: Say, wall_limit_s: float) -> Usage:
+    wall_s = (say.start_ns + say.run_ns) / 1e9
+    if say.ended_by == protocol.BY_WALL and say.processes_peak <= 1:  # its limit was moved by what it stood in line for a CPU
+        wall_s = min(wall_s, max(wall_limit_s, wall_s - say.waited_ns / 1e9))
     return Usage(
-        wall_s=round((say.start_ns + say.run_ns) / 1e9, 6),
+        wall_s=round(wall_s, 6),
         cpu_s=round(say.cpu_ns / 1e9, 6),
         memory_peak_bytes=say.memory_peak,
         processes_peak=say.processes_peak,
     )
 
 
-def _ask(limits: Limits, wall_s: float, slot: int, number: int, flags: int, fail_step: int) -> Ask:
+def _ask(limits: Limits, wall_s: float, most_s: float, slot: int, number: int, flags: int, fail_step: int) -> Ask:
     return Ask(
         protocol.ASK_RUN,
         slot,
         number,
         wall_ns=max(1, int(wall_s * 1e9)),
+        most_ns=max(1, int(most_s * 1e9)),
         cpu_s=math.ceil(limits.cpu_s),
         memory_bytes=limits.memory_mb << 20,
         file_bytes=max(limits.file_mb << 20, (limits.output_kb << 10) * KILL_AT_OUTPUT * 2),

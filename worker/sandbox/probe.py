@@ -115,6 +115,7 @@ def _run_nothing(link: socket.socket, steps: list[str]) -> None:
             0,
             1,
             int(10e9),
+            int(10e9),
             10,
             256 * megabyte,
             16 * megabyte,

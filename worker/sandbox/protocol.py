@@ -24,6 +24,7 @@ class Ask(NamedTuple):
     slot: int = 0
     call: int = 0
     wall_ns: int = 0
+    most_ns: int = 0
     cpu_s: int = 0
     memory_bytes: int = 0
     file_bytes: int = 0

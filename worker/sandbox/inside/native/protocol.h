@@ -27,7 +27,8 @@ enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS
 
 struct ask {
     int64_t kind, slot, call;
-    int64_t wall_ns, cpu_s, memory_bytes, file_bytes, folder_bytes, output_bytes, processes, open_files;
+    int64_t wall_ns, most_ns; /* how long it may run, and with the time that it stood in line for a CPU */
+    int64_t cpu_s, memory_bytes, file_bytes, folder_bytes, output_bytes, processes, open_files;
     int64_t flags;
     int64_t fail_step; /* test hook: the step that is to fail, honoured only by a zygote that was started for it */
     int64_t member;    /* of a session: which of its processes */

@@ -51,7 +51,7 @@ struct slot {
     int fd[RUN_FDS];
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
-    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, oom_before, processes_peak, waited_ns;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, in_line_ns, oom_before, processes_peak, waited_ns;
 };
 
 #define STACK_BYTES 16384
