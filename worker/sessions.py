@@ -334,8 +334,8 @@ class Sessions:
         session.cells += 1
         session.running = True
         try:
-            with CellRun(session.member, cell.code, cell.stdin, session.cells, min(wall_s, remaining_s)) as run:
-                result = await run.run(cut_short=remaining_s < wall_s)
+            with CellRun(session.member, cell.code, cell.stdin, session.cells, wall_s, remaining_s) as run:
+                result = await run.run()
         finally:
             session.running = False
         result.sandbox = msgspec.structs.replace(self._pool.sandbox, profile=session.member.tree.link.profile)

@@ -6,8 +6,8 @@ import asyncio
 import importlib.util
 import os
 import textwrap
-from collections.abc import Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,17 @@ class Lab:
     @property
     def cgroups(self) -> list[Path]:
         return cgroups_of(self.uid_base)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """For whatever is started here."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @asynccontextmanager

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, laboratory, need_sandbox, until
+from sandbox_harness import Lab, laboratory, need_sandbox, one_core, until
 
 from exec_wire import Result
 
@@ -124,13 +123,9 @@ async def test_wall_limit_too_short_for_set_up_is_infra_and_does_not_recycle_the
 async def on_a_busy_machine(code: str, copies: int, mask: tuple[str, ...] = (), **limits: Any) -> list[Result]:
     """So many at once on one core."""
     need_sandbox()
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
+    with one_core():
         async with laboratory(slots=copies, mask_layers=list(mask), min_tier="D") as crowd:
             return await asyncio.gather(*(crowd.run(code, **limits) for _ in range(copies)))
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 @pytest.mark.parametrize("mask", [(), ("cgroup",), ("userns",)], ids=["tier A", "tier B", "tier D"])

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from sandbox_harness import need_sandbox, one_core, until
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.sessions import Refused
@@ -97,6 +97,18 @@ async def test_timeout_interrupts_and_keeps_the_state(lab: SessionLab) -> None:
     assert "KeyboardInterrupt" in result.stderr
     assert result.usage.wall_s < 2
     assert (await session.ok("x")).value == "7"
+
+
+async def test_a_cell_that_shares_its_core_has_as_much_time_as_one_that_does_not() -> None:
+    need_sandbox()
+    with one_core():
+        async with session_laboratory() as crowd:
+            sessions = [await crowd.create(), await crowd.create()]
+            code = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 1: pass"
+            await asyncio.gather(*(session.ok(code, wall_s=1.6) for session in sessions))
+            results = await asyncio.gather(*(session.run("while True: pass", wall_s=1.0) for session in sessions))
+    assert [(result.status, result.blame, result.state_kept) for result in results] == [("timeout", "model", True)] * 2
+    assert all(result.usage.wall_s < 1.6 for result in results)
 
 
 async def test_timeout_kills_what_does_not_stop(lab: SessionLab) -> None:

@@ -63,8 +63,7 @@ class Execution:
     def __init__(self, call: Call, wall_s: float, number: int, fail_step: int = 0, start: Start = IN_ZYGOTE) -> None:
         self.call, self.number = call, number
         self._binary = start.binary
-        self.wall_s = min(call.limits.wall_s, wall_s)
-        self._most_s = max(self.wall_s, min(IN_LINE_MOST * call.limits.wall_s, wall_s))
+        self.wall_s, self._most_s = wall_times(call.limits.wall_s, wall_s)
         self._fail_step = fail_step
         self._given: list[int] = []  # closed as soon as the zygote has them
         self._kept: list[int] = []
@@ -141,6 +140,11 @@ class Execution:
         close_all(self._kept)
         if self._folder is not None:
             self._folder.close()
+
+
+def wall_times(limit_s: float, remaining_s: float) -> tuple[float, float]:
+    """How long it may run, and with the time that it stands in line for a CPU."""
+    return min(limit_s, remaining_s), min(IN_LINE_MOST * limit_s, remaining_s)
 
 
 def judge(outcome: Outcome, limits: Limits, wall_s: float, step_names: list[str]) -> Result:

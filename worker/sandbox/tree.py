@@ -21,7 +21,18 @@ import msgspec
 
 from exec_wire import Display, Limits, Result, Timings, Usage, verdict
 from worker.sandbox import protocol
-from worker.sandbox.execution import KILL_AT_OUTPUT, OPEN_FILES, Outcome, close_all, judge, output, page_file, sealed, text
+from worker.sandbox.execution import (
+    KILL_AT_OUTPUT,
+    OPEN_FILES,
+    Outcome,
+    close_all,
+    judge,
+    output,
+    page_file,
+    sealed,
+    text,
+    wall_times,
+)
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.link import ZygoteLink, ZygoteLost
 from worker.sandbox.protocol import Ask, Say
@@ -31,6 +42,7 @@ ANSWER_BYTES = 4096
 ANSWER_S = 10.0  # for what takes milliseconds; copying a folder is the longest of it
 GRACE_S = 0.5  # from an interrupt to the kill
 DEATH_S = 5.0  # for the dying of a killed process to be told
+IN_LINE_LEAST_S = 0.005  # for which a deadline is moved
 LOOK_S = 0.05  # between two looks at a running cell's output
 SAID_BYTES = 16 << 20  # of a cell's value and display data
 FIRST_FOLDER = "0"
@@ -84,7 +96,7 @@ class Member:
         self.ended = tree.link.ending(number)
         self.folder = folder
         self.broken = ""  # why it was killed: it did not keep to the protocol
-        self.cpu_ns = 0
+        self.cpu_ns = self.waited_ns = 0  # when its last cell ended
         self._control = control
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         control.setblocking(False)
@@ -484,8 +496,12 @@ class Stop(NamedTuple):
 class CellRun:
     """One cell in one member, with the files that take its output. Use as a context manager."""
 
-    def __init__(self, member: Member, code: str, stdin: str, number: int, wall_s: float) -> None:
-        self._member, self._number, self._wall_s = member, number, wall_s
+    def __init__(self, member: Member, code: str, stdin: str, number: int, limit_s: float, remaining_s: float) -> None:
+        """`remaining_s`: what its deadline leaves of its wall time."""
+        self._member, self._number = member, number
+        self._cut_short = remaining_s < limit_s
+        self._moved_s = 0.0  # its deadline, for what it stood in line
+        self._wall_s, self._most_s = wall_times(limit_s, remaining_s)
         self._cap = member.tree.limits.output_kb * 1024
         self._oom_before = member.tree.oom_kills
         self._given = [sealed("payload", marshal.dumps(code, 2)), sealed("stdin", stdin.encode("utf-8", "surrogatepass"))]
@@ -498,34 +514,45 @@ class CellRun:
         close_all(self._given)
         close_all(self._kept)
 
-    async def run(self, *, cut_short: bool) -> Result:
-        """`cut_short`: its wall time is what the deadline left of it."""
+    async def run(self) -> Result:
         started = time.monotonic()
         asked = self._member.tell("run", {"cell": self._number}, [*self._given, *self._kept])
         close_all(self._given)
-        stop = await self._watch(asked, started, cut_short)
-        wall_s = time.monotonic() - started
+        stop = await self._watch(asked, started)
+        elapsed_s = time.monotonic() - started
         result = await self._judge(asked, stop)
         result.state_kept = asked.done() and self._member.alive
-        result.timings = Timings(run_ms=round(wall_s * 1000, 3))
-        await self._measure(result, wall_s)
+        result.timings = Timings(run_ms=round(elapsed_s * 1000, 3))
+        await self._measure(result, elapsed_s - (self._moved_s if result.status == "timeout" else 0.0))
         self._read(result)
         return result
 
-    async def _watch(self, asked: asyncio.Future[Answer], started: float, cut_short: bool) -> Stop | None:
+    async def _watch(self, asked: asyncio.Future[Answer], started: float) -> Stop | None:
         """Until it has answered or ended; by itself, or because it had to."""
         either: set[asyncio.Future[Any]] = {asked, self._member.ended}
         while True:
-            left_s = started + self._wall_s - time.monotonic()
+            allowed_s = self._wall_s + self._moved_s
+            left_s = started + allowed_s - time.monotonic()
             await asyncio.wait(either, timeout=max(0.0, min(LOOK_S, left_s)), return_when=asyncio.FIRST_COMPLETED)
             if any(future.done() for future in either):
                 return None
             if self._member.tree.oom_kills > self._oom_before:
                 return await self._stop(either, Stop("memory_limit"))
             if left_s <= 0:
-                return await self._stop(either, Stop("timeout", cut_short))
+                owed_s = self._wall_s + await self._in_line_s()
+                if min(owed_s, self._most_s) < allowed_s + IN_LINE_LEAST_S:
+                    return await self._stop(either, Stop("timeout", infra=self._cut_short or owed_s > self._most_s))
+                self._moved_s = min(owed_s, self._most_s) - self._wall_s
             if self._wrote_too_much:
                 return await self._stop(either, Stop("output_limit"))
+
+    async def _in_line_s(self) -> float:
+        """How long it stood ready since it began and had no CPU."""
+        try:
+            say = await self._member.tree.link.usage(self._member.tree.index, self._member.number)
+        except ZygoteLost:
+            return 0.0
+        return max(0, say.waited_ns - self._member.waited_ns) / 1e9
 
     @property
     def _wrote_too_much(self) -> bool:
@@ -567,6 +594,7 @@ class CellRun:
         except ZygoteLost:
             return
         cpu_ns, self._member.cpu_ns = say.cpu_ns - self._member.cpu_ns, say.cpu_ns
+        self._member.waited_ns = say.waited_ns
         result.usage = Usage(
             wall_s=round(wall_s, 6),
             cpu_s=round(max(0, cpu_ns) / 1e9, 6),

@@ -533,6 +533,7 @@ static void say_usage(struct member *m) {
         clock_gettime(clock, &used);
     say(&(struct say){.kind = SAY_USAGE, .slot = m->slot, .call = m->number,
                       .cpu_ns = (int64_t)used.tv_sec * 1000000000LL + used.tv_nsec,
+                      .waited_ns = waited_for_cpu_ns(s->stub ? m->pid : first_child(m->pid)),
                       .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
                       .processes_peak = read_number(s->cgroup[CG_PIDS_NOW], NULL)});
 }
