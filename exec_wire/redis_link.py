@@ -1,8 +1,8 @@
 """Connections to Redis or Valkey, as the queue needs them: few, shared, and quick to admit that the server is away.
 
-redis-py finds the server, logs in and reads its answers. Its clients and pools are not used: a `Link` writes what all its
-callers say in one turn of the loop with one system call and hands out the answers in order, about ten times as many
-commands a second as a pool of connections. Time limits are ours too: redis-py's default of 5 s would end a blocking read.
+redis-py finds the server and logs in. Its clients and pools are not used: a `Link` writes what all its callers say in one turn
+of the loop with one system call, and hands out the answers as hiredis finds them in what the socket brings, about ten times as
+many commands a second as a pool of connections. Time limits are ours too: redis-py's 5 s would end a blocking read.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from hiredis import pack_command
+from hiredis import HiredisError, Reader, pack_command
+from redis._parsers.base import BaseParser
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -36,6 +38,9 @@ Command = tuple[Word, ...]
 
 # Errors that pass: the server starts, is a replica, waits for its replicas or for a script, cannot write to its disk.
 _PASSING = ("LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN")
+
+
+_NOT_ENOUGH = object()
 
 
 class NoGroup(Exception):
@@ -77,6 +82,27 @@ class _Exchange:
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # the caller may be gone
+
+
+class _Answers(asyncio.Protocol):
+    """What the server says, answer by answer. What it refuses is an answer too; other errors are the connection's end."""
+
+    def __init__(self, take: Callable[[Any], None], lost: Callable[[str], None]) -> None:
+        self._take, self._lost = take, lost
+        self._reader = Reader(replyError=BaseParser.parse_error, notEnoughData=_NOT_ENOUGH)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (answer := self._reader.gets()) is not _NOT_ENOUGH:
+                if isinstance(answer, RedisError) and not isinstance(answer, ResponseError):
+                    return self._lost(str(answer))
+                self._take(answer)
+        except HiredisError as error:
+            self._lost(f"it does not speak Redis: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost(str(error or "closed by the server"))
 
 
 class Link:
@@ -122,7 +148,7 @@ class Link:
 
     def _flush(self, connection: AbstractConnection) -> None:
         if connection is self._connection and connection._writer is not None:
-            connection._writer.write(b"".join(self._outgoing))
+            connection._writer.transport.write(b"".join(self._outgoing))
             self._outgoing = []
 
     async def _connect(self) -> None:
@@ -148,23 +174,19 @@ class Link:
                 raise
             self._pause_s = PAUSE_S
             self._connection = connection
-            self._hold(self._read_forever(connection))
+            assert connection._writer is not None
+            answers = _Answers(partial(self._take_answer, connection), partial(self._drop, connection))
+            connection._writer.transport.set_protocol(answers)
 
-    async def _read_forever(self, connection: AbstractConnection) -> None:
-        try:
-            while True:
-                try:
-                    answer = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-                except ResponseError as error:
-                    answer = error
-                exchange = self._exchanges[0]
-                exchange.answers.append(answer)
-                if len(exchange.answers) == exchange.count:
-                    self._exchanges.popleft()
-                    if not exchange.done.done():  # else the caller is gone
-                        exchange.done.set_result(exchange.answers)
-        except (RedisError, OSError) as error:
-            self._drop(connection, str(error) or type(error).__name__)
+    def _take_answer(self, connection: AbstractConnection, answer: Any) -> None:
+        if connection is not self._connection or not self._exchanges:
+            return self._drop(connection, "it answered what nobody had asked")
+        exchange = self._exchanges[0]
+        exchange.answers.append(answer)
+        if len(exchange.answers) == exchange.count:
+            self._exchanges.popleft()
+            if not exchange.done.done():  # else the caller is gone
+                exchange.done.set_result(exchange.answers)
 
     def _drop(self, connection: AbstractConnection, why: str) -> None:
         """Nothing more can come in order from this connection."""
