@@ -34,15 +34,14 @@ install:
 run: install
 	@exec $(BIN)/exec-service up --port $(PORT)
 
-# What fails is tried once more and named in the end: the machine may have been busy.
 test: install-all
 	@sh deploy/test-tools.sh
-	$(BIN)/pytest -q --reruns 1 -rR $(ARGS)
+	@BIN=$(BIN) sh deploy/test.sh $(ARGS)
 
 .PHONY: test-service train-demo test-integrations-trainers install-all
 test-service: install-dev
 	@sh deploy/test-tools.sh
-	$(BIN)/pytest -q --reruns 1 -rR --ignore=tests/trainer --ignore=tests/trainer_integrations $(ARGS)
+	@BIN=$(BIN) sh deploy/test.sh --ignore=tests/trainer --ignore=tests/trainer_integrations $(ARGS)
 
 train-demo: install-all
 	$(BIN)/python -m trainer demo $(ARGS)

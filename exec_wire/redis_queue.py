@@ -49,6 +49,7 @@ DIRECTED_REMEMBERED = 4096  # ids: what was read and not deleted is not taken tw
 REPLY_S = 60  # a gateway that is gone for longer finds its answers gone too
 BLOCK_S = 1.0  # of a blocking read; between two of them lapsed leases are looked for
 READ_COUNT = 256
+LATELY_TURNS, LOOK_AROUND_TURNS = 64, 8  # of a worker's takes: see `_in_turn`
 ANSWERS_AT_ONCE, ANSWER_BYTES_AT_ONCE = 512, 4 << 20
 ASK_S = 1.5  # how long other gateways have to say what they cancelled
 UNDELIVERED_PAUSE_S = 0.5
@@ -250,6 +251,11 @@ class Entry(NamedTuple):
     deliveries: int = 1
 
 
+def _rotated(streams: list[str], by: int) -> list[str]:
+    at = by % max(1, len(streams))
+    return streams[at:] + streams[:at]
+
+
 class Streams:
     """The keys of a script, each once, and the number by which the script knows it."""
 
@@ -430,7 +436,8 @@ class RedisWorkerEnd:
         self._commands, self._blocking = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.cancels])
         self._streams = [jobs_key("python")]
-        self._turn = 0  # which stream is served first
+        self._turn = 0
+        self._gave_in_turn: dict[str, int] = {}  # when a stream last had a job
         self._claimed_at = float("-inf")
         self._taken: dict[str, _Taken] = {}
         self._directed = Link(queue.url)
@@ -512,9 +519,17 @@ class RedisWorkerEnd:
         return job
 
     def _in_turn(self) -> list[str]:
-        """Each stream is first as often as any other."""
-        self._turn = (self._turn + 1) % len(self._streams)
-        return self._streams[self._turn :] + self._streams[: self._turn]
+        """All streams. Those that had jobs lately come first, each as often as any other; now and then they come last.
+
+        There are many, for every language and tier, and to look into an empty one costs the server as much as a job.
+        """
+        self._turn += 1
+        since = self._turn - LATELY_TURNS
+        lately = [stream for stream in self._streams if self._gave_in_turn.get(stream, since) > since]
+        others = [stream for stream in self._streams if stream not in lately]
+        if self._turn % LOOK_AROUND_TURNS == 0:
+            return _rotated(others, self._turn // LOOK_AROUND_TURNS) + _rotated(lately, self._turn)
+        return _rotated(lately, self._turn) + _rotated(others, self._turn)
 
     async def _wait(self) -> list[Job]:
         """For the first job to come, as long as lapsed leases need not be looked for."""
@@ -528,6 +543,7 @@ class RedisWorkerEnd:
 
     def _keep(self, stream: str, id: bytes, packed: bytes, deliveries: int, now_ms: int) -> Job:
         job = _unpack_job(packed)
+        self._gave_in_turn[stream] = self._turn
         entry = Entry(stream, id.decode(), deliveries)
         waited_ms = max(0, now_ms - int(entry.id.partition("-")[0]))
         job = msgspec.structs.replace(

@@ -132,13 +132,13 @@ def _by_repeat(runs: list[RunRecord], mix: str, arm: str) -> dict[int, RunRecord
     return {run.repeat: run for run in runs if (run.mix, run.arm) == (mix, arm)}
 
 
-TIMES_SPAWN = {"rollout": 20.0, "std": 4.0}
+TIMES_SPAWN = {"rollout": 30.0, "std": 6.0}
 BESIDE = {  # an arm -> the one that it is compared with, and how much of its calls/s it must reach
     "redis": ("http", 0.9),
     "run_code": ("run", 0.8),  # a route for other clients, beside our own of the same shape
     "long-batch": ("batch", 0.8),
 }
-HTTP_OVER_ZYGOTE_MS, IDLE_P50_MS, IDLE_PSS_MB = 1.0, 15.0, 600.0
+HTTP_OVER_ZYGOTE_MS, IDLE_P50_MS, IDLE_PSS_MB = 1.0, 10.0, 600.0
 
 
 def judge(results: Results) -> list[Target]:

@@ -131,6 +131,18 @@ async def test_what_a_blocking_read_brings_too_much_is_handed_to_others_uncounte
     assert (mine.deliveries, theirs.deliveries) == (1, 1)
 
 
+@pytest.mark.parametrize("needs", ["cpp", "python@B", "cpp@D"])
+async def test_jobs_of_one_class_do_not_wait_for_a_flood_of_another_to_end(ends: Ends, needs: str) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker(needs=["python", "cpp"], tier="A")
+    await gateway.publish([job(f"f{number}") for number in range(300)])
+    for _ in range(20):
+        await worker.take(1)
+    await gateway.publish([job(f"rare{number}", needs=needs) for number in range(10)])
+    taken = [taken.needs for _ in range(60) for taken in await worker.take(1)]
+    assert taken.count(needs) == 10
+    assert "python" in taken[-60:] and taken[taken.index(needs) :][:20].count("python") >= 8  # nor does the flood wait for them
+
+
 async def test_answers_outlive_a_flush_of_everything(ends: Ends) -> None:
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job()])
