@@ -9,11 +9,12 @@ beside=$(mktemp)
 trap 'rm -f "$beside"' EXIT
 $pytest tests/trainer tests/trainer_integrations >"$beside" 2>&1 &
 trainer=$!
-trap 'kill $trainer 2>/dev/null; rm -f "$beside"; exit 130' INT TERM
+trap 'kill -INT $trainer 2>/dev/null; wait $trainer; rm -f "$beside"; exit 130' INT TERM
 $pytest --ignore=tests/trainer --ignore=tests/trainer_integrations
 rest=$?
 echo "the trainer's tests:"
 wait $trainer
-trainer=$?
+failed=$?
+trap - INT TERM
 cat "$beside"
-[ $rest -eq 0 ] && [ $trainer -eq 0 ]
+[ $rest -eq 0 ] && [ $failed -eq 0 ]

@@ -90,6 +90,7 @@ class Order:
 
     def _ring(self) -> None:
         self._bell = None
+        self._due_at = 0.0  # whatever the clock says
         self._changed.set()
 
     async def take(self) -> list[Result]:
@@ -99,6 +100,8 @@ class Order:
         """
         self._settle()
         while not (self._landed and self._is_due()) and (self.pending or self.expecting) and not self.closed:
+            if self._landed:
+                self._call_reader()  # it is not due yet, and nobody else may ring
             await self._changed.wait()
             self._changed.clear()
         self._due_at = asyncio.get_running_loop().time() + PACE_S

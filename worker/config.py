@@ -12,16 +12,17 @@ from worker.profiles import PROFILES
 from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE
 
 UIDS = BLOCK_SIZE - 1
+MAX_SESSIONS = 128
 
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+# Between two programs a slot waits for the kernel to clear up, and a core for the slot: with one for each, 20 % of the cores'
+# time is idle, with two 9 %. Who shares its core has no less time for it (`is_overdue`, native/zygote.c).
 def two_for_every_core() -> int:
-    """Between two programs a slot waits for the kernel to clear up, and a core for the slot: with one for each, 20 % of the
-    cores' time is idle, with two 9 %. Who shares its core has no less time for it (`in_line_ns`, native/zygote.c)."""
-    return 2 * usable_cores()
+    return min(2 * usable_cores(), UIDS - MAX_SESSIONS)
 
 
 def half_of_memory_mb() -> int:
@@ -59,7 +60,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
     max_sessions: Annotated[
         int, Meta(ge=0, le=1000, description="Sessions and forks of sessions that this worker holds; beyond it 429")
-    ] = 128
+    ] = MAX_SESSIONS
     max_sessions_per_tenant: Annotated[int, Meta(ge=0, description="Of these, by one tenant")] = 128
     session_memory_mb: Annotated[
         int,

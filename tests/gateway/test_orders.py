@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import uvloop
+
 from exec_service.flight import Waiter
 from exec_service.waiters import ANONYMOUS, PACE_S, Order
 from exec_wire import Result, verdict
@@ -69,3 +71,30 @@ async def test_closing_calls_a_reader_that_waits_for_its_pace() -> None:
     land(order, waiters[1])
     order.close()
     assert await reader == []
+
+
+def test_no_result_is_held_back_by_a_clock_of_whole_milliseconds() -> None:
+    async def hand_over() -> None:
+        for _ in range(60):
+            order, waiters = order_of(3)
+            land(order, waiters[0])
+            await order.take()
+            land(order, waiters[1])
+            async with asyncio.timeout(5):
+                assert indexes(await order.take()) == [1]
+            await asyncio.sleep(0.0007)
+
+    uvloop.run(hand_over())
+
+
+async def test_a_call_that_joins_does_not_hold_back_what_has_landed() -> None:
+    order, waiters = order_of(3)
+    order.expecting = True
+    joins = waiters.pop()
+    order.pending.discard(joins)
+    land(order, waiters[0])
+    await order.take()
+    land(order, waiters[1])  # nothing is pending: the reader is called at once
+    order.pending.add(joins)
+    async with asyncio.timeout(5):
+        assert indexes(await order.take()) == [1]

@@ -38,6 +38,7 @@ PRINTS = {
         "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()\nprint('main')",
         "main",
     ),
+    "held_back": ("import sys\nsys.stdout.reconfigure(write_through=False)\nprint('late')", "late"),
     "atexit_order": ("import atexit\natexit.register(print, 'b')\natexit.register(print, 'a')\nprint('main')", "main\na\nb"),
     "atexit_after_threads": (
         "import atexit, threading, time\natexit.register(print, 'exit')\n"

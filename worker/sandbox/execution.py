@@ -29,9 +29,8 @@ OPEN_FILES = 256
 PAGE_BYTES = 4096
 INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it before the first file
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
-OWN_SHARE_OF_CPU = 0.75  # a program that got this much of its wall time as CPU time was not starved by the machine
+LOST_TOO_MUCH = 0.05  # of its wall limit, in line for a CPU and not made good
 IN_LINE_MOST = 3  # times its wall limit, in which a program on a busy machine gets the time that it was promised
-WAITED_TOO_LONG = 0.25  # of its wall limit, ready to run without getting a CPU
 CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
 MFD_EXEC = 0x10
@@ -57,13 +56,25 @@ class Outcome(NamedTuple):
     stderr_bytes: int
 
 
+class WallTimes(NamedTuple):
+    """How long a program may run, and with the time that it stands in line for a CPU."""
+
+    own_s: float
+    most_s: float
+    cut_short: bool  # by its deadline
+
+    @classmethod
+    def of(cls, limit_s: float, remaining_s: float) -> WallTimes:
+        return cls(min(limit_s, remaining_s), min(IN_LINE_MOST * limit_s, remaining_s), remaining_s < limit_s)
+
+
 class Execution:
     """The descriptors of one program. `close` gives them back; they are the only thing that lives outside of the zygote."""
 
     def __init__(self, call: Call, wall_s: float, number: int, fail_step: int = 0, start: Start = IN_ZYGOTE) -> None:
         self.call, self.number = call, number
         self._binary = start.binary
-        self.wall_s, self._most_s = wall_times(call.limits.wall_s, wall_s)
+        self._times = WallTimes.of(call.limits.wall_s, wall_s)
         self._fail_step = fail_step
         self._given: list[int] = []  # closed as soon as the zygote has them
         self._kept: list[int] = []
@@ -88,7 +99,7 @@ class Execution:
         if self._binary is not None:
             fds.append(self._binary)
             flags |= protocol.HAS_BINARY
-        ask = _ask(self.call.limits, self.wall_s, self._most_s, slot, self.number, flags, self._fail_step)
+        ask = _ask(self.call.limits, self._times, slot, self.number, flags, self._fail_step)
         protocol.send_ask(link, ask, fds)
         close_all(self._given)
 
@@ -97,8 +108,8 @@ class Execution:
         stdout_fd, stderr_fd, page_fd = self._kept
         cap = self.call.limits.output_kb * 1024
         outcome = Outcome(say, os.fstat(stdout_fd).st_size, os.fstat(stderr_fd).st_size)
-        result = judge(outcome, self.call.limits, self.wall_s, step_names)
-        result.sandbox, result.usage = sandbox, _usage(say, self.wall_s)
+        result = judge(outcome, self.call.limits, self._times, step_names)
+        result.sandbox, result.usage = sandbox, _usage(say, self._times)
         result.timings = Timings(start_ms=round(say.start_ns / 1e6, 3), run_ms=round(say.run_ns / 1e6, 3))
         if setup_failed(say):  # no byte of the program's ran: what is on the streams is our own
             log.error("%s\n%s", result.error, text(stderr_fd, outcome.stderr_bytes, cap)[0])
@@ -142,12 +153,7 @@ class Execution:
             self._folder.close()
 
 
-def wall_times(limit_s: float, remaining_s: float) -> tuple[float, float]:
-    """How long it may run, and with the time that it stands in line for a CPU."""
-    return min(limit_s, remaining_s), min(IN_LINE_MOST * limit_s, remaining_s)
-
-
-def judge(outcome: Outcome, limits: Limits, wall_s: float, step_names: list[str]) -> Result:
+def judge(outcome: Outcome, limits: Limits, times: WallTimes, step_names: list[str]) -> Result:
     """Status and blame from what the kernel counted, never from what the program said."""
     say = outcome.say
     if setup_failed(say):
@@ -157,7 +163,7 @@ def judge(outcome: Outcome, limits: Limits, wall_s: float, step_names: list[str]
     if say.ended_by == protocol.BY_REQUEST:
         return verdict("cancelled")
     if say.ended_by == protocol.BY_WALL:
-        return verdict("timeout", infra=say.step != 0 or _machine_was_slow(say, limits, wall_s))
+        return verdict("timeout", infra=say.step != 0 or _machine_was_slow(say, times))
     if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
         return verdict("output_limit")
     if say.ended_by == protocol.BY_MEMORY or say.oom_kills > 0:
@@ -173,14 +179,10 @@ def setup_failed(say: Say) -> bool:
     return say.step != 0 and say.ended_by == protocol.BY_ITSELF and say.oom_kills == 0
 
 
-def _machine_was_slow(say: Say, limits: Limits, wall_s: float) -> bool:
-    """The deadline cut its time short, or it stood in line for a CPU that none of its own had taken."""
-    if wall_s < limits.wall_s:
-        return True
-    if say.processes_peak > 1:  # it may have stood behind its own children, whose CPU time nobody has counted
-        return False
-    wall_ns = wall_s * 1e9
-    return say.waited_ns > WAITED_TOO_LONG * wall_ns and say.cpu_ns < OWN_SHARE_OF_CPU * wall_ns
+def _machine_was_slow(say: Say, times: WallTimes) -> bool:
+    """The deadline cut its time short, or it stood in line for longer than could be added."""
+    lost_s = say.waited_ns / 1e9 - (times.most_s - times.own_s)
+    return times.cut_short or lost_s > LOST_TOO_MUCH * times.own_s
 
 
 def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
@@ -198,10 +200,10 @@ def _judge_signal(say: Say, limits: Limits, number: int) -> Result:
     return verdict("signal", infra=number == signal.SIGKILL, signal=number)
 
 
-def _usage(say: Say, wall_limit_s: float) -> Usage:
+def _usage(say: Say, times: WallTimes) -> Usage:
     wall_s = (say.start_ns + say.run_ns) / 1e9
-    if say.ended_by == protocol.BY_WALL and say.processes_peak <= 1:  # its limit was moved by what it stood in line for a CPU
-        wall_s = min(wall_s, max(wall_limit_s, wall_s - say.waited_ns / 1e9))
+    if say.ended_by == protocol.BY_WALL:  # its limit was moved by what it stood in line for a CPU
+        wall_s = min(wall_s, max(times.own_s, wall_s - say.waited_ns / 1e9))
     return Usage(
         wall_s=round(wall_s, 6),
         cpu_s=round(say.cpu_ns / 1e9, 6),
@@ -210,13 +212,13 @@ def _usage(say: Say, wall_limit_s: float) -> Usage:
     )
 
 
-def _ask(limits: Limits, wall_s: float, most_s: float, slot: int, number: int, flags: int, fail_step: int) -> Ask:
+def _ask(limits: Limits, times: WallTimes, slot: int, number: int, flags: int, fail_step: int) -> Ask:
     return Ask(
         protocol.ASK_RUN,
         slot,
         number,
-        wall_ns=max(1, int(wall_s * 1e9)),
-        most_ns=max(1, int(most_s * 1e9)),
+        wall_ns=max(1, int(times.own_s * 1e9)),
+        most_ns=max(1, int(times.most_s * 1e9)),
         cpu_s=math.ceil(limits.cpu_s),
         memory_bytes=limits.memory_mb << 20,
         file_bytes=max(limits.file_mb << 20, (limits.output_kb << 10) * KILL_AT_OUTPUT * 2),

@@ -11,6 +11,7 @@ import base64
 import errno
 import itertools
 import marshal
+import math
 import os
 import socket
 import time
@@ -23,15 +24,16 @@ from exec_wire import Display, Limits, Result, Timings, Usage, verdict
 from worker.sandbox import protocol
 from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
+    LOST_TOO_MUCH,
     OPEN_FILES,
     Outcome,
+    WallTimes,
     close_all,
     judge,
     output,
     page_file,
     sealed,
     text,
-    wall_times,
 )
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.link import ZygoteLink, ZygoteLost
@@ -255,7 +257,9 @@ class Tree:
         say = self.ended.result()
         if say.step != 0 and say.error == errno.EBUSY:
             return PlaceBusy()
-        return StartFailed(judge(Outcome(say, 0, 0), self.limits, 1.0, self._runner.steps).error or "it ended at once")
+        return StartFailed(
+            judge(Outcome(say, 0, 0), self.limits, WallTimes.of(1.0, 1.0), self._runner.steps).error or "it ended at once"
+        )
 
     def _ask(self, member: Member) -> Ask:
         limits = self.limits
@@ -499,9 +503,8 @@ class CellRun:
     def __init__(self, member: Member, code: str, stdin: str, number: int, limit_s: float, remaining_s: float) -> None:
         """`remaining_s`: what its deadline leaves of its wall time."""
         self._member, self._number = member, number
-        self._cut_short = remaining_s < limit_s
         self._moved_s = 0.0  # its deadline, for what it stood in line
-        self._wall_s, self._most_s = wall_times(limit_s, remaining_s)
+        self._times = WallTimes.of(limit_s, remaining_s)
         self._cap = member.tree.limits.output_kb * 1024
         self._oom_before = member.tree.oom_kills
         self._given = [sealed("payload", marshal.dumps(code, 2)), sealed("stdin", stdin.encode("utf-8", "surrogatepass"))]
@@ -531,7 +534,7 @@ class CellRun:
         """Until it has answered or ended; by itself, or because it had to."""
         either: set[asyncio.Future[Any]] = {asked, self._member.ended}
         while True:
-            allowed_s = self._wall_s + self._moved_s
+            allowed_s = self._times.own_s + self._moved_s
             left_s = started + allowed_s - time.monotonic()
             await asyncio.wait(either, timeout=max(0.0, min(LOOK_S, left_s)), return_when=asyncio.FIRST_COMPLETED)
             if any(future.done() for future in either):
@@ -539,20 +542,22 @@ class CellRun:
             if self._member.tree.oom_kills > self._oom_before:
                 return await self._stop(either, Stop("memory_limit"))
             if left_s <= 0:
-                owed_s = self._wall_s + await self._in_line_s()
-                if min(owed_s, self._most_s) < allowed_s + IN_LINE_LEAST_S:
-                    return await self._stop(either, Stop("timeout", infra=self._cut_short or owed_s > self._most_s))
-                self._moved_s = min(owed_s, self._most_s) - self._wall_s
+                in_line_s = await self._in_line_s()
+                moved_s = min(in_line_s, self._times.most_s - self._times.own_s)
+                if moved_s < self._moved_s + IN_LINE_LEAST_S:
+                    lost = in_line_s - moved_s > LOST_TOO_MUCH * self._times.own_s
+                    return await self._stop(either, Stop("timeout", infra=self._times.cut_short or lost))
+                self._moved_s = moved_s
             if self._wrote_too_much:
                 return await self._stop(either, Stop("output_limit"))
 
     async def _in_line_s(self) -> float:
-        """How long it stood ready since it began and had no CPU."""
+        """How long it stood ready and had no CPU that none of its children had taken."""
         try:
             say = await self._member.tree.link.usage(self._member.tree.index, self._member.number)
         except ZygoteLost:
-            return 0.0
-        return max(0, say.waited_ns - self._member.waited_ns) / 1e9
+            return math.inf  # if it only had no CPU itself: nobody can tell
+        return 0.0 if say.status else max(0, say.waited_ns - self._member.waited_ns) / 1e9
 
     @property
     def _wrote_too_much(self) -> bool:
@@ -583,7 +588,7 @@ class CellRun:
         if self._member.broken:
             return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         sizes = (os.fstat(fd).st_size for fd in self._kept[:2])
-        return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, self._wall_s, [])
+        return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, self._times, [])
 
     async def _measure(self, result: Result, wall_s: float) -> None:
         try:

@@ -97,9 +97,9 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- else -}}
 {{- $cpu := toString .runner.resources.requests.cpu -}}
 {{- if hasSuffix "m" $cpu -}}
-{{- max 1 (div (trimSuffix "m" $cpu | int) 1000) -}}
+{{- max 1 (div (mul 2 (trimSuffix "m" $cpu | int)) 1000) -}}
 {{- else -}}
-{{- max 1 (floor ($cpu | float64) | int) -}}
+{{- max 1 (floor (mulf 2 ($cpu | float64)) | int) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

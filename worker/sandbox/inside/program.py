@@ -180,7 +180,8 @@ def _show(error: BaseException, excepthook: Callable[..., object]) -> int:
 
 
 def _flush(code: int) -> int:
-    if (sys.stdout, sys.stderr) == _plain_streams:
+    out, err = sys.stdout, sys.stderr
+    if out is _plain_streams[0] and err is _plain_streams[1] and out.write_through and err.write_through:  # type: ignore[attr-defined]
         return code  # they keep nothing back
     for stream in (sys.stdout, sys.stderr):
         try:

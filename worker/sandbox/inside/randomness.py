@@ -12,12 +12,12 @@ from typing import Any
 def reseeders() -> list[Callable[[], object]]:
     """One for every generator that is loaded; numpy's global one is in C."""
     generators: list[Any] = [random._inst]
-    if "sympy" in sys.modules:
-        generators.append(sys.modules["sympy.core.random"].rng)
+    if (sympy_random := sys.modules.get("sympy.core.random")) is not None:
+        generators.append(sympy_random.rng)
     for generator in generators:
         generator.gauss_next = None
     found: list[Callable[[], object]] = [functools.partial(_random.Random.seed, generator) for generator in generators]
-    if "numpy.random" in sys.modules:
-        seed = sys.modules["numpy.random"].seed
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        seed = numpy_random.seed
         found.append(lambda: seed(int.from_bytes(os.urandom(4), "little")))
     return found

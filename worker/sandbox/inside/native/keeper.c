@@ -88,7 +88,7 @@ pid_t keep(struct progress *progress, int pids_limit_fd) {
         _exit(1);
     for (;;) {
         if (sigwaitinfo(&waited, NULL) == SIGTERM) {
-            progress->waited_ns = waited_for_cpu_ns(program);
+            progress->waited_ns = in_line_ns(program);
             kill(program, SIGKILL);
         }
         int status;

@@ -37,8 +37,9 @@ struct ask {
 struct say {
     int64_t kind, slot, call;     /* of SAY_MEMBER and what follows it, `call` is the member */
     int64_t step, error;          /* the set-up step that failed (1-based) and its errno; 0 if the program was started */
-    int64_t status, ended_by;     /* as from wait4 */
+    int64_t status, ended_by;     /* as from wait4; of SAY_USAGE, whether it has children */
     int64_t start_ns, run_ns;     /* fork to first user byte; from there to the end of the main process */
-    int64_t cpu_ns, memory_peak, oom_kills, processes_peak, waited_ns;
+    int64_t cpu_ns, memory_peak, oom_kills, processes_peak;
+    int64_t waited_ns;            /* stood ready without a CPU; SAY_ENDED: at its wall limit, and 0 if it had children */
 };
 #endif

@@ -61,6 +61,7 @@ enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5, CHILD_F
 
 int64_t now_ns(void);
 int64_t waited_for_cpu_ns(pid_t pid);
+int64_t in_line_ns(pid_t pid);
 /* Confine the calling process. Returns 0, or the 1-based number of the step that failed. */
 int confine(struct house *house, struct slot *slot, int index, void **page);
 /* Where there is no mount namespace: remove the slot's folder, with what the last program left in it. */

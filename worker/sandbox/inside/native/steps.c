@@ -236,7 +236,7 @@ static int install_seccomp(struct box *b) {
     return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &b->house->filter);
 }
 
-/* The last step is program.py's: streams, files, an empty __main__. It ends with `begin`, which marks the program as started. */
+/* The last step is program.py's: random numbers, files, environment. It ends with `begin`, which marks the program as started. */
 static int prepare_in_python(struct box *b) {
     (void)b;
     return 0;

@@ -127,6 +127,9 @@ int64_t waited_for_cpu_ns(pid_t pid) {
     return waited;
 }
 
+/* Of that, what it did not stand behind children of its own. */
+int64_t in_line_ns(pid_t pid) { return first_child(pid) > 0 ? 0 : waited_for_cpu_ns(pid); }
+
 /* ---- answers ---- */
 
 static void say(struct say *message) {
@@ -268,7 +271,7 @@ static void end(struct slot *s, int by) {
     s->ended_by = by;
     sample_processes(s);
     if (by == BY_WALL && s->stub)
-        s->waited_ns = waited_for_cpu_ns(s->child);
+        s->waited_ns = in_line_ns(s->child);
     if (s->stub)
         kill(s->stub, SIGKILL);
     else
@@ -386,14 +389,11 @@ static void wait_for_keeper(struct slot *s, int64_t now) {
 }
 
 /* On a busy machine a program gets the time that it was promised, so that its fate does not hang on its neighbours: what it stood
- * ready without getting a CPU is added, up to `most_ns`. Not for several processes, which stand behind each other. */
+ * ready without getting a CPU is added, up to `most_ns`. */
 static int is_overdue(struct slot *s, int64_t now) {
     if (now < s->deadline_ns)
         return 0;
-    sample_processes(s);
-    if (s->processes_peak > 1)
-        return 1;
-    int64_t in_line = waited_for_cpu_ns(s->stub ? s->child : first_child(s->child)), most = s->ask.most_ns - s->ask.wall_ns;
+    int64_t in_line = in_line_ns(s->stub ? s->child : first_child(s->child)), most = s->ask.most_ns - s->ask.wall_ns;
     if (in_line > most)
         in_line = most;
     if (in_line < s->in_line_ns + IN_LINE_LEAST_NS)
@@ -527,13 +527,14 @@ static void adopt(struct ask *ask, int *fd) {
 
 static void say_usage(struct member *m) {
     struct slot *s = &slots[m->slot];
+    pid_t pid = s->stub ? m->pid : first_child(m->pid);
     clockid_t clock;
     struct timespec used = {0};
     if (!clock_getcpuclockid(m->pid, &clock))
         clock_gettime(clock, &used);
     say(&(struct say){.kind = SAY_USAGE, .slot = m->slot, .call = m->number,
                       .cpu_ns = (int64_t)used.tv_sec * 1000000000LL + used.tv_nsec,
-                      .waited_ns = waited_for_cpu_ns(s->stub ? m->pid : first_child(m->pid)),
+                      .waited_ns = waited_for_cpu_ns(pid), .status = first_child(pid) > 0,
                       .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
                       .processes_peak = read_number(s->cgroup[CG_PIDS_NOW], NULL)});
 }
