@@ -296,7 +296,7 @@ PAGE = """# Bursts
 One tenant has so many calls in flight at once, sent by {processes} processes: all of them are accepted before the first worker
 comes, by the gateway's own gauge (`exec_in_flight`). Then the workers serve them while a second tenant makes single calls, one
 after the other. Every result is compared with what was sent. `echo`: the path alone, {workers} workers of {slots} slots that
-run nothing. `sandbox`: one worker with its default of slots, `deadline_s` {deadline:g}. The gateway, Redis, workers and the load
+run nothing. `sandbox`: one worker of the default number of slots, `deadline_s` {deadline:g}. Gateway, Redis, workers and load
 share the machine. Memory: peaks, resident for the gateway, by its own count for Redis.
 
 Wanted: every result right, gateway ≤ {gateway:g} MB, Redis ≤ {redis:g} MB, the second tenant's p99 ≤ {p99:g} ms. {verdict}
