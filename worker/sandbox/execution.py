@@ -67,6 +67,17 @@ class WallTimes(NamedTuple):
     def of(cls, limit_s: float, remaining_s: float) -> WallTimes:
         return cls(min(limit_s, remaining_s), min(IN_LINE_MOST * limit_s, remaining_s), remaining_s < limit_s)
 
+    def added_s(self, in_line_s: float) -> float:
+        """What can be made good of so much time in line."""
+        return min(in_line_s, self.most_s - self.own_s)
+
+    def machine_was_slow(self, in_line_s: float) -> bool:
+        """The deadline cut its time short, or it stood in line for longer than could be added."""
+        return self.cut_short or in_line_s - self.added_s(in_line_s) > LOST_TOO_MUCH * self.own_s
+
+
+UNTIMED = WallTimes(math.inf, math.inf, cut_short=False)
+
 
 class Execution:
     """The descriptors of one program. `close` gives them back; they are the only thing that lives outside of the zygote."""
@@ -163,7 +174,7 @@ def judge(outcome: Outcome, limits: Limits, times: WallTimes, step_names: list[s
     if say.ended_by == protocol.BY_REQUEST:
         return verdict("cancelled")
     if say.ended_by == protocol.BY_WALL:
-        return verdict("timeout", infra=say.step != 0 or _machine_was_slow(say, times))
+        return verdict("timeout", infra=say.step != 0 or times.machine_was_slow(say.waited_ns / 1e9))
     if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
         return verdict("output_limit")
     if say.ended_by == protocol.BY_MEMORY or say.oom_kills > 0:
@@ -177,12 +188,6 @@ def judge(outcome: Outcome, limits: Limits, times: WallTimes, step_names: list[s
 def setup_failed(say: Say) -> bool:
     """A step of ours failed. Not so if a limit of the call's own ended it that early."""
     return say.step != 0 and say.ended_by == protocol.BY_ITSELF and say.oom_kills == 0
-
-
-def _machine_was_slow(say: Say, times: WallTimes) -> bool:
-    """The deadline cut its time short, or it stood in line for longer than could be added."""
-    lost_s = say.waited_ns / 1e9 - (times.most_s - times.own_s)
-    return times.cut_short or lost_s > LOST_TOO_MUCH * times.own_s
 
 
 def _judge_out_of_memory(say: Say, limits: Limits) -> Result:

@@ -24,8 +24,8 @@ from exec_wire import Display, Limits, Result, Timings, Usage, verdict
 from worker.sandbox import protocol
 from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
-    LOST_TOO_MUCH,
     OPEN_FILES,
+    UNTIMED,
     Outcome,
     WallTimes,
     close_all,
@@ -257,9 +257,7 @@ class Tree:
         say = self.ended.result()
         if say.step != 0 and say.error == errno.EBUSY:
             return PlaceBusy()
-        return StartFailed(
-            judge(Outcome(say, 0, 0), self.limits, WallTimes.of(1.0, 1.0), self._runner.steps).error or "it ended at once"
-        )
+        return StartFailed(judge(Outcome(say, 0, 0), self.limits, UNTIMED, self._runner.steps).error or "it ended at once")
 
     def _ask(self, member: Member) -> Ask:
         limits = self.limits
@@ -543,11 +541,9 @@ class CellRun:
                 return await self._stop(either, Stop("memory_limit"))
             if left_s <= 0:
                 in_line_s = await self._in_line_s()
-                moved_s = min(in_line_s, self._times.most_s - self._times.own_s)
-                if moved_s < self._moved_s + IN_LINE_LEAST_S:
-                    lost = in_line_s - moved_s > LOST_TOO_MUCH * self._times.own_s
-                    return await self._stop(either, Stop("timeout", infra=self._times.cut_short or lost))
-                self._moved_s = moved_s
+                if self._times.added_s(in_line_s) < self._moved_s + IN_LINE_LEAST_S:
+                    return await self._stop(either, Stop("timeout", infra=self._times.machine_was_slow(in_line_s)))
+                self._moved_s = self._times.added_s(in_line_s)
             if self._wrote_too_much:
                 return await self._stop(either, Stop("output_limit"))
 

@@ -23,11 +23,14 @@ class Payload(NamedTuple):
     session: bool = False
 
 
+Fields = tuple[str, list[str], dict[str, str], dict[str, bytes], bool, list[str], str, bool]  # of a `Payload`, in order
+
+
 def pack(payload: Payload) -> bytes:
     return marshal.dumps(tuple(payload), _FORMAT)
 
 
-def unpack(data: bytes) -> tuple[str, list[str], dict[str, str], dict[str, bytes], bool, list[str], str, bool]:
+def unpack(data: bytes) -> Fields:
     """A plain tuple: a `Payload` is more to look at (program.py)."""
-    unpacked: tuple[str, list[str], dict[str, str], dict[str, bytes], bool, list[str], str, bool] = marshal.loads(data)
-    return unpacked
+    fields: Fields = marshal.loads(data)
+    return fields
