@@ -90,7 +90,7 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- mergeOverwrite (deepCopy (omit $.Values.worker "pools")) (deepCopy (index . 1 | default dict)) | toJson -}}
 {{- end -}}
 
-{{/* Programs at a time: as many as the runner has whole cores, unless it is said. */}}
+{{/* Programs at a time: two for every core of the runner, unless it is said. */}}
 {{- define "exec.slots" -}}
 {{- if .config.slots -}}
 {{- .config.slots -}}
