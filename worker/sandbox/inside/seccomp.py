@@ -4,7 +4,11 @@ What is not named gets ENOSYS, as on an older kernel, so that libc and CPython f
 refused gets EPERM, a clear Python exception. Another architecture's calls (int 0x80) kill. A linear filter of this size costs
 1.1 ms per install, because the kernel emulates it once per call number to build its bitmap; the tree costs 0.1 ms.
 
-Runs once per zygote, before it serves.
+The policy comes in two filters, of which the kernel always takes the stricter word. The zygote puts the large one on itself, once,
+and every child inherits it; it leaves open only what a child's confinement still needs. The last step of that confinement is the
+small one, which closes these too, and is all that is paid for each program.
+
+Compiled once per zygote, before it serves.
 """
 
 import errno
@@ -56,6 +60,11 @@ REFUSED = """
 
 CHANGES_OF_FILES = """
     chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
+""".split()
+
+# What the zygote and a child that is being confined use, of what a program may not.
+CONFINING = """
+    mount unshare setns setgroups capset seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self chown
 """.split()
 
 # Of a flag word, the bits that make a namespace (CLONE_NEWTIME cannot be asked for through clone).
@@ -124,10 +133,10 @@ _PAIRS_OF_STREAMS: Code = [
 ]
 
 
-def compile_filter(
+def compile_filters(
     numbers: dict[str, int], *, network_namespace: bool = True, memory_counted: bool = True, files_apart: bool = True
-) -> bytes:
-    """The policy as a BPF program, for the machine whose table of call numbers this is.
+) -> tuple[bytes, bytes]:
+    """The policy as two BPF programs, the zygote's and the child's, for the machine whose table of call numbers this is.
 
     Without a network namespace no socket can be made at all, but for pairs of streams. Without a control group there is no
     memfd, whose memory no other limit sees. Where neither a mount namespace nor a uid of its own keeps a program's files apart
@@ -141,13 +150,19 @@ def compile_filter(
         fate[numbers["memfd_create"]] = _errno(errno.ENOSYS)
     if not files_apart:
         fate |= {numbers[name]: _errno(errno.EPERM) for name in CHANGES_OF_FILES if name in numbers}
-    leaves = _leaves(fate)
+    confining = {numbers[name] for name in CONFINING if name in numbers}
+    early = fate | {number: _ret(RET_ALLOW) for number in confining}
+    late = {number: fate[number] for number in confining}
+    return _compile(early, otherwise=_errno(errno.ENOSYS)), _compile(late, otherwise=_ret(RET_ALLOW))
+
+
+def _compile(fate: dict[int, Code], otherwise: Code) -> bytes:
     program = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_JEQ, 1, 0, ARCHITECTURES[platform.machine()]),
         *_ret(RET_KILL),
         (_LOAD, 0, 0, _NUMBER_AT),
-        *_tree(leaves),
+        *_tree(_leaves(fate, otherwise)),
     ]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
@@ -158,12 +173,11 @@ def _fate(numbers: dict[str, int]) -> dict[int, Code]:
     return fate | {numbers[name]: code for name, code in CHECKED.items()}
 
 
-def _leaves(fate: dict[int, Code]) -> list[tuple[int, Code]]:
+def _leaves(fate: dict[int, Code], otherwise: Code) -> list[tuple[int, Code]]:
     """Ranges of call numbers as (first number, what to do), neighbours with the same fate joined."""
-    unknown = _errno(errno.ENOSYS)
-    leaves = [(0, fate.get(0, unknown))]
+    leaves = [(0, fate.get(0, otherwise))]
     for number in range(1, max(fate) + 2):  # the last range also holds the x32 numbers
-        code = fate.get(number, unknown)
+        code = fate.get(number, otherwise)
         if code != leaves[-1][1]:
             leaves.append((number, code))
     return leaves

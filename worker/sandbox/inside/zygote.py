@@ -37,7 +37,7 @@ def main() -> None:
         _zygote.forbid_dumps()
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
-    filter_ = seccomp.compile_filter(
+    filters = seccomp.compile_filters(
         _zygote.SYSCALLS,
         network_namespace="netns" in settings["layers"],
         memory_counted="cgroup" in settings["layers"],
@@ -46,7 +46,7 @@ def main() -> None:
     program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS, own_pids=bool(layers & _zygote.LAYER_PIDNS))
     rules = [tuple(rule) for rule in settings["landlock"]]
     foreign_processes, faults = settings["foreign_processes"], settings["faults"]
-    arguments = settings["control_fd"], layers, rules, filter_, settings["scratch"], foreign_processes, faults
+    arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], foreign_processes, faults
     gc.collect()
     gc.freeze()
     page, payload = _zygote.serve(*arguments)

@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/seccomp.h>
 #include <malloc.h>
 #include <poll.h>
 #include <sched.h>
@@ -29,6 +30,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -665,6 +667,16 @@ static int make_ruleset(void) {
     return 0;
 }
 
+/* The bytes are those of Python objects that live as long as the zygote. */
+static struct sock_fprog as_filter(const char *bytes, Py_ssize_t size) {
+    return (struct sock_fprog){(unsigned short)((size_t)size / sizeof(struct sock_filter)), (struct sock_filter *)bytes};
+}
+
+/* Inherited by every child, which adds the rest (seccomp.py). */
+static int put_on_filter(struct sock_fprog filter) {
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
+}
+
 /* In the child, when it is confined: the first bytes of the caller's. */
 static PyObject *read_payload(void) {
     struct stat st;
@@ -682,20 +694,16 @@ static PyObject *read_payload(void) {
 
 static PyObject *py_serve(PyObject *self, PyObject *args) {
     (void)self;
-    const char *filter, *scratch;
-    Py_ssize_t filter_bytes;
+    const char *early, *late, *scratch;
+    Py_ssize_t early_bytes, late_bytes;
     PyObject *rules;
-    if (!PyArg_ParseTuple(args, "iIO!y#sLp", &control_fd, &house.layers, &PyList_Type, &rules, &filter, &filter_bytes, &scratch,
-                          &house.foreign_processes, &house.faults))
+    if (!PyArg_ParseTuple(args, "iIO!y#y#sLp", &control_fd, &house.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
+                          &late_bytes, &scratch, &house.foreign_processes, &house.faults))
         return NULL;
     if (read_rules(rules))
         return NULL;
     snprintf(house.scratch, sizeof house.scratch, "%s", scratch);
-    house.filter.filter = malloc((size_t)filter_bytes); /* outlives this call, in every child */
-    if (!house.filter.filter)
-        return PyErr_NoMemory();
-    memcpy(house.filter.filter, filter, (size_t)filter_bytes);
-    house.filter.len = (unsigned short)((size_t)filter_bytes / sizeof(struct sock_filter));
+    house.filter = as_filter(late, late_bytes);
     house.progress = mmap(NULL, sizeof(struct progress) * MAX_SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (house.progress == MAP_FAILED)
         return fail("mmap");
@@ -717,6 +725,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     signal_fd = signalfd(-1, &child_signal, SFD_NONBLOCK | SFD_CLOEXEC);
     if (signal_fd < 0)
         return fail("signalfd");
+    if (house.layers & LAYER_SECCOMP && put_on_filter(as_filter(early, early_bytes)))
+        return fail("seccomp");
     say(&(struct say){.kind = SAY_READY, .call = getpid()});
     void *page = serve_loop();
     if (!page)
