@@ -144,7 +144,7 @@ def draw_recovery(plt: Any, found: Any) -> Any:
 
 
 def draw_soak(plt: Any, found: Any) -> Any:
-    figure, (latency, memory) = plt.subplots(2, 1, figsize=(8, 4.6), layout="constrained", sharex=True)
+    figure, (latency, pace, memory) = plt.subplots(3, 1, figsize=(8, 6.2), layout="constrained", sharex=True)
     minutes = [one["at_s"] / 60 for one in found["windows"]]
     latency.plot(
         minutes, [one["p99_ms"] for one in found["windows"]], "o-", color=BROWN, markersize=3, label="p99 of calm calls"
@@ -156,6 +156,9 @@ def draw_soak(plt: Any, found: Any) -> Any:
     latency.set_yscale("log")
     latency.set_title("latency, ms; red: faults", fontsize=9)
     latency.legend(frameon=False, fontsize=7, ncols=3)
+    pace.plot([one["at_s"] / 60 for one in found["paces"]], [one["per_s"] for one in found["paces"]], color=BLUE)
+    pace.set_title("load, calls a second", fontsize=9)
+    pace.set_ylim(bottom=0)
     for name, colour in (("gateway", BLUE), ("worker", BROWN), ("redis", GREY)):
         memory.plot(
             [one["at_s"] / 60 for one in found["memory"]],

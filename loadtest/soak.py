@@ -3,8 +3,12 @@
 The sandboxed cluster of `loadtest.chaos`: two gateways, three workers, one Redis. First its capacity is measured, then a load
 of 80 % of it begins: single calls at even distances, whatever became of the others, each followed until it has its one right
 result. Again and again a fault is injected, undone or repaired, and when the load has caught up there is calm for a while.
+A machine among others is faster in one minute and slower in the next, so in calm the load follows it: 80 % is where its cores
+are 80 % busy. What could hide behind that, a cluster that becomes slower by itself, is looked for at the end, when it and a
+fresh one are measured in turns.
 Latency counts from when a call was due. Good is: nothing lost, wrong or answered twice; the p99 of calls in calm, after the
-first minutes, at most twice that of the first minutes; the memory of the processes that live through all of it flat.
+first minutes, at most twice that of the first minutes; the memory of the processes that live through all of it flat; the
+cluster still as fast as a fresh one.
 """
 
 from __future__ import annotations
@@ -16,16 +20,17 @@ import threading
 import time
 from bisect import bisect_right
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 from msgspec import Struct
 
-from loadtest import chaos, facts, redis_server
+from loadtest import chaos, facts, meter, redis_server
 from loadtest.chaos import Cluster, Trouble
 from loadtest.parts import end_in_order
 from loadtest.results import percentile
-from loadtest.steady_load import Books, SteadyLoad
+from loadtest.steady_load import Books, SteadyLoad, together
+from worker.config import usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "soak.json"
@@ -34,7 +39,10 @@ CALLERS = 64  # calls that may be open at a time; with all of them open the load
 CAPACITY_CALLERS = 24
 SETTLE_S = 2.0  # after a fault, when the load has caught up
 CAUGHT_UP_S, PATIENCE_S = 0.1, 90.0
-SAMPLE_S = 5.0
+STEP_S, SAMPLE_STEPS = 1.0, 5
+PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load follows the machine, and its least and most in one step
+BUSY_WITHIN = 0.05
+FRESH_TURNS, FRESH_LEAST = 3, 0.9
 P99_MOST = 2.0
 GROWTH_MOST, GROWTH_MOST_BYTES = 0.10, 10_000_000
 FAULTS: dict[str, Trouble] = {
@@ -65,6 +73,15 @@ class Memory(Struct, frozen=True):
     redis: int
 
 
+class Pace(Struct, frozen=True):
+    """How many calls a second are sent, and how busy the cores were in the second before."""
+
+    at_s: float
+    per_s: float
+    busy: float
+    calm: bool
+
+
 class Window(Struct, frozen=True):
     at_s: float
     calls: int
@@ -82,7 +99,9 @@ class Soak(Struct):
     server: str
     minutes: float
     capacity_per_s: float
-    per_s: float
+    per_s: float  # sent in calm, on average
+    busy: float  # of the cores in calm, on average
+    beside_fresh: float  # its capacity at the end, by that of a fresh cluster
     books: Books
     first_minutes: float  # what the rest is compared with
     first_p99_ms: float
@@ -93,6 +112,7 @@ class Soak(Struct):
     faults: list[Fault] = []
     windows: list[Window] = []
     memory: list[Memory] = []
+    paces: list[Pace] = []
 
     def misses(self) -> list[str]:
         """What is not as it should be, in words."""
@@ -100,6 +120,8 @@ class Soak(Struct):
         checks = {
             f"the promise: {self.books}": self.books.holds and not self.books.given_up,
             f"the p99: {worst:.0f} ms after {self.first_p99_ms:.0f} ms at first": worst <= P99_MOST * self.first_p99_ms,
+            f"the load: cores {100 * self.busy:.0f} % busy": abs(self.busy - LOAD) <= BUSY_WITHIN,
+            f"its speed: {self.beside_fresh:.2f} of a fresh cluster's": self.beside_fresh >= FRESH_LEAST,
         }
         for name, share in self.growth.items():
             grown = self.grown_bytes[name]
@@ -116,16 +138,18 @@ def resident_bytes(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024 if "VmRSS:" in text else 0
 
 
-class Sampler:
-    """Looks at the memory, in a thread of its own."""
+class Watch:
+    """In a thread of its own: looks at the memory, and has the load follow the machine while it is calm."""
 
-    def __init__(self, cluster: Cluster, began: float) -> None:
-        self.found: list[Memory] = []
-        self._cluster, self._began = cluster, began
+    def __init__(self, cluster: Cluster, load: SteadyLoad, began: float) -> None:
+        self.memory: list[Memory] = []
+        self.paces: list[Pace] = []
+        self.calm = True
+        self._cluster, self._load, self._began = cluster, load, began
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
@@ -134,49 +158,87 @@ class Sampler:
         self._thread.join(10)
 
     def _work(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
-            pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
-            self.found.append(Memory(round(time.monotonic() - self._began, 1), *map(resident_bytes, pids)))
+        before_s, before = meter.machine_busy_s(), time.monotonic()
+        for step in itertools.count(1):
+            if self._stop.wait(STEP_S):
+                return
+            used_s, now = meter.machine_busy_s(), time.monotonic()
+            self._follow((used_s - before_s) / (usable_cores() * (now - before)))
+            before_s, before = used_s, now
+            if step % SAMPLE_STEPS == 0:
+                pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
+                self.memory.append(Memory(self._at_s(), *map(resident_bytes, pids)))
+
+    def _follow(self, busy: float) -> None:
+        assert self._load.per_s is not None
+        if self.calm:
+            self._load.per_s = next_pace(self._load.per_s, busy)
+        self.paces.append(Pace(self._at_s(), round(self._load.per_s, 1), round(busy, 3), self.calm))
+
+    def _at_s(self) -> float:
+        return round(time.monotonic() - self._began, 1)
 
 
-def measure_capacity(cluster: Cluster, seconds: float) -> float:
-    """Calls a second, as fast as they are answered."""
-    load = SteadyLoad(lambda: cluster.urls, cluster.program, 1, name="capacity", callers=CAPACITY_CALLERS, batch=1)
-    with load:
-        time.sleep(seconds / 3)
-        before, began = load.books.right, time.monotonic()
-        time.sleep(seconds)
-        return (load.books.right - before) / (time.monotonic() - began)
+def next_pace(per_s: float, busy: float) -> float:
+    """A little nearer to where the cores are as busy as they should be."""
+    least, most = PACE_STEP
+    return per_s * min(most, max(least, 1 + PACE_GAIN * (LOAD - busy) / LOAD))
+
+
+class Capacity:
+    """Calls a second, as fast as they are answered. Keeps books of them too."""
+
+    def __init__(self) -> None:
+        self.books: list[Books] = []
+
+    def measure(self, cluster: Cluster, seconds: float) -> float:
+        load = SteadyLoad(lambda: cluster.urls, cluster.program, 1, name="capacity", callers=CAPACITY_CALLERS, batch=1)
+        self.books.append(load.books)
+        with load:
+            time.sleep(seconds / 3)
+            before, began = load.books.right, time.monotonic()
+            time.sleep(seconds)
+            return (load.books.right - before) / (time.monotonic() - began)
+
+    def beside_fresh(self, cluster: Cluster, seconds: float, seed: int) -> float:
+        with Cluster(sandbox=True, seed=seed) as fresh:
+            turns = [(self.measure(cluster, seconds), self.measure(fresh, seconds)) for _ in range(FRESH_TURNS)]
+        say("calls/s at the end, and of a fresh cluster: " + ", ".join(f"{old:.0f} and {new:.0f}" for old, new in turns))
+        return median(old / new for old, new in turns)
 
 
 def soak(minutes: float, seed: int, command: str) -> Soak:
     calm_s = 30.0 if minutes >= 10 else 6.0
+    capacity = Capacity()
     with Cluster(sandbox=True, seed=seed) as cluster:
         say(f"two gateways, three workers; measuring what they can do for {2 * calm_s / 3:.0f} s")
-        capacity = measure_capacity(cluster, calm_s / 2)
-        per_s = LOAD * capacity
-        load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=per_s)
-        say(f"{capacity:.0f} calls/s; {minutes:g} minutes at {per_s:.0f}")
+        most = capacity.measure(cluster, calm_s / 2)
+        load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=LOAD * most)
+        say(f"{most:.0f} calls/s; {minutes:g} minutes, beginning with {LOAD * most:.0f}")
         began = time.monotonic()
-        with Sampler(cluster, began) as sampler, load:
-            faults = inject(cluster, load, began, began + 60 * minutes, calm_s)
-    return assemble(load, faults, sampler.found, began, minutes, capacity, per_s, command)
+        with Watch(cluster, load, began) as watch, load:
+            faults = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
+        beside_fresh = capacity.beside_fresh(cluster, calm_s / 3, seed)
+    books = together([load.books, *capacity.books])
+    return assemble(load, books, faults, watch, began, minutes, most, beside_fresh, command)
 
 
-def inject(cluster: Cluster, load: SteadyLoad, began: float, until: float, calm_s: float) -> list[Fault]:
+def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Fault]:
     """Faults, one after the other, with calm in between."""
     made: list[Fault] = []
     rest(2 * calm_s, until)
     for name, trouble in itertools.cycle(FAULTS.items()):
         if time.monotonic() + calm_s > until:
             break
-        at = time.monotonic()
+        at, watch.calm = time.monotonic(), False
         trouble(cluster)
         chaos.wait_until_well(cluster.urls)
         chaos.replace(cluster)
         wait_caught_up(load)
+        watch.calm = True
         made.append(Fault(name, round(at - began, 1), round(time.monotonic() - at, 1)))
-        say(f"{at - began:5.0f} s: {name}; calm after {made[-1].calm_again_s:.1f} s; {load.books.right} right so far")
+        words = f"{name}; calm after {made[-1].calm_again_s:.1f} s; {load.books.right} right so far, {load.per_s:.0f} calls/s"
+        say(f"{at - began:5.0f} s: {words}")
         rest(calm_s, until)
     rest(until - time.monotonic(), until)
     return made
@@ -204,19 +266,21 @@ class Visit(Struct, frozen=True):
 
 def assemble(
     load: SteadyLoad,
+    books: Books,
     faults: list[Fault],
-    memory: list[Memory],
+    watch: Watch,
     began: float,
     minutes: float,
     capacity: float,
-    per_s: float,
+    beside_fresh: float,
     command: str,
 ) -> Soak:
     visits = visits_of([due - began for due in load.dues], load.latencies_s, faults)
     first_s = min(180.0, 60 * minutes / 4)
     end_s = 60 * minutes
     calm = [visit for visit in visits if visit.calm]
-    growth, grown = growth_of(memory)
+    paces = [pace for pace in watch.paces if pace.calm]
+    growth, grown = growth_of(watch.memory)
     return Soak(
         facts.now(),
         facts.commit(),
@@ -225,8 +289,10 @@ def assemble(
         redis_server.version(),
         minutes,
         round(capacity, 1),
-        round(per_s, 1),
-        load.books,
+        round(fmean(pace.per_s for pace in paces), 1),
+        round(fmean(pace.busy for pace in paces), 3),
+        round(beside_fresh, 3),
+        books,
         round(first_s / 60, 2),
         p99([visit.latency_ms for visit in calm if visit.at_s < first_s]),
         p99([visit.latency_ms for visit in calm if visit.at_s >= first_s]),
@@ -235,7 +301,8 @@ def assemble(
         grown,
         faults,
         windows_of(visits, end_s / 30),
-        memory,
+        watch.memory,
+        watch.paces[::SAMPLE_STEPS],
     )
 
 
@@ -291,11 +358,17 @@ def words(found: Soak) -> str:
     verdict = f"**Missed**: {'; '.join(missed)}." if missed else "All good."
     books = found.books
     memory = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in found.growth.items())
+    low, high = (pick([pace.per_s for pace in found.paces if pace.calm], default=0.0) for pick in (min, max))
     rows = "\n".join(f"| {fault.at_s / 60:.1f} | {fault.name} | {fault.calm_again_s:.1f} s |" for fault in found.faults)
     return f"""## Soak
 
-{found.minutes:g} minutes at {found.per_s:.0f} calls/s, {100 * LOAD:.0f} % of the capacity of {found.capacity_per_s:.0f}, two
-gateways, three workers with sandboxes, Redis and the load on one machine, {len(found.faults)} faults. {verdict}
+{found.minutes:g} minutes at {100 * LOAD:.0f} % load, two gateways, three workers with sandboxes, Redis and the load on one
+machine, {len(found.faults)} faults. {verdict}
+
+The cluster could do {found.capacity_per_s:.0f} calls/s at first. The load began with {100 * LOAD:.0f} % of that and, in calm,
+followed the machine, whose speed changes: {low:.0f} to {high:.0f} calls/s, {found.per_s:.0f} on average, the cores
+{100 * found.busy:.0f} % busy. At the end the cluster had {found.beside_fresh:.2f} of the capacity of a fresh one, measured in
+turns.
 
 {books.right:,} right results; lost {books.lost}, wrong {books.wrong}, answered twice {books.twice}, blamed on the model \
 {books.model}, given up {books.given_up}; {books.sent_again} were sent again, {books.broken} of them after a broken connection.

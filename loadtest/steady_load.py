@@ -116,7 +116,7 @@ class SteadyLoad:
         self._batch, self._most = batch, most
         self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
         self._deadline_s = deadline_s
-        self._every_s = batch / per_s if per_s else 0.0
+        self.per_s = per_s  # may be changed while it runs
         self._next_due = 0.0
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -156,11 +156,11 @@ class SteadyLoad:
                 self.dues.append(due)
 
     def _wait_until_due(self) -> float:
-        if not self._every_s:
+        if not self.per_s:
             return time.monotonic()
         with self._lock:
             due = self._next_due
-            self._next_due += self._every_s
+            self._next_due += self._batch / self.per_s
         self._stop.wait(max(0.0, due - time.monotonic()))
         return due
 

@@ -103,9 +103,9 @@ def test_a_section_that_does_not_exist_is_refused_by_name(capsys: pytest.Capture
 
 def soaked(**changes: object) -> Soak:
     growth, grown = {"gateway": 0.02, "worker": 0.0, "redis": 0.3}, {"gateway": 10**6, "worker": 0, "redis": 10**6}
-    found = Soak(*ABOUT, "Valkey", 30.0, 100.0, 80.0, Books(right=10), 3.0, 100.0, 150.0, 160.0, growth, grown)
+    found = Soak(*ABOUT, "Valkey", 30.0, 100.0, 80.0, 0.8, 1.0, Books(right=10), 3.0, 100.0, 150.0, 160.0, growth, grown)
     found.faults, found.memory = [Fault("kill", 10.0, 5.0)], [Memory(5.0, 10**8, 10**8, 10**7)] * 3
-    found.windows = [soak.Window(0.0, 10, 8, 10.0, 20.0, 30.0)]
+    found.windows, found.paces = [soak.Window(0.0, 10, 8, 10.0, 20.0, 30.0)], [soak.Pace(1.0, 80.0, 0.8, True)]
     return msgspec.structs.replace(found, **changes)
 
 
@@ -115,12 +115,22 @@ def soaked(**changes: object) -> Soak:
         ({}, ""),
         ({"books": Books(right=10, lost=1)}, "promise"),
         ({"last_p99_ms": 201.0}, "p99"),
+        ({"busy": 0.7}, "load"),
+        ({"beside_fresh": 0.8}, "speed"),
         ({"growth": {"gateway": 0.2}, "grown_bytes": {"gateway": 10**8}}, "memory of the gateway"),
     ],
 )
 def test_a_soak_is_good_only_if_nothing_is_lost_and_all_is_flat(changes: dict[str, object], word: str) -> None:
     missed = soaked(**changes).misses()
     assert missed == [] if not word else (len(missed) == 1 and word in missed[0])
+
+
+@pytest.mark.parametrize(("busy_per_call", "wanted"), [(0.01, 80.0), (0.016, 50.0), (0.004, 200.0)])
+def test_the_load_of_a_soak_goes_where_the_cores_are_as_busy_as_they_should_be(busy_per_call: float, wanted: float) -> None:
+    per_s = 100.0
+    for _ in range(60):
+        per_s = soak.next_pace(per_s, min(1.0, per_s * busy_per_call))
+    assert per_s == pytest.approx(wanted, rel=0.02)
 
 
 def test_a_call_is_in_calm_unless_a_fault_touched_its_stay() -> None:

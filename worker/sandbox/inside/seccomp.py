@@ -4,9 +4,9 @@ What is not named gets ENOSYS, as on an older kernel, so that libc and CPython f
 refused gets EPERM, a clear Python exception. Another architecture's calls (int 0x80) kill. A linear filter of this size costs
 1.1 ms per install, because the kernel emulates it once per call number to build its bitmap; the tree costs 0.1 ms.
 
-The policy comes in two filters, of which the kernel always takes the stricter word. The zygote puts the large one on itself, once,
-and every child inherits it; it leaves open only what a child's confinement still needs. The last step of that confinement is the
-small one, which closes these too, and is all that is paid for each program.
+The policy comes in two filters, of which the kernel always takes the stricter word. The zygote puts the large one on itself,
+once, and every child inherits it; it leaves open only what a child's confinement still needs. The last step of that confinement
+is the small one, which closes these too, and is all that is paid for each program.
 
 Compiled once per zygote, before it serves.
 """
