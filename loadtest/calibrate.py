@@ -2,10 +2,13 @@
 
 A Redis, a gateway and a worker, a process each, and the load from a process of its own. First large batches to a worker that
 runs nothing: what a call costs on the path when many share a request. Then programs of the workload in real sandboxes, one at a
-time (what a call costs on an idle machine), and with every slot busy and more waiting (what the cores lose to each other, and
-the capacity). Two numbers are fitted, so that the simulation has the latency of a lonely call and the calls/s of the last part;
-what lies between is a prediction, and `--validate` compares it with open-loop runs at 30, 50, 70 and 90 % of the capacity, none
-of which it has seen.
+time with pauses (what a call costs on an idle machine), and with every slot busy and more waiting (what the cores gain by warm
+caches or lose to each other, and the capacity). Two numbers are fitted, so that the simulation has the latency of a lonely call
+and the calls/s of the last part; what lies between is a prediction, and `--validate` compares it with open-loop runs at 30, 50,
+70 and 90 % of the capacity, none of which it has seen.
+
+A machine among others is faster in one minute and slower in the next. So the same short burst is timed during the calibration
+and beside each run of the validation: the load is a share of the capacity at that moment, and the prediction is made for it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from worker.config import usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
-ALONE_CALLS, LOADED_CALLS = 300, 1500
+ALONE_CALLS, ALONE_PAUSE_S, LOADED_CALLS, PROBE_CALLS = 300, 0.03, 1500, 250
 BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
 COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
 LOADS = (0.3, 0.5, 0.7, 0.9)
@@ -70,6 +73,7 @@ class Point(Struct, frozen=True):
     predicted_p99_ms: float
     others_share: float
     means_ms: list[float]  # measured, of each run by itself
+    speeds: list[float]  # of the machine beside each run, by that during the calibration
     cpu_ms: dict[str, float] = {}  # per call, by process
 
     @property
@@ -93,6 +97,7 @@ class Calibration(Struct):
     slots: int
     calls: int
     capacity_per_s: float  # calls/s with every slot busy, the load on the same cores
+    probe_per_s: float  # the same for a short burst, which tells how fast the machine is at a moment
     cpu_ms: dict[str, float]  # per call with every slot busy, by process
     batched_cpu_ms: dict[str, float]  # per call of the path alone, in large batches
     slowdown: float  # CPU time of a call when all cores are busy, by that of a lonely one: less if warm caches gain more
@@ -167,10 +172,12 @@ class Here:
         }
         return {name: self._redis.info(field) for name, field in names.items()}
 
-    def measure(self, programs: list[Program], at_s: list[float] | None = None, in_flight: int = 1) -> Measured:
+    def measure(
+        self, programs: list[Program], at_s: list[float] | None = None, in_flight: int = 1, pause_s: float = 0.0
+    ) -> Measured:
         before, traffic, busy = self.used_s(), self._traffic(), meter.machine_busy_s()
         began, own = time.perf_counter(), time.process_time()
-        report = drive(Order(self.url, programs, at_s or [], in_flight))
+        report = drive(Order(self.url, programs, at_s or [], in_flight, pause_s))
         time.sleep(0.1)  # what is reaped and cleaned up now belongs to the calls
         elapsed_s, after = time.perf_counter() - began, self.used_s()
         used = {name: after[name] - before[name] for name in before} | {"caller": report.cpu_s}
@@ -183,6 +190,14 @@ class Here:
         }
         return Measured(report, for_calls, redis, round(others, 3))
 
+    @property
+    def full(self) -> int:
+        """Calls in flight that keep every slot busy."""
+        return 2 * self.slots
+
+    def probe(self, mix: str) -> float:
+        return self.measure(calls(PROBE_CALLS, SEED + 2, mix), in_flight=self.full).report.calls_per_s
+
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Here]:
@@ -194,21 +209,22 @@ def cluster() -> Iterator[Here]:
     ):
         gateway.wait_for_workers(1)
         here = Here(redis, gateway, worker, slots)
-        here.measure(calls(60, SEED + 1, "rollout"), in_flight=2 * slots)  # connections, code that runs the first time
+        here.measure(calls(60, SEED + 1, "rollout"), in_flight=here.full)  # connections, code that runs the first time
         here.look_idle()
         yield here
 
 
 def measure(here: Here, batched_ms: dict[str, float], mix: str, share: int, say: Say, command: str) -> Calibration:
-    in_flight = 2 * here.slots
     say(f"{ALONE_CALLS // share} calls, one at a time")
-    alone = here.measure(calls(ALONE_CALLS // share, SEED, mix))
+    alone = here.measure(calls(ALONE_CALLS // share, SEED, mix), pause_s=ALONE_PAUSE_S)
     say("programs that never end")
     endless = here.measure(_endless())
     say(f"{LOADED_CALLS // share} calls, every slot busy")
-    loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=in_flight)
-    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, command)
-    _fit_pace(made, loaded.report, in_flight)
+    before = here.probe(mix)
+    loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=here.full)
+    probe_per_s = fmean((before, here.probe(mix)))
+    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, probe_per_s, command)
+    _fit_pace(made, loaded.report, here.full)
     _fit_latency(made, alone.report)
     return made
 
@@ -240,6 +256,7 @@ def assemble(
     alone: Measured,
     endless: Measured,
     loaded: Measured,
+    probe_per_s: float,
     command: str,
 ) -> Calibration:
     count = len(loaded.report.landed)
@@ -257,6 +274,7 @@ def assemble(
         slots,
         count,
         round(loaded.report.calls_per_s, 2),
+        round(probe_per_s, 2),
         {name: round(value, 4) for name, value in cpu_ms.items()},
         {name: round(value, 4) for name, value in batched_ms.items()},
         round(slowdown, 4),
@@ -339,23 +357,36 @@ def _fit_latency(made: Calibration, report: Report) -> None:
 
 def validate(made: Calibration, here: Here, load: float, seconds: float, repeats: int, seed: int) -> Point:
     """Runs with arrivals of chance, and simulations of the same arrivals with the same kinds of programs."""
-    per_s = load * made.capacity_per_s
     measured, predicted, means_ms, others = list[float](), list[float](), list[float](), 0.0
+    speeds, paces = list[float](), list[float]()
     used: Counter[str] = Counter()
     for repeat in range(repeats):
+        before = here.probe(made.mix) / made.probe_per_s
+        per_s = load * made.capacity_per_s * before
         programs = calls(int(per_s * seconds), seed + repeat, made.mix)
         at_s = poisson(per_s, len(programs), seed + repeat)
         found = here.measure(programs, at_s)
+        speed = fmean((before, here.probe(made.mix) / made.probe_per_s))
         latencies = latencies_s(found.report.landed)
         measured += latencies
-        predicted += [visit.latency_s for visit in predict(made, programs, at_s)]
+        predicted += [visit.latency_s for visit in predict(at_speed(made, speed), programs, at_s)]
+        speeds.append(round(speed, 3))
+        paces.append(per_s)
         means_ms.append(round(1000 * fmean(latencies), 2))
         used.update({name: 1000 * value for name, value in found.cpu_s.items()})
         others = max(others, found.others_share)
     pairs = zip(_figures(measured), _figures(predicted), strict=True)
     mean, p50, p99 = pairs
     cpu_ms = {name: round(value / len(measured), 3) for name, value in used.items()}
-    return Point(load, len(measured), round(per_s, 2), *mean, *p50, *p99, others, means_ms, cpu_ms)
+    return Point(load, len(measured), round(fmean(paces), 2), *mean, *p50, *p99, others, means_ms, speeds, cpu_ms)
+
+
+def at_speed(made: Calibration, speed: float) -> Calibration:
+    """The same on a machine that is so much faster."""
+    other = msgspec.structs.replace(made)
+    _scale(other, 1 / speed)
+    other.costs = msgspec.structs.replace(other.costs, hop_s=made.costs.hop_s / speed)
+    return other
 
 
 def predict(made: Calibration, programs: list[Program], at_s: list[float]) -> list[Visit]:
@@ -370,7 +401,7 @@ def _figures(some_s: list[float]) -> tuple[float, float, float]:
 
 
 def validation_table(points: list[Point]) -> str:
-    head = ["load", "calls/s", "calls", "mean measured", "low…high", "predicted", ""]
+    head = ["load", "calls/s", "calls", "machine's speed", "mean measured", "low…high", "predicted", ""]
     head += ["p50 measured", "predicted", "p99 measured", "predicted", ""]
     rows = [head, ["---:"] * len(head)]
     for one in points:
@@ -380,6 +411,7 @@ def validation_table(points: list[Point]) -> str:
                 f"{100 * one.load:.0f} %",
                 f"{one.per_s:.1f}",
                 str(one.calls),
+                f"{min(one.speeds):.2f}…{max(one.speeds):.2f}",
                 f"{one.measured_mean_ms:.1f} ms",
                 f"{min(one.means_ms):.1f}…{max(one.means_ms):.1f}",
                 f"{one.predicted_mean_ms:.1f} ms",

@@ -30,6 +30,7 @@ class Order(Struct, frozen=True):
     programs: list[Program]
     at_s: list[float] = []
     in_flight: int = 1  # without times
+    pause_s: float = 0.0  # without times: between an answer and the next call
     tenant: str = ""
 
 
@@ -109,6 +110,7 @@ class Driver:
             for index in numbers:
                 now = time.perf_counter()
                 await self._one(index, now, now - began)
+                await asyncio.sleep(self._order.pause_s)
 
         await asyncio.gather(*(work() for _ in range(self._order.in_flight)))
 

@@ -30,6 +30,7 @@ def calibration() -> Calibration:
         slots=2,
         calls=100,
         capacity_per_s=200.0,
+        probe_per_s=200.0,
         cpu_ms={"gateway": 1.0},
         batched_cpu_ms={"gateway": 0.1},
         slowdown=1.2,
@@ -38,7 +39,7 @@ def calibration() -> Calibration:
         redis_per_call={"commands": 8.0, "in_bytes": 1000.0, "out_bytes": 1000.0},
         others_share=0.0,
         programs={"std/one": Samples("std", [5.0, 10.0], 0.0)},
-        validation=[Point(0.5, 100, 100.0, 10.0, 11.0, 9.0, 9.0, 30.0, 40.0, 0.0, [9.0, 11.0])],
+        validation=[Point(0.5, 100, 100.0, 10.0, 11.0, 9.0, 9.0, 30.0, 40.0, 0.0, [9.0, 11.0], [1.0])],
     )
 
 
