@@ -8,13 +8,14 @@ are 80 % busy. What could hide behind that, a cluster that becomes slower by its
 fresh one are measured in turns.
 Latency counts from when a call was due. Good is: nothing lost, wrong or answered twice; the p99 of calls in calm, after the
 first minutes, at most twice that of the first minutes; the memory of the processes that live through all of it flat; the
-cluster still as fast as a fresh one.
+cluster still as fast as a fresh one, and quiet when nobody asks.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import threading
 import time
@@ -30,7 +31,6 @@ from loadtest.chaos import Cluster, Trouble
 from loadtest.parts import end_in_order
 from loadtest.results import percentile
 from loadtest.steady_load import Books, SteadyLoad, together
-from worker.config import usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "soak.json"
@@ -43,6 +43,8 @@ STEP_S, SAMPLE_STEPS = 1.0, 5
 PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load follows the machine, and its least and most in one step
 BUSY_WITHIN = 0.05
 FRESH_TURNS, FRESH_LEAST = 3, 0.9
+REST_S, REST_MOST = 5.0, 0.1
+CALM_LEAST = 100  # calls in calm, to take a p99 of them; where there are fewer, of all calls
 P99_MOST = 2.0
 GROWTH_MOST, GROWTH_MOST_BYTES = 0.10, 10_000_000
 FAULTS: dict[str, Trouble] = {
@@ -56,6 +58,14 @@ FAULTS: dict[str, Trouble] = {
     "Redis gone for 3 s, empty afterwards": chaos.server_restarts,
     "a gateway and a worker cut off for 8 s": chaos.half_is_cut_off,
 }
+
+
+class Ends(Struct, frozen=True):
+    """What was measured before and after."""
+
+    capacity_per_s: float
+    beside_fresh: float
+    at_rest: float
 
 
 class Fault(Struct, frozen=True):
@@ -102,6 +112,7 @@ class Soak(Struct):
     per_s: float  # sent in calm, on average
     busy: float  # of the cores in calm, on average
     beside_fresh: float  # its capacity at the end, by that of a fresh cluster
+    at_rest: float  # how busy the cores are when the load is over
     books: Books
     first_minutes: float  # what the rest is compared with
     first_p99_ms: float
@@ -112,7 +123,7 @@ class Soak(Struct):
     faults: list[Fault] = []
     windows: list[Window] = []
     memory: list[Memory] = []
-    paces: list[Pace] = []
+    paces: list[Pace] = []  # of every fifth second
 
     def misses(self) -> list[str]:
         """What is not as it should be, in words."""
@@ -122,6 +133,7 @@ class Soak(Struct):
             f"the p99: {worst:.0f} ms after {self.first_p99_ms:.0f} ms at first": worst <= P99_MOST * self.first_p99_ms,
             f"the load: cores {100 * self.busy:.0f} % busy": abs(self.busy - LOAD) <= BUSY_WITHIN,
             f"its speed: {self.beside_fresh:.2f} of a fresh cluster's": self.beside_fresh >= FRESH_LEAST,
+            f"rest: cores {100 * self.at_rest:.0f} % busy afterwards": self.at_rest <= REST_MOST,
         }
         for name, share in self.growth.items():
             grown = self.grown_bytes[name]
@@ -138,6 +150,18 @@ def resident_bytes(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024 if "VmRSS:" in text else 0
 
 
+class Busy:
+    """How busy the cores were since the last look."""
+
+    def __init__(self) -> None:
+        self._used_s, self._at = meter.machine_busy_s(), time.monotonic()
+
+    def share(self) -> float:
+        before_s, before = self._used_s, self._at
+        self._used_s, self._at = meter.machine_busy_s(), time.monotonic()
+        return (self._used_s - before_s) / (self._at - before) / (os.cpu_count() or 1)
+
+
 class Watch:
     """In a thread of its own: looks at the memory, and has the load follow the machine while it is calm."""
 
@@ -146,6 +170,7 @@ class Watch:
         self.paces: list[Pace] = []
         self.calm = True
         self._cluster, self._load, self._began = cluster, load, began
+        self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -156,22 +181,28 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(10)
+        if self._failure is not None:
+            raise RuntimeError("nobody looked at memory and load any more") from self._failure
 
     def _work(self) -> None:
-        before_s, before = meter.machine_busy_s(), time.monotonic()
+        try:
+            self._look_until_stopped()
+        except BaseException as error:
+            self._failure = error
+
+    def _look_until_stopped(self) -> None:
+        busy = Busy()
         for step in itertools.count(1):
             if self._stop.wait(STEP_S):
                 return
-            used_s, now = meter.machine_busy_s(), time.monotonic()
-            self._follow((used_s - before_s) / (usable_cores() * (now - before)))
-            before_s, before = used_s, now
+            self._follow(busy.share())
             if step % SAMPLE_STEPS == 0:
                 pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
                 self.memory.append(Memory(self._at_s(), *map(resident_bytes, pids)))
 
     def _follow(self, busy: float) -> None:
         assert self._load.per_s is not None
-        if self.calm:
+        if self.calm and (busy > LOAD or self._load.behind_s <= CAUGHT_UP_S):  # not because everything stands still
             self._load.per_s = next_pace(self._load.per_s, busy)
         self.paces.append(Pace(self._at_s(), round(self._load.per_s, 1), round(busy, 3), self.calm))
 
@@ -216,11 +247,19 @@ def soak(minutes: float, seed: int, command: str) -> Soak:
         load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=LOAD * most)
         say(f"{most:.0f} calls/s; {minutes:g} minutes, beginning with {LOAD * most:.0f}")
         began = time.monotonic()
-        with Watch(cluster, load, began) as watch, load:
+        with load, Watch(cluster, load, began) as watch:
             faults = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
+        at_rest = look_at_rest()
         beside_fresh = capacity.beside_fresh(cluster, calm_s / 3, seed)
     books = together([load.books, *capacity.books])
-    return assemble(load, books, faults, watch, began, minutes, most, beside_fresh, command)
+    return assemble(load, books, faults, watch, began, minutes, Ends(most, beside_fresh, at_rest), command)
+
+
+def look_at_rest() -> float:
+    time.sleep(REST_S)
+    busy = Busy()
+    time.sleep(REST_S)
+    return busy.share()
 
 
 def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Fault]:
@@ -271,14 +310,12 @@ def assemble(
     watch: Watch,
     began: float,
     minutes: float,
-    capacity: float,
-    beside_fresh: float,
+    ends: Ends,
     command: str,
 ) -> Soak:
     visits = visits_of([due - began for due in load.dues], load.latencies_s, faults)
     first_s = min(180.0, 60 * minutes / 4)
     end_s = 60 * minutes
-    calm = [visit for visit in visits if visit.calm]
     paces = [pace for pace in watch.paces if pace.calm]
     growth, grown = growth_of(watch.memory)
     return Soak(
@@ -288,15 +325,16 @@ def assemble(
         facts.machine(),
         redis_server.version(),
         minutes,
-        round(capacity, 1),
-        round(fmean(pace.per_s for pace in paces), 1),
+        round(ends.capacity_per_s, 1),
+        round(sum(visit.calm for visit in visits) / (STEP_S * len(paces)), 1),
         round(fmean(pace.busy for pace in paces), 3),
-        round(beside_fresh, 3),
+        round(ends.beside_fresh, 3),
+        round(ends.at_rest, 3),
         books,
         round(first_s / 60, 2),
-        p99([visit.latency_ms for visit in calm if visit.at_s < first_s]),
-        p99([visit.latency_ms for visit in calm if visit.at_s >= first_s]),
-        p99([visit.latency_ms for visit in calm if visit.at_s >= end_s - first_s]),
+        calm_p99([visit for visit in visits if visit.at_s < first_s]),
+        calm_p99([visit for visit in visits if visit.at_s >= first_s]),
+        calm_p99([visit for visit in visits if visit.at_s >= end_s - first_s]),
         growth,
         grown,
         faults,
@@ -308,6 +346,11 @@ def assemble(
 
 def p99(values: list[float]) -> float:
     return round(percentile(values, 0.99), 1) if values else 0.0
+
+
+def calm_p99(visits: list[Visit]) -> float:
+    calm = [visit.latency_ms for visit in visits if visit.calm]
+    return p99(calm if len(calm) >= CALM_LEAST else [visit.latency_ms for visit in visits])
 
 
 def visits_of(dues_s: list[float], latencies_s: list[float], faults: list[Fault]) -> list[Visit]:
@@ -368,7 +411,7 @@ machine, {len(found.faults)} faults. {verdict}
 The cluster could do {found.capacity_per_s:.0f} calls/s at first. The load began with {100 * LOAD:.0f} % of that and, in calm,
 followed the machine, whose speed changes: {low:.0f} to {high:.0f} calls/s, {found.per_s:.0f} on average, the cores
 {100 * found.busy:.0f} % busy. At the end the cluster had {found.beside_fresh:.2f} of the capacity of a fresh one, measured in
-turns.
+turns, and with nothing to do it kept the cores {100 * found.at_rest:.1f} % busy.
 
 {books.right:,} right results; lost {books.lost}, wrong {books.wrong}, answered twice {books.twice}, blamed on the model \
 {books.model}, given up {books.given_up}; {books.sent_again} were sent again, {books.broken} of them after a broken connection.

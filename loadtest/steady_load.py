@@ -17,6 +17,7 @@ import itertools
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
@@ -118,6 +119,8 @@ class SteadyLoad:
         self._deadline_s = deadline_s
         self.per_s = per_s  # may be changed while it runs
         self._next_due = 0.0
+        self._key = uuid.uuid4().hex  # no two loads share a key, and none is answered with what another one left
+        self._failure: BaseException | None = None  # of a thread of ours
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -139,11 +142,19 @@ class SteadyLoad:
             thread.join(max(0.0, give_up - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             raise RuntimeError(f"the load does not end: {self.books}")
+        if self._failure is not None:
+            raise RuntimeError(f"the load has failed, and calls are missing in its books: {self.books}") from self._failure
 
     # -- one thread -------------------------------------------------------------------------------------------------------
 
     def _work(self, which: int) -> None:
-        chance = random.Random(f"{self._seed} {self._name} {which}")
+        try:
+            self._call_until_stopped(random.Random(f"{self._seed} {self._name} {which}"))
+        except BaseException as error:
+            self._failure = error
+            self._stop.set()
+
+    def _call_until_stopped(self, chance: random.Random) -> None:
         while not self._stop.is_set() and (names := self._next_names()):
             due = self._wait_until_due()
             if self._stop.is_set():
@@ -192,9 +203,13 @@ class SteadyLoad:
             self._read(response, names, open_)
 
     def _body(self, open_: dict[str, Program]) -> bytes:
-        key = f"{self._seed}-{id(self):x}-"
         calls = [
-            {"code": program.code, "idempotency_key": key + name, "deadline_s": self._deadline_s, "tenant": self._tenant}
+            {
+                "code": program.code,
+                "idempotency_key": f"{self._key}-{name}",
+                "deadline_s": self._deadline_s,
+                "tenant": self._tenant,
+            }
             for name, program in open_.items()
         ]
         return msgspec.json.encode({"calls": calls})

@@ -104,7 +104,7 @@ def test_a_section_that_does_not_exist_is_refused_by_name(capsys: pytest.Capture
 
 def soaked(**changes: object) -> Soak:
     growth, grown = {"gateway": 0.02, "worker": 0.0, "redis": 0.3}, {"gateway": 10**6, "worker": 0, "redis": 10**6}
-    found = Soak(*ABOUT, "Valkey", 30.0, 100.0, 80.0, 0.8, 1.0, Books(right=10), 3.0, 100.0, 150.0, 160.0, growth, grown)
+    found = Soak(*ABOUT, "Valkey", 30.0, 100.0, 80.0, 0.8, 1.0, 0.01, Books(right=10), 3.0, 100.0, 150.0, 160.0, growth, grown)
     found.faults, found.memory = [Fault("kill", 10.0, 5.0)], [Memory(5.0, 10**8, 10**8, 10**7)] * 3
     found.windows, found.paces = [soak.Window(0.0, 10, 8, 10.0, 20.0, 30.0)], [soak.Pace(1.0, 80.0, 0.8, True)]
     return msgspec.structs.replace(found, **changes)
@@ -118,6 +118,7 @@ def soaked(**changes: object) -> Soak:
         ({"last_p99_ms": 201.0}, "p99"),
         ({"busy": 0.7}, "load"),
         ({"beside_fresh": 0.8}, "speed"),
+        ({"at_rest": 0.5}, "rest"),
         ({"growth": {"gateway": 0.2}, "grown_bytes": {"gateway": 10**8}}, "memory of the gateway"),
     ],
 )

@@ -4,8 +4,8 @@
     8   length of `value` + 1, 0 if there is none
     16  `value`, the repr of the last expression, UTF-8, cut to what fits
 
-The program can write here whatever it likes. The page is read after everything in the sandbox is dead, with every length
-bounded, and no verdict is taken from it.
+Written by native/zygote.c. The program can write here whatever it likes. The page is read after everything in the sandbox is
+dead, with every length bounded, and no verdict is taken from it.
 """
 
 import struct
@@ -14,16 +14,6 @@ from collections.abc import Callable
 SIZE = 65536
 _VALUE_AT = 16
 VALUE_MOST = SIZE - _VALUE_AT
-
-
-def write_value(page: memoryview, value: str) -> None:
-    data = value.encode("utf-8", "backslashreplace")[:VALUE_MOST]
-    page[_VALUE_AT : _VALUE_AT + len(data)] = data
-    struct.pack_into("Q", page, 8, len(data) + 1)
-
-
-def write_completed(page: memoryview) -> None:
-    page[0] = 1
 
 
 def read(pread: Callable[[int, int], bytes]) -> tuple[bool, str | None]:

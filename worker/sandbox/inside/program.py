@@ -19,12 +19,12 @@ import types
 from collections.abc import Callable
 
 from worker.sandbox.inside import _zygote, randomness, session, source
-from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
 
-MAIN_FILE = "/main.py"
+MAIN_FILE = _zygote.MAIN_FILE
 BINARY_FD = 5  # native/sandbox.h
 
+_begin, _say_completed, _say_value = _zygote.begin, _zygote.say_completed, _zygote.say_value
 _leave, _thread_count, _shutdown_threads = os._exit, _thread._count, threading._shutdown  # type: ignore[attr-defined]
 _run_exit_functions, _thread_exit_functions = atexit._run_exitfuncs, threading._threading_atexits  # type: ignore[attr-defined]
 _own_folder = _own_pids = False
@@ -56,32 +56,24 @@ def prepare(*, own_folder: bool, own_pids: bool) -> None:
     _reseed.extend(randomness.reseeders())
 
 
-def run(page: memoryview, packed: bytes, begin: Callable[[], None]) -> None:
-    code, argv, env, files, echo_value, command, source_file, is_session = payload_.unpack(packed)
+def run(payload: str | bytes) -> None:
     if not _own_pids:
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     for reseed in _reseed:
         reseed()
     if _own_folder:
-        _settle_in_folder(files)
-    if env:
-        os.environ.update(env)
-    if is_session:
-        session.serve(files, begin)
-    if files:
-        _place_files(files)
-    if command:
-        if source_file:
-            _write(source_file, code)
-        _become(command, argv, begin)
-    _write(MAIN_FILE, code)
-    if argv:
-        sys.argv += argv
-    begin()
+        _settle_in_folder()
+    if isinstance(payload, str):
+        code, echo_value = payload, False
+        if _own_folder:
+            _write(MAIN_FILE, code)  # else it is there already
+    else:
+        code, echo_value = _arrange(payload)
+    _begin()
 
     exit_code = 1
     try:
-        exit_code = _execute(code, echo_value, page)
+        exit_code = _execute(code, echo_value)
         try:
             if _thread_count() or _thread_exit_functions:
                 _shutdown_threads()
@@ -101,7 +93,7 @@ def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
 
 
-def _settle_in_folder(files: dict[str, bytes]) -> None:
+def _settle_in_folder() -> None:
     """Without a mount namespace: the program's folder stands for /tmp and /mnt, and its own file lies above it."""
     global MAIN_FILE
     folder = os.getcwd()  # noqa: PTH109
@@ -110,8 +102,28 @@ def _settle_in_folder(files: dict[str, bytes]) -> None:
     if "tempfile" in sys.modules:
         setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
     sys.path[0] = folder
-    for path in [path for path in files if path.startswith(("/tmp/", "/mnt/"))]:
-        files[path[5:]] = files.pop(path)
+
+
+def _arrange(packed: bytes) -> tuple[str, bool]:
+    """What there is besides code; does not return if that is a session or another language's program."""
+    code, argv, env, files, echo_value, command, source_file, is_session = payload_.unpack(packed)
+    if _own_folder:
+        for path in [path for path in files if path.startswith(("/tmp/", "/mnt/"))]:
+            files[path[5:]] = files.pop(path)
+    if env:
+        os.environ.update(env)
+    if is_session:
+        session.serve(files, _begin)
+    if files:
+        _place_files(files)
+    if command:
+        if source_file:
+            _write(source_file, code)
+        _become(command, argv)
+    _write(MAIN_FILE, code)
+    if argv:
+        sys.argv += argv
+    return code, echo_value
 
 
 def _place_files(files: dict[str, bytes]) -> None:
@@ -123,12 +135,12 @@ def _place_files(files: dict[str, bytes]) -> None:
             file.write(content)
 
 
-def _become(command: list[str], argv: list[str], begin: Callable[[], None]) -> None:
+def _become(command: list[str], argv: list[str]) -> None:
     """Start a program of another language in this process's place."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # as Python found them, not as it likes them
         signal.signal(number, signal.SIG_DFL)
     words = [part or "program" for part in command] + argv
-    begin()
+    _begin()
     try:
         os.execve(command[0] or BINARY_FD, words, dict(os.environ))
     except OSError as error:
@@ -140,7 +152,7 @@ def _write(path: str, code: str) -> None:
     _zygote.write_file(path, code.encode("utf-8", "surrogatepass"))
 
 
-def _execute(code: str, echo_value: bool, page: memoryview) -> int:
+def _execute(code: str, echo_value: bool) -> int:
     """The exit code."""
     excepthook = sys.excepthook
     try:
@@ -157,12 +169,12 @@ def _execute(code: str, echo_value: bool, page: memoryview) -> int:
         if last is not None:
             value = eval(last, _main.__dict__)
             if value is not None:
-                page_.write_value(page, repr(value))
+                _say_value(repr(value).encode("utf-8", "backslashreplace"))
     except SystemExit as error:
         return source.exit_code(error)
     except BaseException as error:
         return _show(error, sys.excepthook)
-    page_.write_completed(page)
+    _say_completed()
     return 0
 
 

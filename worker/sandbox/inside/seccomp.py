@@ -62,9 +62,10 @@ CHANGES_OF_FILES = """
     chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 """.split()
 
-# What the zygote and a child that is being confined use, of what a program may not.
+# What the zygote, its keepers (folder.c) and a child that is being confined use, of what a program may not in some tier.
 CONFINING = """
-    mount unshare setns setgroups capset seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self chown
+    mount unshare setns setgroups capset seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self
+    chown fchownat chmod fchmodat
 """.split()
 
 # Of a flag word, the bits that make a namespace (CLONE_NEWTIME cannot be asked for through clone).

@@ -49,8 +49,7 @@ def main() -> None:
     arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], foreign_processes, faults
     gc.collect()
     gc.freeze()
-    page, payload = _zygote.serve(*arguments)
-    program.run(page, payload, _zygote.begin)
+    program.run(_zygote.serve(*arguments))
 
 
 def layer_bits(_zygote) -> dict[str, int]:  # type: ignore[no-untyped-def]

@@ -33,7 +33,8 @@ struct house { /* what all programs of one zygote share */
     int rule_count;
     char scratch[512]; /* where folders are made if there is no mount namespace */
     int64_t foreign_processes; /* of the same uid, counted by RLIMIT_NPROC too; 0 if the uid is the sandbox's own */
-    struct sock_fprog filter;
+    struct sock_fprog filter; /* what a child adds to the zygote's */
+    int filter_error;         /* if the zygote's could not be put on */
     struct progress *progress; /* MAP_SHARED, one per slot */
     int faults;                /* honour ask.fail_step */
     int64_t base_address_space;
@@ -55,6 +56,7 @@ struct slot {
 };
 
 #define STACK_BYTES 16384
+#define PAGE_BYTES 65536 /* page.py */
 #define SESSION_FORKS 160 /* processes of a session beyond its limit that RLIMIT_NPROC allows for forks and checkpoints */
 #define FIRST_FREE_FD 10 /* below are fillers, so that no received descriptor collides with the child's final numbers */
 enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5, CHILD_FD_CONTROL = 6 };

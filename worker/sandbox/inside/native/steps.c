@@ -22,7 +22,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define PAGE_BYTES 65536
 #define WORKSPACE "/w/call"
 
 struct box {
@@ -232,7 +231,10 @@ static int restrict_landlock(struct box *b) {
     return close(CHILD_FD_LANDLOCK);
 }
 
+/* The rest of the filter, which is nothing without the zygote's. */
 static int install_seccomp(struct box *b) {
+    if ((errno = b->house->filter_error))
+        return -1;
     return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &b->house->filter);
 }
 

@@ -41,6 +41,9 @@
 #define ROUND_MOST_NS 100000000LL
 #define CLEARING_MOST_NS 30000000000LL
 #define EXIT_NOT_CONFINED 253
+#define MAIN_FILE "/main.py"
+#define PLAIN_PAYLOAD 'p'
+enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
 
 static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
 
@@ -51,6 +54,7 @@ static int running;     /* slots that have to be looked at while they run */
 static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1;
 static sigset_t python_signals;
 static struct progress *own_progress; /* in a child */
+static char *own_page;                /* in a program */
 
 int64_t now_ns(void) {
     struct timespec t;
@@ -677,19 +681,38 @@ static int put_on_filter(struct sock_fprog filter) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
 }
 
-/* In the child, when it is confined: the first bytes of the caller's. */
+/* In the child, before the program runs: nothing is in its way yet. */
+static int write_new_file(const char *path, const char *data, Py_ssize_t size) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    ssize_t n = 0;
+    for (Py_ssize_t at = 0; fd >= 0 && n >= 0 && at < size; at += n)
+        n = write(fd, data + at, (size_t)(size - at));
+    return fd < 0 || n < 0 || close(fd) ? -1 : 0;
+}
+
+/* Plain code goes to its place right away, where that is the same for all. */
+static PyObject *take_code(const char *code, Py_ssize_t size) {
+    if (house.layers & LAYER_MOUNTS && write_new_file(MAIN_FILE, code, size))
+        return fail(MAIN_FILE);
+    return PyUnicode_DecodeUTF8(code, size, "surrogatepass");
+}
+
+/* In the child, when it is confined: the first bytes of the caller's (payload.py). */
 static PyObject *read_payload(void) {
     struct stat st;
-    if (fstat(CHILD_FD_PAYLOAD, &st))
-        return fail("payload");
-    PyObject *data = PyBytes_FromStringAndSize(NULL, st.st_size);
+    char *data = fstat(CHILD_FD_PAYLOAD, &st) || !st.st_size ? NULL : malloc((size_t)st.st_size);
     for (ssize_t at = 0, n; data && at < st.st_size; at += n)
-        if ((n = pread(CHILD_FD_PAYLOAD, PyBytes_AS_STRING(data) + at, (size_t)(st.st_size - at), at)) <= 0) {
-            Py_DECREF(data);
+        if ((n = pread(CHILD_FD_PAYLOAD, data + at, (size_t)(st.st_size - at), at)) <= 0) {
+            free(data);
             return fail("payload");
         }
+    if (!data)
+        return fail("payload");
     close(CHILD_FD_PAYLOAD);
-    return data;
+    Py_ssize_t size = (Py_ssize_t)st.st_size - 1;
+    PyObject *payload = *data == PLAIN_PAYLOAD ? take_code(data + 1, size) : PyBytes_FromStringAndSize(data + 1, size);
+    free(data);
+    return payload;
 }
 
 static PyObject *py_serve(PyObject *self, PyObject *args) {
@@ -726,12 +749,13 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     if (signal_fd < 0)
         return fail("signalfd");
     if (house.layers & LAYER_SECCOMP && put_on_filter(as_filter(early, early_bytes)))
-        return fail("seccomp");
+        house.filter_error = errno; /* of every child, whose step it belongs to */
     say(&(struct say){.kind = SAY_READY, .call = getpid()});
     void *page = serve_loop();
     if (!page)
         _exit(0);
-    return Py_BuildValue("NN", PyMemoryView_FromMemory(page, 65536, PyBUF_WRITE), read_payload());
+    own_page = page;
+    return read_payload();
 }
 
 /* In the child, when everything is ready: from here on the process belongs to the program, and so does its word. */
@@ -743,18 +767,32 @@ static PyObject *py_begin(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-/* In the child, before the program runs: nothing is in its way yet. */
+/* What the program says of itself, laid out as page.py reads it. */
+static PyObject *py_say_completed(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    own_page[0] = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_say_value(PyObject *self, PyObject *value) {
+    (void)self;
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(value, &data, &size))
+        return NULL;
+    uint64_t kept = (uint64_t)size < PAGE_BYTES - VALUE_AT ? (uint64_t)size : PAGE_BYTES - VALUE_AT, length = kept + 1;
+    memcpy(own_page + VALUE_AT, data, kept);
+    memcpy(own_page + VALUE_LENGTH_AT, &length, sizeof length);
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_write_file(PyObject *self, PyObject *args) {
     (void)self;
     const char *path, *data;
     Py_ssize_t size;
     if (!PyArg_ParseTuple(args, "sy#", &path, &data, &size))
         return NULL;
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    ssize_t n = 0;
-    for (Py_ssize_t at = 0; fd >= 0 && n >= 0 && at < size; at += n)
-        n = write(fd, data + at, (size_t)(size - at));
-    if (fd < 0 || n < 0 || close(fd))
+    if (write_new_file(path, data, size))
         return fail(path);
     Py_RETURN_NONE;
 }
@@ -908,8 +946,10 @@ static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"serve", py_serve, METH_VARARGS, "Fork programs; returns in a child, its page and payload."},
+    {"serve", py_serve, METH_VARARGS, "Fork programs; returns in a child: plain code, or the bytes of a payload."},
     {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
+    {"say_completed", py_say_completed, METH_NOARGS, "The program's last line was reached."},
+    {"say_value", py_say_value, METH_O, "The bytes of its value, cut to what fits."},
     {"write_file", py_write_file, METH_VARARGS, "Write a new file."},
     {"fork_beside", py_fork_beside, METH_NOARGS, "In a session: fork a sibling of this process; 0 in it."},
     {"receive", py_receive, METH_VARARGS, "In a session: the next message of its worker, and its descriptors."},
@@ -938,6 +978,7 @@ PyMODINIT_FUNC PyInit__zygote(void) {
     }
     if (PyModule_AddObject(module, "SYSCALLS", table))
         return NULL;
+    PyModule_AddStringConstant(module, "MAIN_FILE", MAIN_FILE);
     PyModule_AddIntConstant(module, "LAYER_PIDNS", LAYER_PIDNS);
     PyModule_AddIntConstant(module, "LAYER_MOUNTS", LAYER_MOUNTS);
     PyModule_AddIntConstant(module, "LAYER_UID", LAYER_UID);
