@@ -7,8 +7,9 @@ caches or lose to each other, and the capacity). Two numbers are fitted, so that
 and the calls/s of the last part; what lies between is a prediction, and `--validate` compares it with open-loop runs at 30, 50,
 70 and 90 % of the capacity, none of which it has seen.
 
-A machine among others is faster in one minute and slower in the next. So the same short burst is timed during the calibration
-and beside each run of the validation: the load is a share of the capacity at that moment, and the prediction is made for it.
+A machine among others is faster in one minute and slower in the next. So the same short burst of calls is timed during the
+calibration and beside each run of the validation: the load is a share of the capacity at that moment, and the prediction is
+made for it. What it cannot tell is a machine that has become slower from a service that has.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
 from loadtest.simulate import Cost, Costs, Demand, Shape, Visit, closed_loop, open_loop
 from loadtest.workload import Program, calls
-from worker.config import usable_cores
+from worker.config import two_for_every_core, usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
@@ -178,6 +179,7 @@ class Here:
         before, traffic, busy = self.used_s(), self._traffic(), meter.machine_busy_s()
         began, own = time.perf_counter(), time.process_time()
         report = drive(Order(self.url, programs, at_s or [], in_flight, pause_s))
+        _check(report)
         time.sleep(0.1)  # what is reaped and cleaned up now belongs to the calls
         elapsed_s, after = time.perf_counter() - began, self.used_s()
         used = {name: after[name] - before[name] for name in before} | {"caller": report.cpu_s}
@@ -199,9 +201,16 @@ class Here:
         return self.measure(calls(PROBE_CALLS, SEED + 2, mix), in_flight=self.full).report.calls_per_s
 
 
+def _check(report: Report) -> None:
+    """A refusal is quick, and would pass for speed. (An endless program on a busy machine is right.)"""
+    failed = Counter(one.status for one in report.landed if one.blame == "infra" and one.status != "timeout")
+    if failed:
+        raise RuntimeError(f"calls failed by no fault of theirs, so nothing can be learned from this: {dict(failed)}")
+
+
 @contextlib.contextmanager
 def cluster() -> Iterator[Here]:
-    slots = usable_cores()
+    slots = two_for_every_core()
     with (
         RedisServer() as redis,
         Part.gateway(redis.url) as gateway,
@@ -215,18 +224,32 @@ def cluster() -> Iterator[Here]:
 
 
 def measure(here: Here, batched_ms: dict[str, float], mix: str, share: int, say: Say, command: str) -> Calibration:
-    say(f"{ALONE_CALLS // share} calls, one at a time")
-    alone = here.measure(calls(ALONE_CALLS // share, SEED, mix), pause_s=ALONE_PAUSE_S)
     say("programs that never end")
     endless = here.measure(_endless())
+    say(f"{ALONE_CALLS // share} calls, one at a time")
+    first = here.probe(mix)
+    alone = here.measure(calls(ALONE_CALLS // share, SEED, mix), pause_s=ALONE_PAUSE_S)
     say(f"{LOADED_CALLS // share} calls, every slot busy")
-    before = here.probe(mix)
+    second = here.probe(mix)
     loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=here.full)
-    probe_per_s = fmean((before, here.probe(mix)))
+    probe_per_s = fmean((second, here.probe(mix)))
+    alone = _at_other_speed(alone, fmean((first, second)) / probe_per_s)
     made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, probe_per_s, command)
     _fit_pace(made, loaded.report, here.full)
     _fit_latency(made, alone.report)
     return made
+
+
+def _at_other_speed(measured: Measured, by: float) -> Measured:
+    """As if the machine had been so much slower."""
+
+    def slower(one: Landed) -> Landed:
+        times = ("latency_s", "queue_ms", "start_ms", "run_ms", "total_ms", "cpu_ms")
+        return msgspec.structs.replace(one, **{name: by * getattr(one, name) for name in times})
+
+    report = msgspec.structs.replace(measured.report, landed=[slower(one) for one in measured.report.landed])
+    used = {name: by * value for name, value in measured.cpu_s.items()}
+    return msgspec.structs.replace(measured, report=report, cpu_s=used)
 
 
 def measure_batched(share: int) -> dict[str, float]:
@@ -482,7 +505,8 @@ def show(made: Calibration) -> None:
     print(f"{made.capacity_per_s:.1f} calls/s on {made.cores} cores; CPU ms per call: {per_call}")
     delay_ms = 1000 * made.costs.hop_s
     print(
-        f"A core is {made.slowdown:.2f} x slower when all are busy. Fitted: costs x {made.unseen:.2f}, delay {delay_ms:.1f} ms."
+        f"With every slot busy a call takes {made.slowdown:.2f} of a lonely one's CPU time. "
+        f"Fitted: costs x {made.unseen:.2f}, delay {delay_ms:.1f} ms."
     )
     if made.validation:
         print(validation_table(made.validation))

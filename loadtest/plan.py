@@ -162,8 +162,9 @@ class Planner:
         return max(1, math.ceil(per_s * self._costs.gateway.call_s / THREAD_MOST))
 
     def _shape(self, workers: int, per_s: float) -> Shape:
-        cores = self._ask.cores_per_node
-        return Shape(workers, cores, cores, self._gateways(per_s), slowdown=self._calibration.slowdown)
+        cores, found = self._ask.cores_per_node, self._calibration
+        slots = round(cores * found.slots / found.cores)
+        return Shape(workers, slots, cores, self._gateways(per_s), slowdown=found.slowdown)
 
     def _fewest(self, average: float, case: Case) -> int:
         """The smallest number of workers with the wanted latency: doubled until it is good, then halved back."""
