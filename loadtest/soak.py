@@ -38,7 +38,9 @@ LOAD = 0.8
 CALLERS = 64  # calls that may be open at a time; with all of them open the load falls behind, and that counts as latency
 CAPACITY_CALLERS = 24
 SETTLE_S = 2.0  # after a fault, when the load has caught up
-CAUGHT_UP_S, PATIENCE_S = 0.1, 90.0
+CAUGHT_UP_S = 0.1
+PATIENCE_S, MOST_PATIENCE_S = 30.0, 120.0  # with a load that does not catch up, until it is lowered, and until that is a miss
+FIRST_S = 300.0
 STEP_S, SAMPLE_STEPS = 1.0, 5
 PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load follows the machine, and its least and most in one step
 BUSY_WITHIN = 0.05
@@ -288,9 +290,13 @@ def rest(seconds: float, until: float) -> None:
 
 
 def wait_caught_up(load: SteadyLoad) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while load.behind_s > CAUGHT_UP_S and time.monotonic() < give_up:
-        time.sleep(0.1)
+    """A load that does not catch up, with everything repaired, is too much for what the machine can do by now: it is lowered."""
+    assert load.per_s is not None
+    began = time.monotonic()
+    while load.behind_s > CAUGHT_UP_S and time.monotonic() < began + MOST_PATIENCE_S:
+        time.sleep(STEP_S / 10)
+        if time.monotonic() > began + PATIENCE_S:
+            load.per_s *= PACE_STEP[0] ** 0.1
     time.sleep(SETTLE_S)
 
 
@@ -314,7 +320,7 @@ def assemble(
     command: str,
 ) -> Soak:
     visits = visits_of([due - began for due in load.dues], load.latencies_s, faults)
-    first_s = min(180.0, 60 * minutes / 4)
+    first_s = min(FIRST_S, 60 * minutes / 4)
     end_s = 60 * minutes
     paces = [pace for pace in watch.paces if pace.calm]
     growth, grown = growth_of(watch.memory)

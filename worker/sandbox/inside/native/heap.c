@@ -3,18 +3,26 @@
  *
  *   heap_init    before the imports: Python's objects go to huge pages
  *   heap_settle  after them: fewer mappings, the interpreter's text on huge pages too; what a program allocates itself lies on
- *                small pages again, since a huge page would be cleared as a whole for its first byte
+ *                small pages again, since a huge page would be cleared as a whole for its first byte, and close together: what
+ *                malloc gives here, and Python's objects in nursery.c
  *
  * All of it is a wish: where the kernel says no, everything works and costs more. */
 #define _GNU_SOURCE
 #include "heap.h"
 #include <Python.h>
+#include <fcntl.h>
+#include <link.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 #define ARENA_BYTES ((size_t)1 << 20) /* of Python 3.10 and later */
+#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)
+#define HAS_MALLINFO2
+#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
@@ -131,6 +139,19 @@ static void copy_text(struct mapping *all, int most) {
     }
 }
 
+/* Of a file's mapping a child inherits the page tables only if some page in it is private. One byte is written over itself, through
+ * the file that may do so whatever the rights: children then have the C library's text without a fault (-20). */
+static void inherit_text(struct mapping *all, int most) {
+    const uintptr_t inside[] = {(uintptr_t)&getpid, (uintptr_t)_r_debug.r_ldbase};
+    int memory = open("/proc/self/mem", O_WRONLY | O_CLOEXEC), count = read_mappings(all, most);
+    for (int i = 0; memory >= 0 && i < count; i++)
+        for (size_t k = 0; k < sizeof inside / sizeof *inside; k++)
+            if (inside[k] >= all[i].start && inside[k] < all[i].end && has(&all[i], "r-x"))
+                (void)!pwrite(memory, (void *)all[i].start, 1, (off_t)all[i].start);
+    if (memory >= 0)
+        close(memory);
+}
+
 static void collapse_heaps(struct mapping *all, int most) {
     int count = read_mappings(all, most);
     for (int i = 0; i < count; i++) {
@@ -138,6 +159,25 @@ static void collapse_heaps(struct mapping *all, int most) {
         if (has(&all[i], "rw-") && (!all[i].file[0] || !strcmp(all[i].file, "[heap]")) && start < end)
             madvise((void *)start, end - start, MADV_COLLAPSE);
     }
+}
+
+/* Malloc's gaps between what the imports have left are taken, for good: whatever a child asks for lies at the end, close together
+ * (-15 faults). */
+static void close_gaps(struct mapping *all, int most) {
+#ifdef HAS_MALLINFO2
+    mallopt(M_TOP_PAD, 1 << 20);
+    uintptr_t end = (uintptr_t)sbrk(0) - mallinfo2().keepcost;
+    int count = read_mappings(all, most);
+    for (int i = 0; i < count; i++)
+        for (size_t size = (64 << 10) + 8; !strcmp(all[i].file, "[heap]") && size >= 24; size -= 16) {
+            uintptr_t p;
+            while ((p = (uintptr_t)malloc(size)) >= all[i].start && p < end)
+                ;
+            free((void *)p);
+        }
+#else
+    (void)all, (void)most;
+#endif
 }
 
 void heap_settle(void) {
@@ -151,6 +191,8 @@ void heap_settle(void) {
         return;
     join_mappings(all, MOST);
     copy_text(all, MOST);
+    inherit_text(all, MOST);
     collapse_heaps(all, MOST);
+    close_gaps(all, MOST);
     munmap(all, MOST * sizeof *all);
 }

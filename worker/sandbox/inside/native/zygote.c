@@ -11,6 +11,7 @@
 #include "keeper.h"
 #include "landlock.h"
 #include "members.h"
+#include "nursery.h"
 #include "raw.h"
 #include "sandbox.h"
 #include "syscall_table.h"
@@ -731,6 +732,7 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     if (house.progress == MAP_FAILED)
         return fail("mmap");
     heap_settle();
+    nursery_prepare();
     house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
     remember_own_memory();
     learn_thread_id_address();
@@ -755,6 +757,7 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     if (!page)
         _exit(0);
     own_page = page;
+    nursery_open();
     return read_payload();
 }
 

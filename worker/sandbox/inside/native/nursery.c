@@ -1,0 +1,123 @@
+/* Where a program's first objects lie: close together, on pages of their own.
+ *
+ * Python's pools are large, one or more for each size of object, and all of them were begun before the fork: a child's first
+ * object of each size would fall on two pages that it has to copy. Here a pool has a sixteenth of that, so that all sizes share
+ * a few pages. It is a small copy of Python's own idea; what does not fit goes there, and so does everything when this is full.
+ * (sys.getallocatedblocks() does not count what lies here.)
+ *
+ * Called with the interpreter's lock held. From 3.12 on there may be several interpreters with a lock each, and it is not used. */
+#include "nursery.h"
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define AREA_BYTES ((size_t)256 << 10)
+#define POOL_BYTES ((uintptr_t)1024)
+#define STEP ((size_t)16) /* sizes are rounded up to it */
+#define MOST ((size_t)512)
+
+#if PY_VERSION_HEX < 0x030C0000
+
+struct pool {
+    size_t size; /* of its blocks */
+    size_t unused; /* so that they are aligned */
+};
+
+struct block {
+    struct block *next;
+};
+
+static char *area, *next_pool, *area_end;
+static struct block *given_back[MOST / STEP + 1];
+static PyMemAllocatorEx usual;
+
+static int is_ours(const void *p) { return (uintptr_t)p - (uintptr_t)area < AREA_BYTES; }
+
+static struct pool *pool_of(void *p) { return (struct pool *)((uintptr_t)p & ~(POOL_BYTES - 1)); }
+
+/* A new pool, whose blocks are linked at once: it lies on one page. */
+static struct block *new_pool(size_t kind) {
+    if (next_pool == area_end)
+        return NULL;
+    struct pool *pool = (struct pool *)next_pool;
+    next_pool += POOL_BYTES;
+    pool->size = kind * STEP;
+    char *first = (char *)(pool + 1), *last = first;
+    for (; last + 2 * pool->size <= next_pool; last += pool->size)
+        ((struct block *)last)->next = (struct block *)(last + pool->size);
+    ((struct block *)last)->next = NULL;
+    return (struct block *)first;
+}
+
+static void *take(void *context, size_t size) {
+    size_t kind = (size + STEP - 1) / STEP;
+    if (size - 1 < MOST) {
+        struct block *block = given_back[kind];
+        if (block || (block = new_pool(kind))) {
+            given_back[kind] = block->next;
+            return block;
+        }
+    }
+    return usual.malloc(context, size);
+}
+
+static void *take_zeroed(void *context, size_t count, size_t each) {
+    if (!each || count > MOST / each)
+        return usual.calloc(context, count, each);
+    void *p = take(context, count * each);
+    return p ? memset(p, 0, count * each) : NULL;
+}
+
+static void give_back(void *context, void *p) {
+    if (!is_ours(p)) {
+        usual.free(context, p);
+        return;
+    }
+    struct block **list = &given_back[pool_of(p)->size / STEP];
+    ((struct block *)p)->next = *list;
+    *list = p;
+}
+
+static void *resize(void *context, void *p, size_t size) {
+    if (!p)
+        return take(context, size);
+    if (!is_ours(p))
+        return usual.realloc(context, p, size);
+    size_t before = pool_of(p)->size;
+    if (size <= before && size > before - before / 4)
+        return p;
+    void *other = take(context, size);
+    if (!other)
+        return NULL;
+    memcpy(other, p, size < before ? size : before);
+    give_back(context, p);
+    return other;
+}
+
+void nursery_prepare(void) {
+    PyMemAllocatorEx of_objects;
+    PyMem_GetAllocator(PYMEM_DOMAIN_MEM, &usual);
+    PyMem_GetAllocator(PYMEM_DOMAIN_OBJ, &of_objects);
+    if (memcmp(&usual, &of_objects, sizeof usual))
+        return; /* not Python's own; everything works without this */
+    char *raw = mmap(NULL, AREA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED)
+        return;
+    area = next_pool = area_end = raw;
+    PyMemAllocatorEx ours = {usual.ctx, take, take_zeroed, resize, give_back};
+    PyMem_SetAllocator(PYMEM_DOMAIN_MEM, &ours);
+    PyMem_SetAllocator(PYMEM_DOMAIN_OBJ, &ours);
+}
+
+void nursery_open(void) {
+    if (area)
+        area_end = area + AREA_BYTES;
+}
+
+#else
+
+void nursery_prepare(void) {}
+void nursery_open(void) {}
+
+#endif
