@@ -290,7 +290,7 @@ def rest(seconds: float, until: float) -> None:
 
 
 def wait_caught_up(load: SteadyLoad) -> None:
-    """A load that does not catch up, with everything repaired, is too much for what the machine can do by now: it is lowered."""
+    """A load that does not catch up with everything repaired is too much for what the machine can do by now. It is lowered."""
     assert load.per_s is not None
     began = time.monotonic()
     while load.behind_s > CAUGHT_UP_S and time.monotonic() < began + MOST_PATIENCE_S:

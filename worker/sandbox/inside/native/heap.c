@@ -2,7 +2,7 @@
  * a child writes faults once, each piece of program text that it first reads faults once, and all of it is torn down again.
  *
  *   heap_init    before the imports: Python's objects go to huge pages
- *   heap_settle  after them: fewer mappings, the interpreter's text on huge pages too; what a program allocates itself lies on
+ *   heap_settle  after them: fewer mappings, libraries on huge pages too; what a program allocates itself lies on
  *                small pages again, since a huge page would be cleared as a whole for its first byte, and close together: what
  *                malloc gives here, and Python's objects in nursery.c
  *
@@ -11,11 +11,11 @@
 #include "heap.h"
 #include <Python.h>
 #include <fcntl.h>
-#include <link.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
@@ -115,41 +115,62 @@ static void join_mappings(struct mapping *all, int most) {
     }
 }
 
-/* The mapping that holds the interpreter's text is replaced by an anonymous copy of itself at the same address: children then
- * inherit its page tables instead of faulting it in piece by piece (-45 faults, -10 %). */
-static void copy_text(struct mapping *all, int most) {
+#define COPIED_MOST ((size_t)2 << 20) /* what is larger stays what it is: the copy is in the memory of every zygote */
+
+static int is_interpreter(struct mapping *m) {
     uintptr_t inside = (uintptr_t)&PyObject_Malloc;
-    int count = read_mappings(all, most);
-    for (int i = 0; i < count; i++) {
-        struct mapping *m = &all[i];
-        if (inside < m->start || inside >= m->end || !has(m, "r-x"))
-            continue;
-        size_t size = m->end - m->start;
-        char *raw = mmap(NULL, size + 2 * HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (raw == MAP_FAILED)
-            return;
-        char *copy = (char *)(round_up((uintptr_t)raw) + m->start % HUGE_PAGE); /* so that huge pages can move as they are */
-        madvise(copy, size, MADV_HUGEPAGE);
-        memcpy(copy, (void *)m->start, size);
-        if (!mprotect(copy, size, PROT_READ | PROT_EXEC))
-            mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)m->start);
-        munmap(raw, size + 2 * HUGE_PAGE); /* what is left around and under the copy */
-        madvise((void *)m->start, size, MADV_COLLAPSE);
-        return;
-    }
+    return inside >= m->start && inside < m->end;
 }
 
-/* Of a file's mapping a child inherits the page tables only if some page in it is private. One byte is written over itself, through
- * the file that may do so whatever the rights: children then have the C library's text without a fault (-20). */
-static void inherit_text(struct mapping *all, int most) {
-    const uintptr_t inside[] = {(uintptr_t)&getpid, (uintptr_t)_r_debug.r_ldbase};
-    int memory = open("/proc/self/mem", O_WRONLY | O_CLOEXEC), count = read_mappings(all, most);
-    for (int i = 0; memory >= 0 && i < count; i++)
-        for (size_t k = 0; k < sizeof inside / sizeof *inside; k++)
-            if (inside[k] >= all[i].start && inside[k] < all[i].end && has(&all[i], "r-x"))
-                (void)!pwrite(memory, (void *)all[i].start, 1, (off_t)all[i].start);
-    if (memory >= 0)
-        close(memory);
+static int is_library(struct mapping *m) { return m->file[0] == '/'; }
+
+static int is_small_heap(struct mapping *m) { return !m->file[0] && (m->end <= (uintptr_t)block || m->start >= (uintptr_t)block_end); }
+
+static int can_be_copied(struct mapping *m) {
+    int size_is_right = m->end - m->start <= COPIED_MOST || is_interpreter(m);
+    return m->rights[0] == 'r' && m->rights[3] == 'p' && (is_library(m) || is_small_heap(m)) && size_is_right;
+}
+
+/* Through the file that says no where reading would kill: a library may be mapped beyond its end. */
+static int read_memory(char *to, uintptr_t from, size_t size) {
+    int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    ssize_t n = 1;
+    for (size_t at = 0; memory >= 0 && at < size && n > 0; at += (size_t)n)
+        n = pread(memory, to + at, size - at, (off_t)(from + at));
+    return memory < 0 || close(memory) || n <= 0 ? -1 : 0;
+}
+
+static void copy_row(uintptr_t start, uintptr_t end) {
+    size_t size = end - start;
+    char *raw = mmap(NULL, size + 2 * HUGE_PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED)
+        return;
+    char *copy = (char *)(round_up((uintptr_t)raw) + start % HUGE_PAGE); /* so that huge pages can move as they are */
+    madvise(copy, size, MADV_HUGEPAGE);
+    if (!read_memory(copy, start, size))
+        mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start);
+    munmap(raw, size + 2 * HUGE_PAGE); /* what is left around and under the copy */
+}
+
+static int has_one_thread(void) {
+    struct stat threads;
+    return !stat("/proc/self/task", &threads) && threads.st_nlink == 3;
+}
+
+/* Libraries lie in rows, text, data, text, data. Each row is replaced by a copy of itself at the same address, as one anonymous
+ * mapping: a fork has 15 mappings to copy instead of 60, and a child inherits the page tables of the text instead of faulting it
+ * in piece by piece. The price is that text and data have the same rights; a program that may map and run what it likes loses
+ * nothing by that. What another thread writes meanwhile would be lost, so there must be none. */
+static void copy_rows(struct mapping *all, int most) {
+    int count = has_one_thread() ? read_mappings(all, most) : 0;
+    for (int first = 0, end; first < count; first = end) {
+        int libraries = 0;
+        for (end = first; end < count && can_be_copied(&all[end]) && (end == first || all[end].start == all[end - 1].end); end++)
+            libraries += is_library(&all[end]);
+        if (libraries)
+            copy_row(all[first].start, all[end - 1].end);
+        end += end == first;
+    }
 }
 
 static void collapse_heaps(struct mapping *all, int most) {
@@ -186,12 +207,11 @@ void heap_settle(void) {
     if (used_end < block_end)
         munmap(used_end, (size_t)(block_end - used_end));
     block_end = next_arena;
-    struct mapping *all = mmap(NULL, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct mapping *all = mmap(NULL, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
         return;
     join_mappings(all, MOST);
-    copy_text(all, MOST);
-    inherit_text(all, MOST);
+    copy_rows(all, MOST);
     collapse_heaps(all, MOST);
     close_gaps(all, MOST);
     munmap(all, MOST * sizeof *all);
