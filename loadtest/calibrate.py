@@ -7,9 +7,10 @@ caches or lose to each other, and the capacity). Two numbers are fitted, so that
 and the calls/s of the last part; what lies between is a prediction, and `--validate` compares it with open-loop runs at 30, 50,
 70 and 90 % of the capacity, none of which it has seen.
 
-A machine among others is faster in one minute and slower in the next. So the same short burst of calls is timed during the
-calibration and beside each run of the validation: the load is a share of the capacity at that moment, and the prediction is
-made for it. What it cannot tell is a machine that has become slower from a service that has.
+A machine among others is faster in one minute and slower in the next. So lonely and crowded calls are measured in turns, and
+the same short burst of calls is timed during the calibration and beside each run of the validation, which are short, many, and
+in turns too: the load is a share of the capacity at that moment, and the prediction is made for it. What it cannot tell is a
+machine that has become slower from a service that has.
 """
 
 from __future__ import annotations
@@ -43,13 +44,21 @@ ALONE_CALLS, ALONE_PAUSE_S, LOADED_CALLS, PROBE_CALLS = 300, 0.03, 1500, 250
 BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
 COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
 LOADS = (0.3, 0.5, 0.7, 0.9)
-VALIDATE_S, VALIDATE_REPEATS = 20.0, 2
+VALIDATE_S = 7.0  # of each run
 WITHIN = 0.2
 BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
 STARTING_LOAD_S = 0.8  # CPU time that the interpreter which makes the load takes to start
 SEED = 11
 
 Say = Callable[[str], None]
+
+
+class Effort(Struct, frozen=True):
+    rounds: int = 6  # in which everything is measured in turns
+    share: int = 1  # of the calls, a so-manieth
+
+
+FULL, QUICK = Effort(), Effort(rounds=2, share=5)
 
 
 class Samples(Struct, frozen=True):
@@ -200,6 +209,10 @@ class Here:
     def probe(self, mix: str) -> float:
         return self.measure(calls(PROBE_CALLS, SEED + 2, mix), in_flight=self.full).report.calls_per_s
 
+    def speed(self, made: Calibration) -> float:
+        """Of the machine now, by that during the calibration."""
+        return self.probe(made.mix) / made.probe_per_s
+
 
 def _check(report: Report) -> None:
     """A refusal is quick, and would pass for speed. (An endless program on a busy machine is right.)"""
@@ -223,33 +236,34 @@ def cluster() -> Iterator[Here]:
         yield here
 
 
-def measure(here: Here, batched_ms: dict[str, float], mix: str, share: int, say: Say, command: str) -> Calibration:
+def measure(here: Here, batched_ms: dict[str, float], mix: str, effort: Effort, say: Say, command: str) -> Calibration:
     say("programs that never end")
     endless = here.measure(_endless())
-    say(f"{ALONE_CALLS // share} calls, one at a time")
-    first = here.probe(mix)
-    alone = here.measure(calls(ALONE_CALLS // share, SEED, mix), pause_s=ALONE_PAUSE_S)
-    say(f"{LOADED_CALLS // share} calls, every slot busy")
-    second = here.probe(mix)
-    loaded = here.measure(calls(LOADED_CALLS // share, SEED, mix), in_flight=here.full)
-    probe_per_s = fmean((second, here.probe(mix)))
-    alone = _at_other_speed(alone, fmean((first, second)) / probe_per_s)
-    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, probe_per_s, command)
-    _fit_pace(made, loaded.report, here.full)
-    _fit_latency(made, alone.report)
+    lonely, crowded = (calls(count // effort.share, SEED, mix) for count in (ALONE_CALLS, LOADED_CALLS))
+    say(f"{len(lonely)} calls, one at a time, and {len(crowded)} with every slot busy, in turns")
+    alone, loaded, probes = list[Measured](), list[Measured](), list[float]()
+    for turn in range(effort.rounds):
+        alone.append(here.measure(lonely[turn :: effort.rounds], pause_s=ALONE_PAUSE_S))
+        loaded.append(here.measure(crowded[turn :: effort.rounds], in_flight=here.full))
+        probes.append(here.probe(mix))
+    made = assemble(mix, here.slots, batched_ms, together(alone), endless, together(loaded), fmean(probes), command)
+    _fit_pace(made, together(loaded).report, here.full)
+    _fit_latency(made, together(alone).report)
     return made
 
 
-def _at_other_speed(measured: Measured, by: float) -> Measured:
-    """As if the machine had been so much slower."""
+def together(turns: list[Measured]) -> Measured:
+    landed = [one for turn in turns for one in turn.report.landed]
+    report = Report(landed, sum(turn.report.wall_s for turn in turns), sum(turn.report.cpu_s for turn in turns))
+    cpu_s, redis = _sum(turn.cpu_s for turn in turns), _sum(turn.redis for turn in turns)
+    return Measured(report, cpu_s, redis, max(turn.others_share for turn in turns))
 
-    def slower(one: Landed) -> Landed:
-        times = ("latency_s", "queue_ms", "start_ms", "run_ms", "total_ms", "cpu_ms")
-        return msgspec.structs.replace(one, **{name: by * getattr(one, name) for name in times})
 
-    report = msgspec.structs.replace(measured.report, landed=[slower(one) for one in measured.report.landed])
-    used = {name: by * value for name, value in measured.cpu_s.items()}
-    return msgspec.structs.replace(measured, report=report, cpu_s=used)
+def _sum(some: Iterable[dict[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in some:
+        found = {name: found.get(name, 0.0) + value for name, value in one.items()}
+    return found
 
 
 def measure_batched(share: int) -> dict[str, float]:
@@ -378,30 +392,49 @@ def _fit_latency(made: Calibration, report: Report) -> None:
 # -- validation ---------------------------------------------------------------------------------------------------------------
 
 
-def validate(made: Calibration, here: Here, load: float, seconds: float, repeats: int, seed: int) -> Point:
-    """Runs with arrivals of chance, and simulations of the same arrivals with the same kinds of programs."""
-    measured, predicted, means_ms, others = list[float](), list[float](), list[float](), 0.0
-    speeds, paces = list[float](), list[float]()
-    used: Counter[str] = Counter()
-    for repeat in range(repeats):
-        before = here.probe(made.mix) / made.probe_per_s
-        per_s = load * made.capacity_per_s * before
-        programs = calls(int(per_s * seconds), seed + repeat, made.mix)
-        at_s = poisson(per_s, len(programs), seed + repeat)
-        found = here.measure(programs, at_s)
-        speed = fmean((before, here.probe(made.mix) / made.probe_per_s))
-        latencies = latencies_s(found.report.landed)
-        measured += latencies
-        predicted += [visit.latency_s for visit in predict(at_speed(made, speed), programs, at_s)]
-        speeds.append(round(speed, 3))
-        paces.append(per_s)
-        means_ms.append(round(1000 * fmean(latencies), 2))
-        used.update({name: 1000 * value for name, value in found.cpu_s.items()})
-        others = max(others, found.others_share)
-    pairs = zip(_figures(measured), _figures(predicted), strict=True)
-    mean, p50, p99 = pairs
-    cpu_ms = {name: round(value / len(measured), 3) for name, value in used.items()}
-    return Point(load, len(measured), round(fmean(paces), 2), *mean, *p50, *p99, others, means_ms, speeds, cpu_ms)
+class Turn(Struct, frozen=True):
+    """One run, with arrivals of chance, and a simulation of the same arrivals with the same kinds of programs."""
+
+    load: float
+    per_s: float
+    speed: float  # of the machine beside it, by that during the calibration
+    measured: Measured
+    predicted_s: list[float]
+
+    @property
+    def measured_s(self) -> list[float]:
+        return latencies_s(self.measured.report.landed)
+
+
+def validate(made: Calibration, here: Here, load: float, seconds: float, seed: int, before: float) -> tuple[Turn, float]:
+    """`before`: the machine's speed. With that afterwards."""
+    per_s = load * made.capacity_per_s * before
+    programs = calls(int(per_s * seconds), seed, made.mix)
+    at_s = poisson(per_s, len(programs), seed)
+    found = here.measure(programs, at_s)
+    after = here.speed(made)
+    speed = fmean((before, after))
+    predicted = [visit.latency_s for visit in predict(at_speed(made, speed), programs, at_s)]
+    return Turn(load, per_s, speed, found, predicted), after
+
+
+def point_of(turns: list[Turn]) -> Point:
+    measured = [one for turn in turns for one in turn.measured_s]
+    predicted = [one for turn in turns for one in turn.predicted_s]
+    mean, p50, p99 = zip(_figures(measured), _figures(predicted), strict=True)
+    whole = together([turn.measured for turn in turns])
+    return Point(
+        turns[0].load,
+        len(measured),
+        round(fmean(turn.per_s for turn in turns), 2),
+        *mean,
+        *p50,
+        *p99,
+        whole.others_share,
+        [round(1000 * fmean(turn.measured_s), 2) for turn in turns],
+        [round(turn.speed, 3) for turn in turns],
+        {name: round(1000 * value / len(measured), 3) for name, value in whole.cpu_s.items()},
+    )
 
 
 def at_speed(made: Calibration, speed: float) -> Calibration:
@@ -469,17 +502,25 @@ def run(
     mix: str, *, quick: bool = False, seconds: float, command: str, loads: Iterable[float] = (), say: Say = _say
 ) -> Calibration:
     """`loads`: to be validated."""
-    share = 5 if quick else 1
+    effort = QUICK if quick else FULL
     say("the path alone, in large batches")
-    batched_ms = measure_batched(share)
+    batched_ms = measure_batched(effort.share)
     with cluster() as here:
-        made = measure(here, batched_ms, mix, share, say, command)
-        for number, load in enumerate(loads):
-            say(f"{VALIDATE_REPEATS} runs at {100 * load:.0f} % load")
-            point = validate(made, here, load, seconds, VALIDATE_REPEATS, 100 * (number + 1))
-            made.validation.append(point)
-            say(f"mean {point.measured_mean_ms:.1f} ms, predicted {point.predicted_mean_ms:.1f}")
+        made = measure(here, batched_ms, mix, effort, say, command)
+        made.validation = _validate_in_turns(made, here, list(loads), seconds, effort.rounds, say)
     return made
+
+
+def _validate_in_turns(made: Calibration, here: Here, loads: list[float], seconds: float, rounds: int, say: Say) -> list[Point]:
+    turns: dict[float, list[Turn]] = {load: [] for load in loads}
+    speed = here.speed(made) if loads else 1.0
+    for number in range(rounds):
+        for load in loads:
+            turn, speed = validate(made, here, load, seconds, 100 * (number + 1) + int(100 * load), speed)
+            turns[load].append(turn)
+            found, expected = 1000 * fmean(turn.measured_s), 1000 * fmean(turn.predicted_s)
+            say(f"round {number + 1} of {rounds}, {100 * load:.0f} % load: mean {found:.1f} ms, predicted {expected:.1f}")
+    return [point_of(some) for some in turns.values()]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -488,7 +529,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--mix", choices=("rollout", "std"), default="rollout")
     parser.add_argument("--quick", action="store_true", help="a fifth of the calls; a look, not a measurement")
-    parser.add_argument("--validate", action="store_true", help=f"also compare with runs of {VALIDATE_S:g} s at four loads")
+    parser.add_argument("--validate", action="store_true", help="also compare with open-loop runs at four loads, in turns")
     parser.add_argument("--seconds", type=float, default=VALIDATE_S, help="of each such run")
     parser.add_argument("--json", type=Path, metavar="PATH", default=DEFAULT_JSON, help="where to write (default: %(default)s)")
     given = parser.parse_args(argv)

@@ -65,7 +65,7 @@ def speed(run: Run) -> Results:
 
 
 def calibration(run: Run) -> Calibration:
-    seconds = 5.0 if run.quick else calibrate.VALIDATE_S
+    seconds = 3.0 if run.quick else calibrate.VALIDATE_S
     return calibrate.run("rollout", quick=run.quick, seconds=seconds, command=run.command, loads=calibrate.LOADS, say=run.say)
 
 
@@ -198,9 +198,10 @@ def calibration_words(found: Calibration) -> str:
 
 Open loop: calls of the `{found.mix}` mix come at random moments, one request each, whatever became of the others; latency
 counts from when a call was due. 100 % is {found.capacity_per_s:.1f} calls/s, measured just before with every slot busy, times
-the machine's speed at the moment of the run, which a short burst of calls before and after it tells. The load is made on the
-same {found.cores} cores. **predicted**: by a simulation ([load.md](../load.md)) that was calibrated with lonely calls and with
-saturation, and has not seen these runs, but is told the machine's speed. \
+the machine's speed at the moment of the run, which a short burst of calls before and after it tells; the runs are short, and
+the loads take turns. The load is made on the same {found.cores} cores. **predicted**: by a simulation
+([load.md](../load.md)) that was calibrated with lonely calls and with saturation, and has not seen these runs, but is told the
+machine's speed. \
 {"All within 20 %." if good else "**Not all within 20 %.**"}
 
 {validation_table(found.validation)}
