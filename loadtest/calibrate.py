@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 from msgspec import Struct
@@ -70,7 +70,7 @@ class Samples(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """Open-loop runs at one load beside their predictions, in milliseconds."""
+    """Open-loop runs at one load beside their predictions, in milliseconds, the median of the runs."""
 
     load: float  # share of the capacity
     calls: int
@@ -419,13 +419,15 @@ def validate(made: Calibration, here: Here, load: float, seconds: float, seed: i
 
 
 def point_of(turns: list[Turn]) -> Point:
-    measured = [one for turn in turns for one in turn.measured_s]
-    predicted = [one for turn in turns for one in turn.predicted_s]
-    mean, p50, p99 = zip(_figures(measured), _figures(predicted), strict=True)
+    """The median of the runs: a machine that stood still for a moment has spoiled one of them."""
+    measured = _medians([_figures(turn.measured_s) for turn in turns])
+    predicted = _medians([_figures(turn.predicted_s) for turn in turns])
+    mean, p50, p99 = zip(measured, predicted, strict=True)
     whole = together([turn.measured for turn in turns])
+    count = len(whole.report.landed)
     return Point(
         turns[0].load,
-        len(measured),
+        count,
         round(fmean(turn.per_s for turn in turns), 2),
         *mean,
         *p50,
@@ -433,7 +435,7 @@ def point_of(turns: list[Turn]) -> Point:
         whole.others_share,
         [round(1000 * fmean(turn.measured_s), 2) for turn in turns],
         [round(turn.speed, 3) for turn in turns],
-        {name: round(1000 * value / len(measured), 3) for name, value in whole.cpu_s.items()},
+        {name: round(1000 * value / count, 3) for name, value in whole.cpu_s.items()},
     )
 
 
@@ -453,6 +455,11 @@ def _figures(some_s: list[float]) -> tuple[float, float, float]:
     """Mean, p50 and p99 in milliseconds."""
     figures = (fmean(some_s), percentile(some_s, 0.5), percentile(some_s, 0.99))
     mean, p50, p99 = (round(1000 * one, 2) for one in figures)
+    return mean, p50, p99
+
+
+def _medians(rows: list[tuple[float, float, float]]) -> tuple[float, float, float]:
+    mean, p50, p99 = (round(median(column), 2) for column in zip(*rows, strict=True))
     return mean, p50, p99
 
 

@@ -198,8 +198,9 @@ def calibration_words(found: Calibration) -> str:
 
 Open loop: calls of the `{found.mix}` mix come at random moments, one request each, whatever became of the others; latency
 counts from when a call was due. 100 % is {found.capacity_per_s:.1f} calls/s, measured just before with every slot busy, times
-the machine's speed at the moment of the run, which a short burst of calls before and after it tells; the runs are short, and
-the loads take turns. The load is made on the same {found.cores} cores. **predicted**: by a simulation
+the machine's speed at the moment of the run, which a short burst of calls before and after it tells; the runs are short,
+the loads take turns, and the table has the median of each. The load is made on the same {found.cores} cores.
+**predicted**: by a simulation
 ([load.md](../load.md)) that was calibrated with lonely calls and with saturation, and has not seen these runs, but is told the
 machine's speed. \
 {"All within 20 %." if good else "**Not all within 20 %.**"}
