@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 class Effort(Struct, frozen=True):
     rounds: int = 6  # in which everything is measured in turns
-    share: int = 1  # of the calls, a so-manieth
+    share: int = 1  # 5: a fifth of the calls
 
 
 FULL, QUICK = Effort(), Effort(rounds=2, share=5)
@@ -241,29 +241,27 @@ def measure(here: Here, batched_ms: dict[str, float], mix: str, effort: Effort, 
     endless = here.measure(_endless())
     lonely, crowded = (calls(count // effort.share, SEED, mix) for count in (ALONE_CALLS, LOADED_CALLS))
     say(f"{len(lonely)} calls, one at a time, and {len(crowded)} with every slot busy, in turns")
-    alone, loaded, probes = list[Measured](), list[Measured](), list[float]()
+    of_lonely, of_crowded, probes = list[Measured](), list[Measured](), list[float]()
     for turn in range(effort.rounds):
-        alone.append(here.measure(lonely[turn :: effort.rounds], pause_s=ALONE_PAUSE_S))
-        loaded.append(here.measure(crowded[turn :: effort.rounds], in_flight=here.full))
+        of_lonely.append(here.measure(lonely[turn :: effort.rounds], pause_s=ALONE_PAUSE_S))
+        of_crowded.append(here.measure(crowded[turn :: effort.rounds], in_flight=here.full))
         probes.append(here.probe(mix))
-    made = assemble(mix, here.slots, batched_ms, together(alone), endless, together(loaded), fmean(probes), command)
-    _fit_pace(made, together(loaded).report, here.full)
-    _fit_latency(made, together(alone).report)
+    alone, loaded = together(of_lonely), together(of_crowded)
+    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, fmean(probes), command)
+    _fit_pace(made, loaded.report, here.full)
+    _fit_latency(made, alone.report)
     return made
 
 
 def together(turns: list[Measured]) -> Measured:
     landed = [one for turn in turns for one in turn.report.landed]
     report = Report(landed, sum(turn.report.wall_s for turn in turns), sum(turn.report.cpu_s for turn in turns))
-    cpu_s, redis = _sum(turn.cpu_s for turn in turns), _sum(turn.redis for turn in turns)
+    cpu_s, redis = _sum([turn.cpu_s for turn in turns]), _sum([turn.redis for turn in turns])
     return Measured(report, cpu_s, redis, max(turn.others_share for turn in turns))
 
 
-def _sum(some: Iterable[dict[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in some:
-        found = {name: found.get(name, 0.0) + value for name, value in one.items()}
-    return found
+def _sum(some: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(one[name] for one in some) for name in some[0]}
 
 
 def measure_batched(share: int) -> dict[str, float]:

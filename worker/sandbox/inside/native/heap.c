@@ -95,25 +95,7 @@ static int read_mappings(struct mapping *all, int most) {
     return count;
 }
 
-static int joined(struct mapping *a, struct mapping *b) { return a->file[0] == '/' && a->end == b->start && !strcmp(a->file, b->file); }
-
 static int has(struct mapping *m, const char *rights) { return !strncmp(m->rights, rights, 3); }
-
-/* Neighbours of one file that differ only in their rights become one mapping, in two passes; the other order joins fewer.
- * It takes nothing from the sandbox: a program may map what it likes anyway. */
-static void join_mappings(struct mapping *all, int most) {
-    int count = read_mappings(all, most);
-    for (int i = 0; i + 1 < count; i++)
-        if (joined(&all[i], &all[i + 1]) && has(&all[i], "r--") && has(&all[i + 1], "rw-"))
-            mprotect((void *)all[i].start, all[i].end - all[i].start, PROT_READ | PROT_WRITE);
-    count = read_mappings(all, most);
-    for (int i = 0; i < count; i++) {
-        int before = i > 0 && joined(&all[i - 1], &all[i]) && has(&all[i - 1], "r-x");
-        int after = i + 1 < count && joined(&all[i], &all[i + 1]) && has(&all[i + 1], "r-x");
-        if (has(&all[i], "r--") && (before || after))
-            mprotect((void *)all[i].start, all[i].end - all[i].start, PROT_READ | PROT_EXEC);
-    }
-}
 
 #define COPIED_MOST ((size_t)2 << 20) /* what is larger stays what it is: the copy is in the memory of every zygote */
 
@@ -210,7 +192,6 @@ void heap_settle(void) {
     struct mapping *all = mmap(NULL, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
         return;
-    join_mappings(all, MOST);
     copy_rows(all, MOST);
     collapse_heaps(all, MOST);
     close_gaps(all, MOST);
