@@ -31,6 +31,7 @@ static char *block, *next_arena, *block_end;
 static void *given_back; /* arenas, each holding the address of the next one */
 static PyObjectArenaAllocator usual;
 
+static uintptr_t round_down(uintptr_t address) { return address & ~(HUGE_PAGE - 1); }
 static uintptr_t round_up(uintptr_t address) { return (address + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1); }
 
 /* Arenas of objects are all of one size; Python also takes pieces of its own stack from here, which come and go. */
@@ -97,20 +98,28 @@ static int read_mappings(struct mapping *all, int most) {
 
 static int has(struct mapping *m, const char *rights) { return !strncmp(m->rights, rights, 3); }
 
-#define COPIED_MOST ((size_t)2 << 20) /* what is larger stays what it is: the copy is in the memory of every zygote */
-
-static int is_interpreter(struct mapping *m) {
-    uintptr_t inside = (uintptr_t)&PyObject_Malloc;
-    return inside >= m->start && inside < m->end;
-}
+#define COPIED_MOST (4 * HUGE_PAGE) /* what is larger stays what it is: the copy is in the memory of every zygote */
+#define LIBRARY_MOST HUGE_PAGE      /* what is in a file is there once for all zygotes */
+#define EDGE_LEAST (HUGE_PAGE / 4)  /* for which a row is made longer, to end with a huge page */
 
 static int is_library(struct mapping *m) { return m->file[0] == '/'; }
 
+static int is_malloc_heap(struct mapping *m) { return !strcmp(m->file, "[heap]"); }
+
 static int is_small_heap(struct mapping *m) { return !m->file[0] && (m->end <= (uintptr_t)block || m->start >= (uintptr_t)block_end); }
 
-static int can_be_copied(struct mapping *m) {
-    int size_is_right = m->end - m->start <= COPIED_MOST || is_interpreter(m);
-    return m->rights[0] == 'r' && m->rights[3] == 'p' && (is_library(m) || is_small_heap(m)) && size_is_right;
+static int can_be_copied(struct mapping *m, const char *interpreter) {
+    size_t size = m->end - m->start;
+    int is_right = is_malloc_heap(m) || !strcmp(m->file, interpreter) || (is_small_heap(m) && size <= COPIED_MOST) ||
+                   (is_library(m) && size <= LIBRARY_MOST);
+    return m->rights[0] == 'r' && m->rights[3] == 'p' && is_right;
+}
+
+static const char *interpreter_file(struct mapping *all, int count) {
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)&PyObject_Malloc >= all[i].start && (uintptr_t)&PyObject_Malloc < all[i].end)
+            return all[i].file;
+    return "";
 }
 
 /* Through the file that says no where reading would kill: a library may be mapped beyond its end. */
@@ -122,14 +131,22 @@ static int read_memory(char *to, uintptr_t from, size_t size) {
     return memory < 0 || close(memory) || n <= 0 ? -1 : 0;
 }
 
-static void copy_row(uintptr_t start, uintptr_t end) {
-    size_t size = end - start;
+static int read_row(char *to, uintptr_t start, struct mapping *first, struct mapping *end) {
+    for (struct mapping *m = first; m < end; m++)
+        if (read_memory(to + (m->start - start), m->start, m->end - m->start))
+            return -1;
+    return 0;
+}
+
+/* From `start` to `stop`, which may reach into free space on both sides. */
+static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start, uintptr_t stop) {
+    size_t size = stop - start;
     char *raw = mmap(NULL, size + 2 * HUGE_PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED)
         return;
     char *copy = (char *)(round_up((uintptr_t)raw) + start % HUGE_PAGE); /* so that huge pages can move as they are */
     madvise(copy, size, MADV_HUGEPAGE);
-    if (!read_memory(copy, start, size))
+    if (!read_row(copy, start, first, end))
         mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start);
     munmap(raw, size + 2 * HUGE_PAGE); /* what is left around and under the copy */
 }
@@ -139,19 +156,41 @@ static int has_one_thread(void) {
     return !stat("/proc/self/task", &threads) && threads.st_nlink == 3;
 }
 
+/* The end of the row that begins here; itself if there is none. What lies free between two mappings becomes part of it. */
+static struct mapping *row_end(struct mapping *first, struct mapping *last, const char *interpreter) {
+    struct mapping *m = first;
+    while (m < last && can_be_copied(m, interpreter) && (m == first || m->start - m[-1].end < HUGE_PAGE))
+        m++;
+    return m;
+}
+
+static int has_library_or_heap(struct mapping *first, struct mapping *end) {
+    for (; first < end; first++)
+        if (is_library(first) || is_malloc_heap(first))
+            return 1;
+    return 0;
+}
+
 /* Libraries lie in rows, text, data, text, data. Each row is replaced by a copy of itself at the same address, as one anonymous
- * mapping: a fork has 15 mappings to copy instead of 60, and a child inherits the page tables of the text instead of faulting it
- * in piece by piece. The price is that text and data have the same rights; a program that may map and run what it likes loses
- * nothing by that. What another thread writes meanwhile would be lost, so there must be none. */
+ * mapping on huge pages: a fork has few mappings and page tables to copy, and a child inherits the page tables of the text instead
+ * of faulting it in piece by piece. A row is made longer where that gives one more huge page, but not the heap, which must be able
+ * to grow. The price is that text and data have the same rights; a program that may map and run what it likes loses nothing by
+ * that. What another thread writes meanwhile would be lost, so there must be none. */
 static void copy_rows(struct mapping *all, int most) {
     int count = has_one_thread() ? read_mappings(all, most) : 0;
-    for (int first = 0, end; first < count; first = end) {
-        int libraries = 0;
-        for (end = first; end < count && can_be_copied(&all[end]) && (end == first || all[end].start == all[end - 1].end); end++)
-            libraries += is_library(&all[end]);
-        if (libraries)
-            copy_row(all[first].start, all[end - 1].end);
-        end += end == first;
+    struct mapping *last = all + count, *end;
+    char interpreter[sizeof all->file];
+    strcpy(interpreter, interpreter_file(all, count));
+    for (struct mapping *first = all; first < last; first = end == first ? end + 1 : end) {
+        end = row_end(first, last, interpreter);
+        if (!has_library_or_heap(first, end))
+            continue;
+        uintptr_t start = first->start, stop = end[-1].end;
+        if (round_up(start) - start >= EDGE_LEAST && (first == all || first[-1].end <= round_down(start)))
+            start = round_down(start);
+        if (stop - round_down(stop) >= EDGE_LEAST && (end == last || end->start >= round_up(stop)) && !is_malloc_heap(end - 1))
+            stop = round_up(stop);
+        copy_row(first, end, start, stop);
     }
 }
 
@@ -189,11 +228,12 @@ void heap_settle(void) {
     if (used_end < block_end)
         munmap(used_end, (size_t)(block_end - used_end));
     block_end = next_arena;
-    struct mapping *all = mmap(NULL, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    /* In the space that was reserved for arenas, so that it stands in no row's way. */
+    struct mapping *all = mmap(used_end + HUGE_PAGE, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
         return;
+    close_gaps(all, MOST);
     copy_rows(all, MOST);
     collapse_heaps(all, MOST);
-    close_gaps(all, MOST);
     munmap(all, MOST * sizeof *all);
 }

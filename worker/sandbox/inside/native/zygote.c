@@ -728,10 +728,10 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
         return NULL;
     snprintf(house.scratch, sizeof house.scratch, "%s", scratch);
     house.filter = as_filter(late, late_bytes);
+    heap_settle();
     house.progress = mmap(NULL, sizeof(struct progress) * MAX_SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (house.progress == MAP_FAILED)
         return fail("mmap");
-    heap_settle();
     nursery_prepare();
     house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
     remember_own_memory();
