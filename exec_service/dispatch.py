@@ -425,9 +425,10 @@ class Dispatch:
                     raise
 
     def _take(self) -> list[Flight]:
-        return self.waiting.take(
-            min(RELEASED_AT_ONCE, self._fleet.window - len(self.released)), self._room_for, self._places_for_bulk()
-        )
+        room = self._fleet.window - len(self.released)
+        if room <= 0 or not self.waiting:
+            return []
+        return self.waiting.take(min(RELEASED_AT_ONCE, room), self._room_for, self._places_for_bulk())
 
     def _room_for(self, needs: str) -> int:
         return self._fleet.window_for(needs) - self.released.of_class(needs)

@@ -6,7 +6,7 @@ Usually one waiter per flight; more when callers join a running call by its idem
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from exec_wire.messages import Tags
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from exec_service.waiters import Order
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """An idempotency key, which belongs to its tenant."""
 
     tenant: str

@@ -201,7 +201,7 @@ class Pool:
 
     async def start_session(self, profile: str, limits: Limits, env: dict[str, str], files: dict[str, str]) -> Member:
         """A session's first process. `ZygoteLost`, `StartFailed`, or `PlaceBusy` if it was not started."""
-        zygote = await self._zygote_of(profile or self._choice.choose(""), lambda zygote: zygote.sessions)
+        zygote = await self._zygote_of(profile or self._choice.choose(""), sessions=True)
         index = self._places.popleft()
         tree = Tree(zygote, self._runner, index, limits, self._numbers)
         try:
@@ -254,8 +254,10 @@ class Pool:
         return result
 
     async def _run(self, call: Call, slot: int, remaining_s: float, fail_step: int, start: Start) -> Result:
-        async with asyncio.timeout(remaining_s):
-            zygote = await self._zygote_for(call)
+        profile = self._choice.choose(call.code if call.language == "python" else "")
+        if (zygote := self._least_loaded(profile)) is None:
+            async with asyncio.timeout(remaining_s):
+                zygote = await self._zygote_of(profile)
         execution = Execution(call, remaining_s, next(self._numbers), fail_step, start)
         try:
             say = await zygote.run(execution, slot)
@@ -277,19 +279,17 @@ class Pool:
     def _all_warm(self) -> bool:
         return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self.config.profiles)
 
-    async def _zygote_for(self, call: Call) -> ZygoteLink:
-        return await self._zygote_of(
-            self._choice.choose(call.code if call.language == "python" else ""), lambda zygote: zygote.load
-        )
-
-    async def _zygote_of(self, profile: str, load: Callable[[ZygoteLink], int]) -> ZygoteLink:
-        while True:
-            ready = [zygote for zygote in self._zygotes if zygote.ready]
-            best = [zygote for zygote in ready if zygote.profile == profile] or ready
-            if best:
-                return min(best, key=load)
+    async def _zygote_of(self, profile: str, *, sessions: bool = False) -> ZygoteLink:
+        while (found := self._least_loaded(profile, sessions=sessions)) is None:
             async with self._change:
                 await self._change.wait()
+        return found
+
+    def _least_loaded(self, profile: str, *, sessions: bool = False) -> ZygoteLink | None:
+        """By programs or by sessions; of another profile, if this one has no zygote now."""
+        ready = [zygote for zygote in self._zygotes if zygote.ready]
+        best = [zygote for zygote in ready if zygote.profile == profile] or ready
+        return min(best, key=lambda zygote: zygote.sessions if sessions else zygote.load, default=None)
 
     def _add_zygote(self, number: int, profile: str, link: socket.socket) -> None:
         zygote = ZygoteLink(number, profile, link)

@@ -68,11 +68,16 @@ class ZygoteLink:
             raise ZygoteLost from error
         self._waiting[execution.number] = ended
         try:
-            return await asyncio.shield(ended)
+            return await ended
         except asyncio.CancelledError:
-            self.kill(execution.number, slot)
-            await asyncio.wait([ended])
+            await self._wait_for_death(execution.number, slot)
             raise
+
+    async def _wait_for_death(self, number: int, slot: int) -> None:
+        if number in self._waiting:  # with the future that was cancelled
+            ended = self._waiting[number] = asyncio.get_running_loop().create_future()
+            self.kill(number, slot)
+            await asyncio.wait([ended])
 
     def kill(self, number: int, slot: int) -> None:
         self._tell(Ask(protocol.ASK_KILL, slot, number))
