@@ -91,17 +91,15 @@ class Execution:
         self._kept: list[int] = []
         self._folder: socket.socket | None = None
         try:
-            self._given = [
-                sealed("payload", _payload_of(call, start)),
-                sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")),
-            ]
-            self._kept = [output("stdout"), output("stderr"), page_file()]
+            if call.stdin:
+                self._given = [sealed("stdin", call.stdin.encode("utf-8", "surrogatepass"))]
+            self._kept = [output("stdout"), output("stderr"), page_file(_payload_of(call, start))]
         except OSError:
             self.close()
             raise
 
     def send(self, link: socket.socket, slot: int) -> None:
-        fds, flags = [*self._given, *self._kept], 0
+        fds, flags = [*self._kept, *self._given], protocol.HAS_STDIN if self._given else 0
         if self.call.fetch_files:
             self._folder, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._given.append(theirs.detach())
@@ -249,11 +247,15 @@ def sealed(name: str, data: bytes, flags: int = 0) -> int:
         if error.errno != errno.EINVAL or not flags:
             raise
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # kernels before 6.3 know no flag for it
-    view, at = memoryview(data), 0
-    while at < len(view):
-        at += os.pwrite(fd, view[at:], at)
+    _write_all(fd, data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     return fd
+
+
+def _write_all(fd: int, data: bytes, at: int = 0) -> None:
+    written = os.pwrite(fd, data, at)
+    while written < len(data):  # more than two gigabytes, or nearly out of memory
+        written += os.pwrite(fd, memoryview(data)[written:], at + written)
 
 
 def sealed_program(data: bytes) -> int:
@@ -268,9 +270,10 @@ def output(name: str) -> int:
     return fd
 
 
-def page_file() -> int:
+def page_file(payload: bytes) -> int:
+    """The page, and behind it what the child reads before its program begins."""
     fd = os.memfd_create("page", os.MFD_CLOEXEC)
-    os.ftruncate(fd, page_.SIZE)
+    _write_all(fd, payload, page_.SIZE)
     return fd
 
 

@@ -130,14 +130,15 @@ ENVIRONMENT = {
 """What a program finds in its environment; a call's own `env` is added to it."""
 
 # The zygote's malloc on huge pages, and in one heap that is not given back: see native/heap.c.
-_MALLOC = {
+_LIBC = {
     "glibc.malloc.hugetlb": 1,
     "glibc.malloc.mmap_threshold": 256 << 20,
     "glibc.malloc.trim_threshold": 1 << 30,
     "glibc.malloc.top_pad": 4 << 20,
     "glibc.malloc.arena_max": 2,
+    "glibc.pthread.rseq": 0,  # the kernel would write to it, on a page that every fork shares
 }
-ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in _MALLOC.items())}
+ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in _LIBC.items())}
 
 
 def command_without_jail(stage: Stage, settings: str) -> list[str]:

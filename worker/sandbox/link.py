@@ -156,16 +156,17 @@ class ZygoteLink:
         return True
 
     def _read(self) -> None:
-        while True:
-            try:
-                data = self._link.recv(protocol.SAY_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                return self.close()
+        """One message; while there are more, the loop calls again."""
+        try:
+            data = self._link.recv(protocol.SAY_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
             self._hear(protocol.read_say(data))
+        else:
+            self.close()
 
     def _hear(self, say: Say) -> None:
         if say.kind in (protocol.SAY_ENDED, protocol.SAY_MEMBER_ENDED):

@@ -105,10 +105,9 @@ def _next_say(link: socket.socket) -> protocol.Say | None:
 
 
 def _run_nothing(link: socket.socket, steps: list[str]) -> None:
-    fds = [os.memfd_create(name) for name in ("payload", "stdin", "stdout", "stderr", "page")]
+    fds = [os.memfd_create(name) for name in ("stdout", "stderr", "page")]
     try:
-        os.pwrite(fds[0], payload_.pack(payload_.Payload("", [], {}, {}, False)), 0)
-        os.ftruncate(fds[-1], page_.SIZE)
+        os.pwrite(fds[-1], payload_.pack(payload_.Payload("", [], {}, {}, False)), page_.SIZE)
         megabyte = 1 << 20
         ask = protocol.Ask(
             protocol.ASK_RUN,

@@ -212,8 +212,7 @@ class Tree:
         member = self._member(ours, FIRST_FOLDER, self._next_leaf())
         contents = {path: base64.b64decode(content) for path, content in files.items()}
         payload = payload_.Payload("", [], env, contents, False, session=True)
-        fds = [sealed("payload", payload_.pack(payload)), sealed("stdin", b""), output("stdout"), output("stderr"), page_file()]
-        fds.append(theirs.detach())
+        fds = [output("stdout"), output("stderr"), page_file(payload_.pack(payload)), theirs.detach()]
         cgroup = [fd for fd in place.files if fd is not None]
         try:
             self.link.start_session(self._ask(member), place.uid, place.files, fds)

@@ -5,6 +5,7 @@
  *   heap_settle  after them: fewer mappings, libraries on huge pages too; what a program allocates itself lies on
  *                small pages again, since a huge page would be cleared as a whole for its first byte, and close together: what
  *                malloc gives here, and Python's objects in nursery.c
+ *   heap_mend    now and then: huge pages that this process has written to while a child shared them are made whole again
  *
  * All of it is a wish: where the kernel says no, everything works and costs more. */
 #define _GNU_SOURCE
@@ -96,11 +97,9 @@ static int read_mappings(struct mapping *all, int most) {
     return count;
 }
 
-static int has(struct mapping *m, const char *rights) { return !strncmp(m->rights, rights, 3); }
-
 #define COPIED_MOST (4 * HUGE_PAGE) /* what is larger stays what it is: the copy is in the memory of every zygote */
 #define LIBRARY_MOST HUGE_PAGE      /* what is in a file is there once for all zygotes */
-#define EDGE_LEAST (HUGE_PAGE / 4)  /* for which a row is made longer, to end with a huge page */
+#define EDGE_LEAST (HUGE_PAGE / 8)  /* for which a row is made longer, to end with a huge page */
 
 static int is_library(struct mapping *m) { return m->file[0] == '/'; }
 
@@ -138,6 +137,22 @@ static int read_row(char *to, uintptr_t start, struct mapping *first, struct map
     return 0;
 }
 
+static struct row {
+    uintptr_t start, stop;
+} rows[256];
+static int row_count;
+
+static void remember_row(uintptr_t start, uintptr_t stop) {
+    start = round_up(start), stop = round_down(stop);
+    if (start < stop && row_count < (int)(sizeof rows / sizeof *rows))
+        rows[row_count++] = (struct row){start, stop};
+}
+
+void heap_mend(void) {
+    for (int i = 0; i < row_count; i++)
+        madvise((void *)rows[i].start, rows[i].stop - rows[i].start, MADV_COLLAPSE);
+}
+
 /* From `start` to `stop`, which may reach into free space on both sides. */
 static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start, uintptr_t stop) {
     size_t size = stop - start;
@@ -146,14 +161,38 @@ static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start
         return;
     char *copy = (char *)(round_up((uintptr_t)raw) + start % HUGE_PAGE); /* so that huge pages can move as they are */
     madvise(copy, size, MADV_HUGEPAGE);
-    if (!read_row(copy, start, first, end))
-        mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start);
+    if (!read_row(copy, start, first, end) &&
+        mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start) != MAP_FAILED)
+        remember_row(start, stop);
     munmap(raw, size + 2 * HUGE_PAGE); /* what is left around and under the copy */
 }
 
 static int has_one_thread(void) {
     struct stat threads;
     return !stat("/proc/self/task", &threads) && threads.st_nlink == 3;
+}
+
+/* Malloc's gaps between what the imports have left are taken, for good: whatever a child asks for lies at the end, close together
+ * (-15 faults). Gives where that is. */
+static uintptr_t close_gaps(struct mapping *all, int most) {
+#ifdef HAS_MALLINFO2
+    mallopt(M_TOP_PAD, HUGE_PAGE);
+    uintptr_t end = (uintptr_t)sbrk(0) - mallinfo2().keepcost;
+    int count = read_mappings(all, most);
+    for (int i = 0; i < count; i++)
+        for (size_t size = (64 << 10) + 8; is_malloc_heap(&all[i]) && size >= 24; size -= 16) {
+            uintptr_t p;
+            while ((p = (uintptr_t)malloc(size)) >= all[i].start && p < end)
+                ;
+            free((void *)p);
+        }
+    free(malloc(mallinfo2().keepcost)); /* more than is left: the heap grows beyond the next huge page */
+    mallopt(M_TOP_PAD, 1 << 20);
+    return (uintptr_t)sbrk(0) - mallinfo2().keepcost;
+#else
+    (void)all, (void)most;
+    return (uintptr_t)sbrk(0);
+#endif
 }
 
 /* The end of the row that begins here; itself if there is none. What lies free between two mappings becomes part of it. */
@@ -173,10 +212,10 @@ static int has_library_or_heap(struct mapping *first, struct mapping *end) {
 
 /* Libraries lie in rows, text, data, text, data. Each row is replaced by a copy of itself at the same address, as one anonymous
  * mapping on huge pages: a fork has few mappings and page tables to copy, and a child inherits the page tables of the text instead
- * of faulting it in piece by piece. A row is made longer where that gives one more huge page, but not the heap, which must be able
- * to grow. The price is that text and data have the same rights; a program that may map and run what it likes loses nothing by
- * that. What another thread writes meanwhile would be lost, so there must be none. */
-static void copy_rows(struct mapping *all, int most) {
+ * of faulting it in piece by piece. A row is made longer where that gives one more huge page. Malloc's heap, which must be able to
+ * grow, is one too, as far as it is in use. The price is that text and data have the same rights; a program that may map and run
+ * what it likes loses nothing by that. What another thread writes meanwhile would be lost, so there must be none. */
+static void copy_rows(struct mapping *all, int most, uintptr_t heap_used) {
     int count = has_one_thread() ? read_mappings(all, most) : 0;
     struct mapping *last = all + count, *end;
     char interpreter[sizeof all->file];
@@ -185,6 +224,8 @@ static void copy_rows(struct mapping *all, int most) {
         end = row_end(first, last, interpreter);
         if (!has_library_or_heap(first, end))
             continue;
+        if (is_malloc_heap(end - 1) && round_up(heap_used) < end[-1].end)
+            end[-1].end = round_up(heap_used);
         uintptr_t start = first->start, stop = end[-1].end;
         if (round_up(start) - start >= EDGE_LEAST && (first == all || first[-1].end <= round_down(start)))
             start = round_down(start);
@@ -192,34 +233,6 @@ static void copy_rows(struct mapping *all, int most) {
             stop = round_up(stop);
         copy_row(first, end, start, stop);
     }
-}
-
-static void collapse_heaps(struct mapping *all, int most) {
-    int count = read_mappings(all, most);
-    for (int i = 0; i < count; i++) {
-        uintptr_t start = round_up(all[i].start), end = all[i].end & ~(HUGE_PAGE - 1);
-        if (has(&all[i], "rw-") && (!all[i].file[0] || !strcmp(all[i].file, "[heap]")) && start < end)
-            madvise((void *)start, end - start, MADV_COLLAPSE);
-    }
-}
-
-/* Malloc's gaps between what the imports have left are taken, for good: whatever a child asks for lies at the end, close together
- * (-15 faults). */
-static void close_gaps(struct mapping *all, int most) {
-#ifdef HAS_MALLINFO2
-    mallopt(M_TOP_PAD, 1 << 20);
-    uintptr_t end = (uintptr_t)sbrk(0) - mallinfo2().keepcost;
-    int count = read_mappings(all, most);
-    for (int i = 0; i < count; i++)
-        for (size_t size = (64 << 10) + 8; !strcmp(all[i].file, "[heap]") && size >= 24; size -= 16) {
-            uintptr_t p;
-            while ((p = (uintptr_t)malloc(size)) >= all[i].start && p < end)
-                ;
-            free((void *)p);
-        }
-#else
-    (void)all, (void)most;
-#endif
 }
 
 void heap_settle(void) {
@@ -232,8 +245,8 @@ void heap_settle(void) {
     struct mapping *all = mmap(used_end + HUGE_PAGE, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
         return;
-    close_gaps(all, MOST);
-    copy_rows(all, MOST);
-    collapse_heaps(all, MOST);
+    copy_rows(all, MOST, close_gaps(all, MOST));
+    remember_row((uintptr_t)block, (uintptr_t)used_end);
+    heap_mend();
     munmap(all, MOST * sizeof *all);
 }

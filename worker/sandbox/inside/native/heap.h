@@ -3,4 +3,5 @@
 #include <stddef.h>
 int heap_init(size_t most);
 void heap_settle(void);
+void heap_mend(void);
 #endif

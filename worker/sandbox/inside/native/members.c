@@ -4,13 +4,10 @@
 #include "watchdog.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -155,30 +152,4 @@ pid_t sender_of_hello(int fd, int64_t *uid) {
         return -1;
     *uid = who->uid;
     return who->pid;
-}
-
-/* ---- forking ---- */
-
-static int *thread_id; /* where libc keeps the calling thread's id; a fork has to renew it */
-
-void learn_thread_id_address(void) {
-    if (prctl(PR_GET_TID_ADDRESS, &thread_id))
-        thread_id = NULL; /* a kernel without CONFIG_CHECKPOINT_RESTORE: sessions cannot be forked there */
-}
-
-pid_t fork_beside(void) {
-    if (!thread_id) {
-        errno = ENOSYS;
-        return -1;
-    }
-    unsigned long flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD;
-#if defined(__x86_64__)
-    long pid = syscall(SYS_clone, flags, 0, NULL, thread_id, 0);
-#else
-    long pid = syscall(SYS_clone, flags, 0, NULL, 0, thread_id);
-#endif
-    if (pid == 0) /* both are not inherited */
-        if (prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-            _exit(1);
-    return (pid_t)pid;
 }

@@ -1,4 +1,4 @@
-/* The processes of sessions: the first one of each, and its forks. All of them are the zygote's own children (see fork_beside),
+/* The processes of sessions: the first one of each, and its forks. All of them are the zygote's own children (see forking.h),
  * so that it learns how each ends, and no pid is used again before it has. */
 #ifndef MEMBERS_H
 #define MEMBERS_H
@@ -26,8 +26,4 @@ void member_kill(struct member *m);
 void member_forget(struct member *m);
 /* Who sent the message that waits in this socket, by the kernel's word; -1 if there is none. */
 pid_t sender_of_hello(int fd, int64_t *uid);
-/* In a session: a fork that is a child of this process's own parent. As fork(2). */
-pid_t fork_beside(void);
-/* Once, before anything is forked. */
-void learn_thread_id_address(void);
 #endif

@@ -10,10 +10,10 @@ enum { ASK_SLOT = 1, ASK_RUN = 2, ASK_KILL = 3, ASK_PING = 4, ASK_MEMBER = 5, AS
 enum { SAY_READY = 1, SAY_ENDED = 2, SAY_PONG = 3, SAY_MEMBER = 4, SAY_MEMBER_ENDED = 5, SAY_USAGE = 6 };
 enum { BY_ITSELF = 0, BY_WALL = 1, BY_OUTPUT = 2, BY_REQUEST = 3, BY_MEMORY = 4 };
 
-/* The descriptors of ASK_RUN, in order; the last three only if `flags` says so: where files are fetched, where a compiled
- * program is started, and for a session, where its cells come from. */
-enum { FD_PAYLOAD, FD_STDIN, FD_STDOUT, FD_STDERR, FD_PAGE, FD_FOLDER_SOCKET, FD_BINARY, FD_CONTROL, RUN_FDS };
-enum { HAS_FOLDER_SOCKET = 1, HAS_BINARY = 2, HAS_CONTROL = 4 };
+/* The descriptors of ASK_RUN, in order; from FD_STDIN on only if `flags` says so: where there is something to read, where files are
+ * fetched, where a compiled program is started, and for a session, where its cells come from. The payload lies behind the page. */
+enum { FD_STDOUT, FD_STDERR, FD_PAGE, FD_STDIN, FD_FOLDER_SOCKET, FD_BINARY, FD_CONTROL, RUN_FDS };
+enum { HAS_STDIN = 1, HAS_FOLDER_SOCKET = 2, HAS_BINARY = 4, HAS_CONTROL = 8 };
 
 /* The descriptors of ASK_MEMBER, in order, each only if `flags` says so: where a fork said hello (without it the session's first
  * process is meant), and of its own control group the list of processes and the file that kills them. */

@@ -140,9 +140,10 @@ static int map_page(struct box *b) {
 
 static int arrange_descriptors(struct box *b) {
     int *fd = b->slot->fd;
-    if (dup2(fd[FD_STDIN], 0) < 0 || dup2(fd[FD_STDOUT], 1) < 0 || dup2(fd[FD_STDERR], 2) < 0)
+    int in = fd[FD_STDIN] >= 0 ? fd[FD_STDIN] : open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (dup2(in, 0) < 0 || dup2(fd[FD_STDOUT], 1) < 0 || dup2(fd[FD_STDERR], 2) < 0)
         return -1;
-    if (dup3(fd[FD_PAYLOAD], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
+    if (dup3(fd[FD_PAGE], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
         return -1;
     close(CHILD_FD_LANDLOCK);
     close(CHILD_FD_BINARY);

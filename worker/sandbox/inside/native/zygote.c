@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include "folder.h"
+#include "forking.h"
 #include "heap.h"
 #include "keeper.h"
 #include "landlock.h"
@@ -42,6 +43,7 @@
 #define ROUND_MOST_NS 100000000LL
 #define CLEARING_MOST_NS 30000000000LL
 #define EXIT_NOT_CONFINED 253
+#define FORKS_BEFORE_MENDING 500
 #define MAIN_FILE "/main.py"
 #define PLAIN_PAYLOAD 'p'
 enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
@@ -49,9 +51,15 @@ enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
 static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
 
 static struct house house = {.landlock_fd = -1};
-static struct slot slots[MAX_SLOTS];
-static int slots_known; /* highest known index + 1 */
-static int running;     /* slots that have to be looked at while they run */
+/* What the loop writes to, on pages of its own: a write to a huge page that a child shares would break it up, and each later fork
+ * would have 512 small pages to copy. For the same reason the loop's system calls leave errno alone where they often fail. */
+static struct book {
+    int slots_known; /* highest known index + 1 */
+    int running;     /* slots that have to be looked at while they run */
+    int next_watched;
+    int64_t forks;
+    struct slot slots[MAX_SLOTS];
+} *book;
 static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1;
 static sigset_t python_signals;
 static struct progress *own_progress; /* in a child */
@@ -115,7 +123,7 @@ static void sample_processes(struct slot *s) { note_processes(s, read_number(s->
 static int too_much_memory(struct slot *s) {
     int64_t processes = 0;
     pid_t roots[256];
-    int count = s->is_session ? member_pids((int)(s - slots), roots, 256) : 1;
+    int count = s->is_session ? member_pids((int)(s - book->slots), roots, 256) : 1;
     if (!s->is_session || !count)
         roots[0] = s->child, count = 1;
     int too_much = uses_more_memory(roots, count, s->stub, s->ask.memory_bytes, &processes);
@@ -179,7 +187,7 @@ static int apply_limits(struct slot *s) {
 
 /* In a process that is in none of the slot's control groups: what the last program left would count as the next one's. */
 static pid_t clear_and_keep(struct slot *s) {
-    struct progress *progress = &house.progress[s - slots];
+    struct progress *progress = &house.progress[s - book->slots];
     if (clear_folder(&house, s) || write_limits(s)) {
         progress->error = errno;
         _exit(EXIT_NOT_CONFINED);
@@ -200,18 +208,23 @@ static pid_t start_stub_and_fork(struct slot *s) {
     pid_t child = -1;
     s->stub = clone(stub_main, s->stub_stack + STACK_BYTES, CLONE_VM | SIGCHLD, (void *)(intptr_t)s->uid);
     if (s->stub > 0)
-        child = fork();
+        child = fork_alone();
     if (child == 0)
         return 0;
     int error = errno;
     if (setns(own_pidns_fd, CLONE_NEWPID))
         _exit(1); /* cannot go on: every later child would land in this program's namespace */
-    if (child < 0 && s->stub > 0) {
+    if (child > 0) {
+        if (++book->forks % FORKS_BEFORE_MENDING == 0)
+            heap_mend();
+        return child;
+    }
+    if (s->stub > 0) {
         kill(s->stub, SIGKILL);
         waitpid(s->stub, NULL, __WALL);
     }
     errno = error;
-    return child;
+    return -1;
 }
 
 /* In the child. Returns the mapped page, or does not return. */
@@ -233,11 +246,11 @@ static int is_watched(struct slot *s) { return !s->is_session || !(house.layers 
 static void end(struct slot *s, int by);
 
 static void *start(struct ask *ask, int *fd) {
-    struct slot *s = &slots[ask->slot];
+    struct slot *s = &book->slots[ask->slot];
     s->ask = *ask;
     memcpy(s->fd, fd, sizeof s->fd);
-    for (int i = FD_FOLDER_SOCKET, next = FD_FOLDER_SOCKET; i < RUN_FDS; i++) /* those that are not there left no gap */
-        s->fd[i] = ask->flags >> (i - FD_FOLDER_SOCKET) & 1 ? fd[next++] : -1;
+    for (int i = FD_STDIN, next = FD_STDIN; i < RUN_FDS; i++) /* those that are not there left no gap */
+        s->fd[i] = ask->flags >> (i - FD_STDIN) & 1 ? fd[next++] : -1;
     s->is_session = s->fd[FD_CONTROL] >= 0;
     s->child_reaped = s->stub_reaped = 0;
     s->ended_by = BY_ITSELF;
@@ -258,11 +271,8 @@ static void *start(struct ask *ask, int *fd) {
     if (!s->stub)
         s->stub_reaped = 1;
     s->state = SLOT_RUNNING;
-    running += is_watched(s);
-    close(s->fd[FD_PAYLOAD]), s->fd[FD_PAYLOAD] = -1;
-    close(s->fd[FD_STDIN]), s->fd[FD_STDIN] = -1;
-    close(s->fd[FD_PAGE]), s->fd[FD_PAGE] = -1;
-    close_all(&s->fd[FD_FOLDER_SOCKET], RUN_FDS - FD_FOLDER_SOCKET);
+    book->running += is_watched(s);
+    close_all(&s->fd[FD_PAGE], RUN_FDS - FD_PAGE); /* but not what is watched: the outputs */
     if (s->is_session) {
         close_all(s->fd, RUN_FDS); /* the worker looks at the output of each cell itself */
         if (!member_add((int)ask->slot, ask->member, child))
@@ -286,10 +296,10 @@ static void end(struct slot *s, int by) {
 }
 
 static void finish(struct slot *s) {
-    struct progress *p = &house.progress[s - slots];
+    struct progress *p = &house.progress[s - book->slots];
     int64_t ready = p->ready_ns ? p->ready_ns : s->ended_ns;
     struct say message = {
-        .kind = SAY_ENDED, .slot = s - slots, .call = s->ask.call,
+        .kind = SAY_ENDED, .slot = s - book->slots, .call = s->ask.call,
         .step = p->ready_ns ? 0 : (p->step ? p->step : -1), .error = p->error,
         .status = s->status, .ended_by = s->ended_by,
         .start_ns = ready - s->forked_ns, .run_ns = s->ended_ns - ready, .cpu_ns = s->cpu_ns,
@@ -297,7 +307,7 @@ static void finish(struct slot *s) {
         .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak, .waited_ns = s->waited_ns,
     };
     close_all(s->fd, RUN_FDS);
-    running -= is_watched(s);
+    book->running -= is_watched(s);
     s->state = SLOT_FREE;
     if (s->is_session) { /* its place is made known anew, perhaps to another zygote */
         close_all(s->cgroup, SLOT_FDS);
@@ -308,7 +318,7 @@ static void finish(struct slot *s) {
 
 /* The keeper is gone, and with it all that it kept; it has written down how. */
 static void note_keeper(struct slot *s) {
-    struct progress *p = &house.progress[s - slots];
+    struct progress *p = &house.progress[s - book->slots];
     s->child_reaped = 1;
     s->state = SLOT_ENDING;
     s->status = p->status;
@@ -331,13 +341,13 @@ static void note_child(struct slot *s, int status, struct rusage *u) {
     s->status = status;
     s->ended_ns = now_ns();
     s->cpu_ns = cpu_ns_of(u);
-    if (!s->is_session || !house.progress[s - slots].ready_ns)
+    if (!s->is_session || !house.progress[s - book->slots].ready_ns)
         end(s, BY_ITSELF); /* takes its daemons with it */
 }
 
 /* One process of a session is gone, with what it left behind. The others go on. */
 static void note_member(struct member *m, int status, struct rusage *u) {
-    struct slot *s = &slots[m->slot];
+    struct slot *s = &book->slots[m->slot];
     int64_t kills = oom_kills(s);
     struct say message = {
         .kind = SAY_MEMBER_ENDED, .slot = m->slot, .call = m->number, .cpu_ns = cpu_ns_of(u),
@@ -350,20 +360,20 @@ static void note_member(struct member *m, int status, struct rusage *u) {
     say(&message);
 }
 
-static int is_over(struct slot *s) { return s->child_reaped && s->stub_reaped && !(s->is_session && members_of((int)(s - slots))); }
+static int is_over(struct slot *s) { return s->child_reaped && s->stub_reaped && !(s->is_session && members_of((int)(s - book->slots))); }
 
 static void reap(void) {
     struct signalfd_siginfo info;
-    while (read(signal_fd, &info, sizeof info) > 0)
+    while (raw4(SYS_read, signal_fd, (long)&info, sizeof info, 0) > 0)
         ;
     int status;
     struct rusage usage;
     pid_t pid;
-    while ((pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0) {
+    while ((pid = (pid_t)raw4(SYS_wait4, -1, (long)&status, __WALL | WNOHANG, (long)&usage)) > 0) {
         struct member *member = member_by_pid(pid);
         int member_slot = member ? member->slot : -1;
-        for (int i = 0; i < slots_known; i++) {
-            struct slot *s = &slots[i];
+        for (int i = 0; i < book->slots_known; i++) {
+            struct slot *s = &book->slots[i];
             if (s->state != SLOT_RUNNING && s->state != SLOT_ENDING)
                 continue;
             if (pid == s->child && !s->child_reaped && s->stub)
@@ -390,7 +400,7 @@ static int64_t file_size(int fd) {
 
 /* While the keeper removes what the last program left, this one's time has not begun. */
 static void wait_for_keeper(struct slot *s, int64_t now) {
-    int64_t cleared_ns = house.progress[s - slots].cleared_ns;
+    int64_t cleared_ns = house.progress[s - book->slots].cleared_ns;
     if (!s->stub && now - s->forked_ns < CLEARING_MOST_NS)
         s->deadline_ns = (cleared_ns ? cleared_ns : now) + s->ask.wall_ns + s->in_line_ns;
 }
@@ -434,11 +444,10 @@ static void watch(struct slot *s, int64_t now) {
 /* A look at every program, at those past their deadline at any time. Where no control group counts, a look at a fork bomb takes
  * long: then the round is cut short and goes on with the next program, so that the worker is heard in between. */
 static int watch_all(int due) {
-    static int next;
     int64_t began = now_ns(), now = began;
-    for (int seen = 0; running && seen < slots_known; seen++) {
-        struct slot *s = &slots[next % slots_known];
-        next = (next + 1) % slots_known;
+    for (int seen = 0; book->running && seen < book->slots_known; seen++) {
+        struct slot *s = &book->slots[book->next_watched % book->slots_known];
+        book->next_watched = (book->next_watched + 1) % book->slots_known;
         if (due || s->deadline_ns <= now)
             watch(s, now);
         if ((now = now_ns()) - began > ROUND_MOST_NS)
@@ -448,12 +457,12 @@ static int watch_all(int due) {
 }
 
 static int next_timeout_ms(int64_t last_tick, int64_t now) {
-    if (!running)
+    if (!book->running)
         return -1;
     int64_t next = last_tick + TICK_NS;
-    for (int i = 0; i < slots_known; i++)
-        if (slots[i].state == SLOT_RUNNING && slots[i].deadline_ns < next)
-            next = slots[i].deadline_ns;
+    for (int i = 0; i < book->slots_known; i++)
+        if (book->slots[i].state == SLOT_RUNNING && book->slots[i].deadline_ns < next)
+            next = book->slots[i].deadline_ns;
     return next <= now ? 0 : (int)((next - now + 999999) / 1000000);
 }
 
@@ -466,9 +475,9 @@ static int receive(struct ask *ask, int *fd, int most) {
     } control;
     struct iovec data = {ask, sizeof *ask};
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(control_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    ssize_t n = raw4(SYS_recvmsg, control_fd, (long)&message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT, 0);
     if (n <= 0)
-        return n == 0 ? 0 : (errno == EAGAIN || errno == EINTR ? -1 : 0);
+        return n == -EAGAIN || n == -EINTR ? -1 : 0;
     for (int i = 0; i < most; i++)
         fd[i] = -1;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
@@ -481,7 +490,7 @@ static int receive(struct ask *ask, int *fd, int most) {
 
 /* ASK_SLOT: wall_ns carries the uid, cpu_s a bit per descriptor that is present. */
 static void learn_slot(struct ask *ask, int *fd) {
-    struct slot *s = &slots[ask->slot];
+    struct slot *s = &book->slots[ask->slot];
     if (s->state == SLOT_FREE) /* a session's place, in which nothing could be started last time */
         close_all(s->cgroup, SLOT_FDS);
     s->uid = ask->wall_ns;
@@ -490,8 +499,8 @@ static void learn_slot(struct ask *ask, int *fd) {
     if (!s->stub_stack)
         s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     s->state = SLOT_FREE;
-    if (ask->slot >= slots_known)
-        slots_known = (int)ask->slot + 1;
+    if (ask->slot >= book->slots_known)
+        book->slots_known = (int)ask->slot + 1;
 }
 
 /* ---- the members of a session ---- */
@@ -500,12 +509,12 @@ static void learn_slot(struct ask *ask, int *fd) {
 static struct member *learn_fork(struct ask *ask, int hello_fd) {
     int64_t uid = -1;
     pid_t pid = sender_of_hello(hello_fd, &uid);
-    if (pid < 0 || member_by_pid(pid) || (house.layers & LAYER_UID && uid != slots[ask->slot].uid)) {
+    if (pid < 0 || member_by_pid(pid) || (house.layers & LAYER_UID && uid != book->slots[ask->slot].uid)) {
         errno = ESRCH;
         return NULL;
     }
-    for (int i = 0; i < slots_known; i++)
-        if (slots[i].state > SLOT_FREE && (slots[i].child == pid || slots[i].stub == pid)) {
+    for (int i = 0; i < book->slots_known; i++)
+        if (book->slots[i].state > SLOT_FREE && (book->slots[i].child == pid || book->slots[i].stub == pid)) {
             errno = ESRCH;
             return NULL;
         }
@@ -514,7 +523,7 @@ static struct member *learn_fork(struct ask *ask, int hello_fd) {
 
 /* ASK_MEMBER */
 static void adopt(struct ask *ask, int *fd) {
-    struct slot *s = &slots[ask->slot];
+    struct slot *s = &book->slots[ask->slot];
     struct say answer = {.kind = SAY_MEMBER, .slot = ask->slot, .call = ask->member};
     int has_hello = ask->flags & HAS_HELLO, has_leaf = ask->flags & HAS_LEAF, *leaf = &fd[has_hello ? 1 : 0];
     errno = ESRCH;
@@ -533,7 +542,7 @@ static void adopt(struct ask *ask, int *fd) {
 }
 
 static void say_usage(struct member *m) {
-    struct slot *s = &slots[m->slot];
+    struct slot *s = &book->slots[m->slot];
     pid_t pid = s->stub ? m->pid : first_child(m->pid);
     clockid_t clock;
     struct timespec used = {0};
@@ -552,7 +561,7 @@ static void obey_about_member(struct ask *ask, int *fd) {
         return;
     }
     if (ask->kind == ASK_PROCESSES) {
-        struct slot *s = &slots[ask->slot];
+        struct slot *s = &book->slots[ask->slot];
         if (s->state == SLOT_RUNNING && s->is_session && s->ask.call == ask->call)
             write_number(s->cgroup[CG_PIDS_LIMIT], ask->processes);
         return;
@@ -560,13 +569,13 @@ static void obey_about_member(struct ask *ask, int *fd) {
     struct member *m = member_by_number(ask->member);
     if (!m || m->slot != ask->slot)
         return; /* it has ended, and that was said */
-    int is_keeper = !slots[m->slot].stub;
+    int is_keeper = !book->slots[m->slot].stub;
     if (ask->kind == ASK_INTERRUPT) {
         pid_t pid = is_keeper ? first_child(m->pid) : m->pid;
         if (pid > 0)
             kill(pid, SIGINT);
     } else if (ask->kind == ASK_END_MEMBER && is_keeper)
-        end(&slots[m->slot], BY_REQUEST);
+        end(&book->slots[m->slot], BY_REQUEST);
     else if (ask->kind == ASK_END_MEMBER)
         member_kill(m);
     else
@@ -576,7 +585,7 @@ static void obey_about_member(struct ask *ask, int *fd) {
 static void *obey(struct ask *ask, int *fd) {
     if (ask->slot < 0 || ask->slot >= MAX_SLOTS)
         return close_all(fd, SLOT_FDS), NULL;
-    struct slot *s = &slots[ask->slot];
+    struct slot *s = &book->slots[ask->slot];
     switch (ask->kind) {
     case ASK_SLOT:
         learn_slot(ask, fd);
@@ -610,7 +619,7 @@ static void *serve_loop(void) {
     int64_t last_tick = now_ns();
     for (;;) {
         struct pollfd fds[2] = {{.fd = control_fd, .events = POLLIN}, {.fd = signal_fd, .events = POLLIN}};
-        int was_idle = !running;
+        int was_idle = !book->running;
         poll(fds, 2, next_timeout_ms(last_tick, now_ns()));
         if (was_idle)
             last_tick = now_ns(); /* the first look at a program comes one tick after it started */
@@ -701,17 +710,17 @@ static PyObject *take_code(const char *code, Py_ssize_t size) {
 /* In the child, when it is confined: the first bytes of the caller's (payload.py). */
 static PyObject *read_payload(void) {
     struct stat st;
-    char *data = fstat(CHILD_FD_PAYLOAD, &st) || !st.st_size ? NULL : malloc((size_t)st.st_size);
-    for (ssize_t at = 0, n; data && at < st.st_size; at += n)
-        if ((n = pread(CHILD_FD_PAYLOAD, data + at, (size_t)(st.st_size - at), at)) <= 0) {
+    ssize_t size = fstat(CHILD_FD_PAYLOAD, &st) ? 0 : st.st_size - PAGE_BYTES;
+    char *data = size > 0 ? malloc((size_t)size) : NULL;
+    for (ssize_t at = 0, n; data && at < size; at += n)
+        if ((n = pread(CHILD_FD_PAYLOAD, data + at, (size_t)(size - at), PAGE_BYTES + at)) <= 0) {
             free(data);
             return fail("payload");
         }
     if (!data)
         return fail("payload");
     close(CHILD_FD_PAYLOAD);
-    Py_ssize_t size = (Py_ssize_t)st.st_size - 1;
-    PyObject *payload = *data == PLAIN_PAYLOAD ? take_code(data + 1, size) : PyBytes_FromStringAndSize(data + 1, size);
+    PyObject *payload = *data == PLAIN_PAYLOAD ? take_code(data + 1, size - 1) : PyBytes_FromStringAndSize(data + 1, size - 1);
     free(data);
     return payload;
 }
@@ -730,12 +739,13 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     house.filter = as_filter(late, late_bytes);
     heap_settle();
     house.progress = mmap(NULL, sizeof(struct progress) * MAX_SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (house.progress == MAP_FAILED)
+    book = mmap(NULL, sizeof *book, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (house.progress == MAP_FAILED || book == MAP_FAILED)
         return fail("mmap");
     nursery_prepare();
     house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
     remember_own_memory();
-    learn_thread_id_address();
+    learn_thread_addresses();
     for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
         if (fd < 0)
             return fail("/dev/null");
