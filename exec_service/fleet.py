@@ -22,6 +22,7 @@ class Fleet:
     def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float) -> None:
         self._queue, self._refresh_s, self._release_factor = queue, refresh_s, release_factor
         self.workers: list[WorkerInfo] = []
+        self.slots = 0  # of all of them
         self.sharing = 1  # this gateway and the others that have calls waiting
         self._slots_for: dict[str, int] = {}  # slots of the workers that can run a class
         self.languages = ["python"]  # what some worker has; while none is alive, what the last ones had
@@ -29,10 +30,6 @@ class Fleet:
     @property
     def alive(self) -> bool:
         return bool(self.workers)
-
-    @property
-    def slots(self) -> int:
-        return sum(worker.slots for worker in self.workers)
 
     @property
     def window(self) -> int:
@@ -83,6 +80,7 @@ class Fleet:
     async def refresh(self, backlog: bool = False) -> None:
         self.sharing = 1 + await self._queue.announce(backlog)
         self.workers = await self._queue.workers()
+        self.slots = sum(worker.slots for worker in self.workers)
         if self.workers:
             self.languages = sorted({language for worker in self.workers for language in worker.needs})
         self._slots_for = {}

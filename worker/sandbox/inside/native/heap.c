@@ -99,7 +99,7 @@ static int read_mappings(struct mapping *all, int most) {
 
 #define COPIED_MOST (4 * HUGE_PAGE) /* what is larger stays what it is: the copy is in the memory of every zygote */
 #define LIBRARY_MOST HUGE_PAGE      /* what is in a file is there once for all zygotes */
-#define EDGE_LEAST (HUGE_PAGE / 8)  /* for which a row is made longer, to end with a huge page */
+#define EDGE_LEAST (HUGE_PAGE / 2)  /* for which a row is made longer, to end with a huge page */
 
 static int is_library(struct mapping *m) { return m->file[0] == '/'; }
 
