@@ -36,7 +36,7 @@ from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
 from loadtest.simulate import Cost, Costs, Demand, Shape, Visit, closed_loop, open_loop
 from loadtest.workload import Program, calls
-from worker.config import two_for_every_core, usable_cores
+from worker.config import three_for_every_core, usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
@@ -223,7 +223,7 @@ def _check(report: Report) -> None:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Here]:
-    slots = two_for_every_core()
+    slots = three_for_every_core()
     with (
         RedisServer() as redis,
         Part.gateway(redis.url) as gateway,

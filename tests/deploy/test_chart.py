@@ -145,8 +145,8 @@ def test_a_change_of_settings_restarts_the_pods() -> None:
     assert checksum() != checksum("--set", "gateway.config.max_calls=50000")
 
 
-@pytest.mark.parametrize(("cpu", "slots"), [("4", "8"), ("7500m", "15"), ("500m", "1"), ("2.5", "5")])
-def test_a_worker_has_two_slots_for_each_core_of_its_runner(cpu: str, slots: str) -> None:
+@pytest.mark.parametrize(("cpu", "slots"), [("4", "12"), ("7500m", "22"), ("500m", "1"), ("2.5", "7")])
+def test_a_worker_has_three_slots_for_each_core_of_its_runner(cpu: str, slots: str) -> None:
     objects = render("minimal", "--set-string", f"worker.runner.resources.requests.cpu={cpu}")
     assert one(objects, "ConfigMap", "-worker-default")["data"]["EXEC_SLOTS"] == slots
 
@@ -160,7 +160,7 @@ def test_pools_share_what_they_do_not_say_themselves() -> None:
     default, evals = (pods(objects)[f"rel-exec-service-worker-{name}"] for name in ("default", "eval"))
     assert default["nodeSelector"] == evals["nodeSelector"] == {"dedicated": "untrusted"}
     assert container(default, "runner")["resources"]["requests"]["cpu"] == "16"
-    assert [one(objects, "ConfigMap", f"-worker-{name}")["data"]["EXEC_SLOTS"] for name in ("default", "eval")] == ["32", "15"]
+    assert [one(objects, "ConfigMap", f"-worker-{name}")["data"]["EXEC_SLOTS"] for name in ("default", "eval")] == ["48", "15"]
 
 
 def test_what_is_scaled_has_no_number_of_its_own() -> None:

@@ -44,6 +44,6 @@ def test_defaults_are_those_of_the_class() -> None:
 
 def test_defaults_that_depend_on_the_machine_are_in_words() -> None:
     worker = rows("Worker")
-    assert worker["EXEC_SLOTS"][0] == "two for every core"
+    assert worker["EXEC_SLOTS"][0] == "three for every core"
     assert "/" not in worker["EXEC_PACKAGES"][0]
     assert str(Path(__file__).parents[2]) not in FILE.read_text()

@@ -27,6 +27,7 @@ from worker import languages
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
+from worker.sandbox.runner import SLOTS_PER_ZYGOTE
 from worker.sandbox.tree import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
 from worker.sessions import Sessions
@@ -384,7 +385,7 @@ async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> As
     async with Pool(config) as pool, Sessions("cage", pool) as sessions:
         async with asyncio.timeout(60):
             await pool.wait_ready()
-            wanted = len(pool.profiles) * max(1, slots // 4)
+            wanted = len(pool.profiles) * max(1, slots // SLOTS_PER_ZYGOTE)
             while sum(zygote.ready for zygote in pool._zygotes) < wanted:  # noqa: ASYNC110 - it happens in other processes
                 await asyncio.sleep(0.05)
         cage = Cage(pool, programs, sessions)

@@ -59,7 +59,7 @@ def test_wall_limit_is_the_models_timeout_when_time_in_line_was_added() -> None:
 
 
 def test_timeout_of_a_program_that_stood_in_line_for_longer_than_could_be_added_is_infra() -> None:
-    result = verdict_on(ended_by=protocol.BY_WALL, cpu_ns=8 * SECOND, waited_ns=21 * SECOND)
+    result = verdict_on(ended_by=protocol.BY_WALL, cpu_ns=8 * SECOND, waited_ns=31 * SECOND)
     assert (result.status, result.blame, result.retryable) == ("timeout", "infra", True)
 
 

@@ -35,6 +35,7 @@ from worker.sandbox.ground import Ground
 
 log = logging.getLogger("runner")
 
+SLOTS_PER_ZYGOTE = 6  # it forks one program after the other
 RESTART_PAUSE_S = 0.2  # after a zygote died young; doubled each time, up to
 RESTART_PAUSE_MOST_S = 10.0
 YOUNG_S = 30.0
@@ -77,7 +78,7 @@ class Runner:
             self._profiles: dict[str, list[str]] = wishes["profiles"]
             try:
                 for profile in self._profiles:
-                    for _ in range(max(1, wishes["slots"] // 4)):  # a zygote forks one program after the other
+                    for _ in range(max(1, wishes["slots"] // SLOTS_PER_ZYGOTE)):
                         self._start_zygote(profile)
                 self._tend()
             finally:

@@ -90,16 +90,16 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- mergeOverwrite (deepCopy (omit $.Values.worker "pools")) (deepCopy (index . 1 | default dict)) | toJson -}}
 {{- end -}}
 
-{{/* Programs at a time: two for every core of the runner, unless it is said. */}}
+{{/* Programs at a time: three for every core of the runner, unless it is said. */}}
 {{- define "exec.slots" -}}
 {{- if .config.slots -}}
 {{- .config.slots -}}
 {{- else -}}
 {{- $cpu := toString .runner.resources.requests.cpu -}}
 {{- if hasSuffix "m" $cpu -}}
-{{- max 1 (div (mul 2 (trimSuffix "m" $cpu | int)) 1000) -}}
+{{- max 1 (div (mul 3 (trimSuffix "m" $cpu | int)) 1000) -}}
 {{- else -}}
-{{- max 1 (floor (mulf 2 ($cpu | float64)) | int) -}}
+{{- max 1 (floor (mulf 3 ($cpu | float64)) | int) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
