@@ -19,8 +19,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# Between two programs a slot waits for the kernel to clear up, and a core for the slot: with two for each, 8 % of the cores' time
-# is idle; three have 4 % more calls/s. Who shares its core has no less time for it (`is_overdue`, native/zygote.c).
+# Between two programs a slot waits for the kernel to clear up, and a core for the slot: with two for each, 8 % of the cores'
+# time is idle; three have 4 % more calls/s. Who shares its core has no less time for it (`is_overdue`, native/zygote.c).
 def three_for_every_core() -> int:
     return min(3 * usable_cores(), UIDS - MAX_SESSIONS)
 

@@ -160,7 +160,7 @@ def test_pools_share_what_they_do_not_say_themselves() -> None:
     default, evals = (pods(objects)[f"rel-exec-service-worker-{name}"] for name in ("default", "eval"))
     assert default["nodeSelector"] == evals["nodeSelector"] == {"dedicated": "untrusted"}
     assert container(default, "runner")["resources"]["requests"]["cpu"] == "16"
-    assert [one(objects, "ConfigMap", f"-worker-{name}")["data"]["EXEC_SLOTS"] for name in ("default", "eval")] == ["48", "15"]
+    assert [one(objects, "ConfigMap", f"-worker-{name}")["data"]["EXEC_SLOTS"] for name in ("default", "eval")] == ["48", "22"]
 
 
 def test_what_is_scaled_has_no_number_of_its_own() -> None:
