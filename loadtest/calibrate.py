@@ -8,9 +8,10 @@ and the calls/s of the last part; what lies between is a prediction, and `--vali
 70 and 90 % of the capacity, none of which it has seen.
 
 A machine among others is faster in one minute and slower in the next. So lonely and crowded calls are measured in turns, and
-the same short burst of calls is timed during the calibration and beside each run of the validation, which are short, many, and
-in turns too: the load is a share of the capacity at that moment, and the prediction is made for it. What it cannot tell is a
-machine that has become slower from a service that has.
+the same short burst of calls is timed during the calibration and before each run of the validation, which are short, many, and
+in turns too: the load is a share of the capacity at that moment. The prediction is made for the machine's speed during the run.
+The CPU time of the programs themselves, beside that of the same programs during the calibration, tells it, and has no part in
+how long anybody waits.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ FULL, QUICK = Effort(), Effort(rounds=2, share=5)
 
 
 class Samples(Struct, frozen=True):
-    """What programs of one template cost on an idle machine, set-up and cleaning included."""
+    """What programs of one template cost on a busy machine, set-up and cleaning included."""
 
     kind: str
     cpu_ms: list[float]
     pause_ms: float  # neither computing nor waiting for a core
+    own_ms: float = 0.0  # the program's part of the CPU time with every slot busy, by the kernel's count
 
 
 class Point(Struct, frozen=True):
@@ -83,7 +85,7 @@ class Point(Struct, frozen=True):
     predicted_p99_ms: float
     others_share: float
     means_ms: list[float]  # measured, of each run by itself
-    speeds: list[float]  # of the machine beside each run, by that during the calibration
+    speeds: list[float]  # of the machine during each run, by that during the calibration
     cpu_ms: dict[str, float] = {}  # per call, by process
 
     @property
@@ -110,7 +112,7 @@ class Calibration(Struct):
     probe_per_s: float  # the same for a short burst, which tells how fast the machine is at a moment
     cpu_ms: dict[str, float]  # per call with every slot busy, by process
     batched_cpu_ms: dict[str, float]  # per call of the path alone, in large batches
-    slowdown: float  # CPU time of a call when all cores are busy, by that of a lonely one: less if warm caches gain more
+    cold: dict[str, float]  # by process: CPU time of a call on an idle machine, by that on a busy one
     unseen: float  # fitted: by what the costs are larger than what was counted
     costs: Costs
     redis_per_call: dict[str, float]  # commands, in_bytes, out_bytes
@@ -119,14 +121,21 @@ class Calibration(Struct):
     validation: list[Point] = []
 
     def demand(self, program: Program, chance: random.Random) -> Demand:
-        samples = self.programs.get(f"{program.kind}/{program.name}") or self._any_of(program.kind)
+        samples = self._samples_of(program.kind, program.name)
         return Demand(chance.choice(samples.cpu_ms) / 1000, samples.pause_ms / 1000)
 
-    def _any_of(self, kind: str) -> Samples:
-        found = next((samples for samples in self.programs.values() if samples.kind == kind), None)
+    def _samples_of(self, kind: str, name: str) -> Samples:
+        """Of another program of this kind, if it is not known."""
+        of_kind = (samples for samples in self.programs.values() if samples.kind == kind)
+        found = self.programs.get(f"{kind}/{name}") or next(of_kind, None)
         if found is None:
             raise ValueError(f"no {kind} program was calibrated: run `exec-service calibrate` with a mix that has some")
         return found
+
+    def speed_during(self, report: Report) -> float:
+        """Of the machine, by that during the calibration: what the same programs took of CPU time."""
+        known = [(self._samples_of(one.kind, one.name).own_ms, one.cpu_ms) for one in report.landed]
+        return sum(then for then, _ in known) / sum(now for then, now in known if then)
 
     def demands(self, programs: Iterable[Program], seed: int = SEED) -> list[Demand]:
         chance = random.Random(seed)
@@ -135,7 +144,7 @@ class Calibration(Struct):
     @property
     def here(self) -> Shape:
         """This machine, the load on it too."""
-        return Shape(slots=self.slots, cores=self.cores, slowdown=self.slowdown, together=True)
+        return Shape(slots=self.slots, cores=self.cores, together=True)
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ class Here:
     ) -> Measured:
         before, traffic, busy = self.used_s(), self._traffic(), meter.machine_busy_s()
         began, own = time.perf_counter(), time.process_time()
-        report = drive(Order(self.url, programs, at_s or [], in_flight, pause_s))
+        report = drive(Order(self.url, programs, at_s or [], in_flight, pause_s, apart=True))
         _check(report)
         time.sleep(0.1)  # what is reaped and cleaned up now belongs to the calls
         elapsed_s, after = time.perf_counter() - began, self.used_s()
@@ -296,8 +305,7 @@ def assemble(
 ) -> Calibration:
     count = len(loaded.report.landed)
     cpu_ms = {name: 1000 * used / count for name, used in loaded.cpu_s.items()}
-    alone_ms = 1000 * sum(alone.cpu_s.values()) / len(alone.report.landed)
-    slowdown = sum(cpu_ms.values()) / alone_ms if usable_cores() > 1 else 1.0
+    trends = _trends(alone, loaded)
     made = Calibration(
         facts.now(),
         facts.commit(),
@@ -312,40 +320,81 @@ def assemble(
         round(probe_per_s, 2),
         {name: round(value, 4) for name, value in cpu_ms.items()},
         {name: round(value, 4) for name, value in batched_ms.items()},
-        round(slowdown, 4),
+        {name: round(trend.cold, 4) for name, trend in trends.items()},
         1.0,
-        _costs({name: _cost(cpu_ms[name] / slowdown, batched_ms[name] / slowdown) for name in PARTS}),
+        _costs({name: _cost(trends[name], batched_ms[name]) for name in PARTS}, trends["sandbox"].cold),
         {name: round(value / count, 2) for name, value in loaded.redis.items()},
         loaded.others_share,
     )
-    made.programs = _programs(alone, endless, loaded, slowdown)
+    made.programs = _programs(alone, endless, loaded, trends["sandbox"])
     return made
 
 
 PARTS = ("caller", "gateway", "redis", "worker")
 
 
-def _costs(parts: dict[str, Cost]) -> Costs:
-    return Costs(parts["caller"], parts["gateway"], parts["redis"], parts["worker"])
+class Trend(Struct, frozen=True):
+    """What a call costs one process, by how busy the machine is: a straight line, as measured with lonely and crowded calls."""
+
+    lonely_ms: float
+    crowded_ms: float
+    lonely_use: float  # share of the cores
+    crowded_use: float
+
+    def at(self, use: float) -> float:
+        steep = (self.crowded_ms - self.lonely_ms) / (self.crowded_use - self.lonely_use)
+        return max(self.crowded_ms / 2, self.crowded_ms + steep * (use - self.crowded_use))
+
+    @property
+    def cold(self) -> float:
+        return self.at(0.0) / self.at(1.0)
 
 
-def _cost(lonely_ms: float, batched_ms: float) -> Cost:
+def _trends(alone: Measured, loaded: Measured) -> dict[str, Trend]:
+    (lonely_ms, lonely_use), (crowded_ms, crowded_use) = map(_per_call, (alone, loaded))
+    return {name: Trend(lonely_ms[name], crowded_ms[name], lonely_use, crowded_use) for name in lonely_ms}
+
+
+def _per_call(measured: Measured) -> tuple[dict[str, float], float]:
+    """CPU ms by process, and the share of the cores that was used."""
+    report, used_s = measured.report, sum(measured.cpu_s.values())
+    each_ms = {name: 1000 * value / len(report.landed) for name, value in measured.cpu_s.items()}
+    return each_ms, used_s / (report.wall_s * usable_cores())
+
+
+def _costs(parts: dict[str, Cost], program_cold: float) -> Costs:
+    return Costs(parts["caller"], parts["gateway"], parts["redis"], parts["worker"], program_cold=program_cold)
+
+
+def _cost(trend: Trend, batched_ms: float) -> Cost:
     """A lonely call wakes everybody twice, on its way in and out; of a large batch hardly anything is wake-ups."""
-    batched_ms = min(lonely_ms, batched_ms)
-    return Cost((lonely_ms - batched_ms) / 2000, batched_ms / 1000)
+    busy_ms = trend.at(1.0)
+    batched_ms = min(busy_ms, batched_ms)
+    return Cost((busy_ms - batched_ms) / 2000, batched_ms / 1000, trend.cold)
 
 
-def _programs(alone: Measured, endless: Measured, loaded: Measured, slowdown: float) -> dict[str, Samples]:
+def _programs(alone: Measured, endless: Measured, loaded: Measured, trend: Trend) -> dict[str, Samples]:
     pauses: dict[str, list[float]] = {}
     for one in (*alone.report.landed, *endless.report.landed):
         pauses.setdefault(f"{one.kind}/{one.name}", []).append(max(0.0, one.run_ms - one.cpu_ms))
     costs: dict[str, list[float]] = {}
-    for measured, slower in ((loaded, slowdown), (alone, 1.0), (endless, 1.0)):
+    lonely, crowded = trend.lonely_ms / trend.at(1.0), trend.crowded_ms / trend.at(1.0)
+    for measured, slower in ((loaded, crowded), (alone, lonely), (endless, lonely)):
         whole_ms = _whole_costs(measured)
         for one, cost_ms in zip(measured.report.landed, whole_ms, strict=True):
             costs.setdefault(f"{one.kind}/{one.name}", []).append(round(cost_ms / slower, 3))
-    kinds = {name: name.partition("/")[0] for name in costs}
-    return {name: Samples(kinds[name], costs[name], round(fmean(pauses.get(name, [0.0])), 3)) for name in sorted(costs)}
+    own: dict[str, list[float]] = {}
+    for one in loaded.report.landed:
+        own.setdefault(f"{one.kind}/{one.name}", []).append(one.cpu_ms)
+    return {
+        name: Samples(
+            name.partition("/")[0],
+            costs[name],
+            round(fmean(pauses.get(name, [0.0])), 3),
+            round(fmean(own.get(name, [0.0])), 3),
+        )
+        for name in sorted(costs)
+    }
 
 
 def _whole_costs(measured: Measured) -> list[float]:
@@ -373,16 +422,17 @@ def _fit_pace(made: Calibration, report: Report, in_flight: int) -> None:
 def _scale(made: Calibration, by: float) -> None:
     made.unseen = round(made.unseen * by, 4)
     costs = {name: getattr(made.costs, name) for name in PARTS}
-    made.costs = _costs({name: Cost(one.wake_s * by, one.call_s * by) for name, one in costs.items()})
+    parts = {name: Cost(one.wake_s * by, one.call_s * by, one.cold) for name, one in costs.items()}
+    made.costs = _costs(parts, made.costs.program_cold)
     made.programs = {
-        name: Samples(one.kind, [round(cost * by, 3) for cost in one.cpu_ms], one.pause_ms)
+        name: msgspec.structs.replace(one, cpu_ms=[round(cost * by, 3) for cost in one.cpu_ms])
         for name, one in made.programs.items()
     }
 
 
 def _fit_latency(made: Calibration, report: Report) -> None:
     """What a lonely call takes beyond everybody's CPU time: wake-ups and the network."""
-    visits = closed_loop(made.here, made.costs, _again(made, report.landed), 1).visits
+    visits = closed_loop(made.here, made.costs, _again(made, report.landed), 1, pause_s=ALONE_PAUSE_S).visits
     hop_s = fmean(latencies_s(report.landed)) - fmean(visit.latency_s for visit in visits)
     made.costs = msgspec.structs.replace(made.costs, hop_s=max(0.0, hop_s))
 
@@ -395,7 +445,7 @@ class Turn(Struct, frozen=True):
 
     load: float
     per_s: float
-    speed: float  # of the machine beside it, by that during the calibration
+    speed: float  # of the machine meanwhile, by that during the calibration
     measured: Measured
     predicted_s: list[float]
 
@@ -404,16 +454,14 @@ class Turn(Struct, frozen=True):
         return latencies_s(self.measured.report.landed)
 
 
-def validate(made: Calibration, here: Here, load: float, seconds: float, seed: int, before: float) -> tuple[Turn, float]:
-    """`before`: the machine's speed. With that afterwards."""
-    per_s = load * made.capacity_per_s * before
+def validate(made: Calibration, here: Here, load: float, seconds: float, seed: int) -> Turn:
+    per_s = load * made.capacity_per_s * here.speed(made)
     programs = calls(int(per_s * seconds), seed, made.mix)
     at_s = poisson(per_s, len(programs), seed)
     found = here.measure(programs, at_s)
-    after = here.speed(made)
-    speed = fmean((before, after))
+    speed = made.speed_during(found.report)
     predicted = [visit.latency_s for visit in predict(at_speed(made, speed), programs, at_s)]
-    return Turn(load, per_s, speed, found, predicted), after
+    return Turn(load, per_s, speed, found, predicted)
 
 
 def point_of(turns: list[Turn]) -> Point:
@@ -518,10 +566,9 @@ def run(
 
 def _validate_in_turns(made: Calibration, here: Here, loads: list[float], seconds: float, rounds: int, say: Say) -> list[Point]:
     turns: dict[float, list[Turn]] = {load: [] for load in loads}
-    speed = here.speed(made) if loads else 1.0
     for number in range(rounds):
         for load in loads:
-            turn, speed = validate(made, here, load, seconds, 100 * (number + 1) + int(100 * load), speed)
+            turn = validate(made, here, load, seconds, 100 * (number + 1) + int(100 * load))
             turns[load].append(turn)
             found, expected = 1000 * fmean(turn.measured_s), 1000 * fmean(turn.predicted_s)
             say(f"round {number + 1} of {rounds}, {100 * load:.0f} % load: mean {found:.1f} ms, predicted {expected:.1f}")
@@ -546,14 +593,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(point.good for point in made.validation) else 1
 
 
+def in_words(cold: dict[str, float]) -> str:
+    return ", ".join(f"{name} {factor:.2f} x" for name, factor in cold.items())
+
+
 def show(made: Calibration) -> None:
     per_call = ", ".join(f"{name} {value:.2f}" for name, value in made.cpu_ms.items())
     print(f"{made.capacity_per_s:.1f} calls/s on {made.cores} cores; CPU ms per call: {per_call}")
     delay_ms = 1000 * made.costs.hop_s
-    print(
-        f"With every slot busy a call takes {made.slowdown:.2f} of a lonely one's CPU time. "
-        f"Fitted: costs x {made.unseen:.2f}, delay {delay_ms:.1f} ms."
-    )
+    print(f"On an idle machine a call costs more: {in_words(made.cold)}.")
+    print(f"Fitted: costs x {made.unseen:.2f}, delay {delay_ms:.1f} ms.")
     if made.validation:
         print(validation_table(made.validation))
     if made.others_share > BUSY_SHARE:

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from loadtest.calibrate import DEFAULT_JSON, Calibration, read
 from loadtest.results import percentile
-from loadtest.simulate import Costs, Demand, Shape, Simulation, Visit, closed_loop, open_loop
+from loadtest.simulate import Cost, Demand, Shape, Simulation, Visit, closed_loop, open_loop
 from loadtest.workload import MIXES, calls
 
 EXIT_USAGE = 2
@@ -126,10 +126,9 @@ class Case(NamedTuple):
 class Planner:
     def __init__(self, calibration: Calibration, ask: Ask) -> None:
         self._calibration, self._ask = calibration, ask
-        costs = calibration.costs
-        self._costs = Costs(gateway=costs.gateway, redis=costs.redis, worker=costs.worker, hop_s=costs.hop_s)
+        self._costs = msgspec.structs.replace(calibration.costs, caller=Cost())
         self._demands = calibration.demands(calls(min(ask.calls_per_step, 4000), ask.seed, ask.mix), ask.seed)
-        self._mean_work_s = fmean(demand.cpu_s for demand in self._demands) * calibration.slowdown
+        self._mean_work_s = fmean(demand.cpu_s for demand in self._demands)
 
     def plan(self) -> Plan:
         per_step = self._per_step()
@@ -164,7 +163,7 @@ class Planner:
     def _shape(self, workers: int, per_s: float) -> Shape:
         cores, found = self._ask.cores_per_node, self._calibration
         slots = round(cores * found.slots / found.cores)
-        return Shape(workers, slots, cores, self._gateways(per_s), slowdown=found.slowdown)
+        return Shape(workers, slots, cores, self._gateways(per_s))
 
     def _fewest(self, average: float, case: Case) -> int:
         """The smallest number of workers with the wanted latency: doubled until it is good, then halved back."""

@@ -2,8 +2,9 @@
 
 What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
 program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
-Cores are shared evenly among what is ready to run; their speed goes by how many of them are busy. Not simulated: memory, the
-network but for a fixed delay, tenants and priorities, refusals (429), a Redis that fails.
+Cores are shared evenly among what is ready to run. On a machine that was idle lately everything costs more CPU time: caches are
+cold and cores asleep. Not simulated: memory, the network but for a fixed delay, tenants and priorities, refusals (429), a Redis
+that fails.
 
 `loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
 """
@@ -22,21 +23,24 @@ from msgspec import Struct
 
 from exec_wire.queue import LEASE_S
 
+COOLING_S = 0.1  # in which two thirds of a machine's warmth are gone
+
 Then = Callable[[], None]
 
 
 class Demand(NamedTuple):
-    """What one program needs: CPU time on an otherwise idle machine, set-up and cleaning included, and time that it sleeps."""
+    """What one program needs: CPU time on a busy machine, set-up and cleaning included, and time that it sleeps."""
 
     cpu_s: float
     pause_s: float = 0.0
 
 
 class Cost(Struct, frozen=True):
-    """CPU time of one thread, on an otherwise idle machine. What waits when it wakes up is done together."""
+    """CPU time of one thread, on a busy machine. What waits when it wakes up is done together."""
 
     wake_s: float = 0.0  # once for all that waits
     call_s: float = 0.0  # for each call, half on its way in, half on its way out
+    cold: float = 1.0  # times as much on a machine that was idle
 
 
 class Costs(Struct, frozen=True):
@@ -47,6 +51,7 @@ class Costs(Struct, frozen=True):
     redis: Cost = Cost()
     worker: Cost = Cost()
     hop_s: float = 0.0  # delay on the way in and out that costs nobody CPU time
+    program_cold: float = 1.0  # as `Cost.cold`, of programs
 
 
 class Shape(Struct, frozen=True):
@@ -58,7 +63,6 @@ class Shape(Struct, frozen=True):
     gateways: int = 1
     together: bool = False
     release_factor: float = 1.25
-    slowdown: float = 1.0  # of a core, when all cores of its machine are busy; below 1 it is faster, with warm caches
 
 
 class Clock:
@@ -79,33 +83,33 @@ class Clock:
 class Cores:
     """Cores of one machine. Work is kept in virtual time, which passes alike for all: an arrival changes no other entry."""
 
-    def __init__(self, clock: Clock, count: int, slowdown: float = 1.0) -> None:
+    def __init__(self, clock: Clock, count: int) -> None:
         self._clock, self._count = clock, count
-        self._speeds = [0.0, *(self._speed(busy, slowdown) for busy in range(1, count + 1))]
         self._work: list[tuple[float, int, Then]] = []  # a heap by the virtual time of its end
         self._numbers = itertools.count()
         self._virtual = self._since = 0.0
         self._version = 0
+        self._warmth = 0.0  # the share of the cores that was busy lately
         self.busy_s = 0.0  # of all cores together
-
-    def _speed(self, busy: int, slowdown: float) -> float:
-        """Of each busy core: from 1 with a single one to 1/slowdown with all: they share pipelines, but wake up less."""
-        return 1 / (1 + (slowdown - 1) * (busy - 1) / max(1, self._count - 1))
 
     def _rate(self) -> float:
         ready = len(self._work)
-        return self._speeds[ready] if ready <= self._count else self._speeds[-1] * self._count / ready
+        return 1.0 if ready <= self._count else self._count / ready
 
-    def add(self, work_s: float, then: Then) -> None:
+    def add(self, work_s: float, then: Then, cold: float = 1.0) -> None:
+        """`cold`: times as much work on a machine that was idle."""
         self._pass_time()
+        work_s *= cold + (1 - cold) * self._warmth
         heapq.heappush(self._work, (self._virtual + work_s, next(self._numbers), then))
         self._plan()
 
     def _pass_time(self) -> None:
         elapsed, self._since = self._clock.now - self._since, self._clock.now
+        busy = min(len(self._work), self._count)
+        self._warmth += (busy / self._count - self._warmth) * -math.expm1(-elapsed / COOLING_S)
         if self._work:
             self._virtual += elapsed * self._rate()
-            self.busy_s += elapsed * min(len(self._work), self._count)
+            self.busy_s += elapsed * busy
 
     def _plan(self) -> None:
         """The next end; an earlier plan is void."""
@@ -126,7 +130,7 @@ class Thread:
     """An event loop: takes all that has come since its last turn, and has done it when its work is done."""
 
     def __init__(self, cores: Cores, cost: Cost) -> None:
-        self._cores, self._wake_s, self._each_s = cores, cost.wake_s, cost.call_s / 2
+        self._cores, self._wake_s, self._each_s, self._cold = cores, cost.wake_s, cost.call_s / 2, cost.cold
         self._free = not (cost.wake_s or cost.call_s)
         self._line: list[Then] = []
         self._busy = False
@@ -142,7 +146,7 @@ class Thread:
     def _turn(self) -> None:
         self._busy = True
         taken, self._line = self._line, []
-        self._cores.add(self._wake_s + self._each_s * len(taken), partial(self._done, taken))
+        self._cores.add(self._wake_s + self._each_s * len(taken), partial(self._done, taken), self._cold)
 
     def _done(self, taken: list[Then]) -> None:
         for then in taken:
@@ -189,8 +193,8 @@ class Simulation:
     def __init__(self, shape: Shape, costs: Costs) -> None:
         self.clock, self.visits = Clock(), list[Visit]()
         self._shape, self._costs = shape, costs
-        shared = Cores(self.clock, shape.cores, shape.slowdown) if shape.together else None
-        machines = [shared or Cores(self.clock, shape.cores, shape.slowdown) for _ in range(shape.workers)]
+        shared = Cores(self.clock, shape.cores) if shape.together else None
+        machines = [shared or Cores(self.clock, shape.cores) for _ in range(shape.workers)]
         self._workers = [Worker(cores, costs.worker) for cores in machines]
         self._gateways = [Gateway(shared or Cores(self.clock, 1), costs.gateway) for _ in range(shape.gateways)]
         self.worker_cores, self.redis_cores = machines, shared or Cores(self.clock, 1)
@@ -268,7 +272,7 @@ class Simulation:
         worker.thread.do(partial(self._compute, visit, worker))
 
     def _compute(self, visit: Visit, worker: Worker) -> None:
-        worker.cores.add(visit.demand.cpu_s, partial(self._sleep, visit, worker))
+        worker.cores.add(visit.demand.cpu_s, partial(self._sleep, visit, worker), self._costs.program_cold)
 
     def _sleep(self, visit: Visit, worker: Worker) -> None:
         if visit.demand.pause_s > 0:
@@ -324,15 +328,15 @@ def open_loop(shape: Shape, costs: Costs, arrivals: Iterable[tuple[float, Demand
 
 
 def closed_loop(
-    shape: Shape, costs: Costs, demands: Iterable[Demand], in_flight: int, death_s: float | None = None
+    shape: Shape, costs: Costs, demands: Iterable[Demand], in_flight: int, death_s: float | None = None, pause_s: float = 0.0
 ) -> Simulation:
-    """`in_flight` calls at a time: whoever has an answer asks for the next."""
+    """`in_flight` calls at a time: whoever has an answer asks for the next, after a pause."""
     simulation = Simulation(shape, costs)
     rest = iter(demands)
 
     def next_one(_: Visit | None = None) -> None:
         if (demand := next(rest, None)) is not None:
-            simulation.offer(simulation.clock.now, demand)
+            simulation.offer(simulation.clock.now + pause_s, demand)
 
     simulation.when_done = next_one
     for _ in range(in_flight):

@@ -33,7 +33,7 @@ def calibration() -> Calibration:
         probe_per_s=200.0,
         cpu_ms={"gateway": 1.0},
         batched_cpu_ms={"gateway": 0.1},
-        slowdown=1.2,
+        cold={"gateway": 1.5},
         unseen=1.0,
         costs=Costs(gateway=Cost(0.0002, 0.0001), redis=Cost(0.00005, 0.00002), worker=Cost(0.0002, 0.0001), hop_s=0.001),
         redis_per_call={"commands": 8.0, "in_bytes": 1000.0, "out_bytes": 1000.0},

@@ -70,10 +70,13 @@ def test_slots_beyond_the_cores_share_them_evenly() -> None:
     assert found == pytest.approx(1 / (1 - 0.6), rel=0.04)
 
 
-def test_busy_neighbours_slow_a_core_down() -> None:
-    shape = Shape(slots=2, cores=2, slowdown=1.5)
-    alone, both = (closed_loop(shape, FREE, [Demand(1.0)] * 10, in_flight) for in_flight in (1, 2))
-    assert alone.pace == pytest.approx(1.0) and both.pace == pytest.approx(2 / 1.5)
+def test_everything_costs_more_on_a_machine_that_was_idle() -> None:
+    costs = Costs(gateway=Cost(call_s=0.01, cold=3.0), program_cold=2.0)
+    calls = [(10.0 * n, Demand(0.01)) for n in range(50)]
+    lonely = open_loop(Shape(together=True), costs, calls).visits
+    assert fmean(visit.latency_s for visit in lonely) == pytest.approx(3 * 0.01 + 2 * 0.01, rel=0.2)
+    busy = closed_loop(Shape(slots=4, together=True), costs, [Demand(0.01)] * 2000, 8)
+    assert busy.pace == pytest.approx(1 / (0.01 + 0.01), rel=0.02)
 
 
 @pytest.mark.parametrize(("gateways", "per_s"), [(1, 100), (2, 200)])
