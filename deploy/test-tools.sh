@@ -7,14 +7,15 @@ cd "$(dirname "$0")/.."
 
 say() { printf 'exec-service: %s\n' "$*" >&2; }
 
-chromium() {
+# Not named like the programs: `command -v` would find the functions.
+get_chromium() {
     for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v "$name" >/dev/null && return; done
     if [ "$(id -u)" != 0 ]; then say "no Chromium: the tests of the web page need it (apt-get install chromium)"; return; fi
     say "installing Chromium for the tests of the web page"
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null || say "that failed"
 }
 
-prometheus() {
+get_prometheus() {
     { command -v prometheus && command -v promtool; } >/dev/null && return
     [ ! -x .tools/debian/usr/bin/promtool ] || return 0
     say "fetching Prometheus for the tests of metrics and alerts"
@@ -33,5 +34,5 @@ if ! command -v apt-get >/dev/null; then
 fi
 # A fresh container has no lists of packages.
 if [ "$(id -u)" = 0 ] && [ -z "$(apt-cache policy prometheus 2>/dev/null)" ]; then apt-get update -qq; fi
-chromium
-prometheus
+get_chromium
+get_prometheus

@@ -83,8 +83,13 @@ def last_line(stderr: str) -> str:
 
 
 class Spawn(Agent):
+    """In an empty virtual environment: what else is installed on a machine may want to run at every start."""
+
     def __init__(self) -> None:
-        self._interpreter = jail.interpreter()
+        self._venv = tempfile.TemporaryDirectory(prefix="exec-bench-")
+        subprocess.run([jail.interpreter(), "-m", "venv", "--without-pip", self._venv.name], check=True)
+        Path(self._venv.name).chmod(0o755)  # for the uid in the jail
+        self._interpreter = f"{self._venv.name}/bin/python"
         self._environment = {**jail.ENVIRONMENT, "PYTHONPATH": default_packages(), "PATH": os.defpath}
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
@@ -108,6 +113,9 @@ class Spawn(Agent):
 
     def _command(self, folder: Path) -> list[str]:
         return [self._interpreter, "main.py"]
+
+    async def __aexit__(self, *_: object) -> None:
+        self._venv.cleanup()
 
 
 def run_command(command: list[str], program: Program, environment: dict[str, str], folder: Path) -> tuple[str, str, str]:
@@ -155,6 +163,7 @@ class Nsjail(Spawn):
         kernel.mount("tmpfs", self._folder, "tmpfs", options="size=1m,mode=755")
         self._show("python", Path(sys.base_prefix))
         self._show("packages", Path(default_packages()))
+        self._show("venv", Path(self._venv.name))
         self._config = self._folder / "nsjail.cfg"
         self._config.write_text(self._config_text())
         return self
@@ -168,6 +177,7 @@ class Nsjail(Spawn):
     async def __aexit__(self, *_: object) -> None:
         kernel.unmount(self._folder)  # with what is bound in it
         self._folder.rmdir()  # never a recursive removal: it would empty what was only shown there
+        await super().__aexit__()
 
     def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
         folder.chmod(0o755)
@@ -176,7 +186,7 @@ class Nsjail(Spawn):
 
     def _command(self, folder: Path) -> list[str]:
         options = ["--really_quiet", "-C", str(self._config), "-R", f"{folder}/main.py:/main.py"]
-        return [self._nsjail, *options, "--", self._interpreter, "/main.py"]
+        return [self._nsjail, *options, "--", "/venv/bin/python", "/main.py"]
 
     def _config_text(self) -> str:
         environment = {**jail.ENVIRONMENT, "PYTHONPATH": "/opt/packages"}
@@ -192,6 +202,7 @@ class Nsjail(Spawn):
                 *(_bind(folder) for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()),
                 *([] if prefix == Path("/usr") else [_bind(self._folder / "python", prefix)]),
                 _bind(self._folder / "packages", "/opt/packages"),
+                _bind(self._folder / "venv", "/venv"),
                 *(f'mount {{ src: "/dev/{name}" dst: "/dev/{name}" is_bind: true rw: true }}' for name in ("null", "urandom")),
                 'mount { dst: "/tmp" fstype: "tmpfs" rw: true options: "size=64m,mode=1777" }',
                 'mount { dst: "/proc" fstype: "proc" }',

@@ -92,9 +92,10 @@ class Execution:
         self._folder: socket.socket | None = None
         try:
             if call.stdin:
-                self._given = [sealed("stdin", call.stdin.encode("utf-8", "surrogatepass"))]
-            self._kept = [output("stdout"), output("stderr"), page_file(_payload_of(call, start))]
-        except OSError:
+                self._given.append(sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")))
+            self._kept += output("stdout"), output("stderr")
+            self._kept.append(page_file(_payload_of(call, start)))
+        except BaseException:
             self.close()
             raise
 
@@ -253,9 +254,14 @@ def sealed(name: str, data: bytes, flags: int = 0) -> int:
 
 
 def _write_all(fd: int, data: bytes, at: int = 0) -> None:
-    written = os.pwrite(fd, data, at)
-    while written < len(data):  # more than two gigabytes, or nearly out of memory
-        written += os.pwrite(fd, memoryview(data)[written:], at + written)
+    """Or close it."""
+    try:
+        written = os.pwrite(fd, data, at)
+        while written < len(data):  # more than two gigabytes, or nearly out of memory
+            written += os.pwrite(fd, memoryview(data)[written:], at + written)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def sealed_program(data: bytes) -> int:

@@ -80,21 +80,32 @@ struct mapping {
     uintptr_t start, end;
     char rights[5];
     char file[256];
+    int is_special; /* a copy would not be what it is */
 };
 
+/* Wiped or left out when forking (libc's state of getrandom), droppable, locked, of a device. */
+static int has_special_flag(const char *flags) {
+    for (const char *const *flag = (const char *const[]){" wf", " dc", " dp", " lo", " io", " pf", NULL}; *flag; flag++)
+        if (strstr(flags, *flag))
+            return 1;
+    return 0;
+}
+
 static int read_mappings(struct mapping *all, int most) {
-    FILE *maps = fopen("/proc/self/maps", "re");
+    FILE *maps = fopen("/proc/self/smaps", "re");
     char line[512];
     int count = 0;
     while (maps && count < most && fgets(line, sizeof line, maps)) {
         struct mapping *m = &all[count];
         m->file[0] = 0;
         if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %255s", &m->start, &m->end, m->rights, m->file) >= 3)
-            count++;
+            m->is_special = 0, count++;
+        else if (count && !strncmp(line, "VmFlags:", 8))
+            m[-1].is_special = has_special_flag(line);
     }
     if (maps)
         fclose(maps);
-    return count;
+    return count < most ? count : 0; /* a list that is cut short says nothing of what is free */
 }
 
 #define COPIED_MOST (4 * HUGE_PAGE) /* what is larger stays what it is: the copy is in the memory of every zygote */
@@ -109,9 +120,9 @@ static int is_small_heap(struct mapping *m) { return !m->file[0] && (m->end <= (
 
 static int can_be_copied(struct mapping *m, const char *interpreter) {
     size_t size = m->end - m->start;
-    int is_right = is_malloc_heap(m) || !strcmp(m->file, interpreter) || (is_small_heap(m) && size <= COPIED_MOST) ||
+    int is_right = is_malloc_heap(m) || (is_library(m) && !strcmp(m->file, interpreter)) || (is_small_heap(m) && size <= COPIED_MOST) ||
                    (is_library(m) && size <= LIBRARY_MOST);
-    return m->rights[0] == 'r' && m->rights[3] == 'p' && is_right;
+    return m->rights[0] == 'r' && m->rights[3] == 'p' && is_right && !m->is_special;
 }
 
 static const char *interpreter_file(struct mapping *all, int count) {
@@ -161,10 +172,16 @@ static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start
         return;
     char *copy = (char *)(round_up((uintptr_t)raw) + start % HUGE_PAGE); /* so that huge pages can move as they are */
     madvise(copy, size, MADV_HUGEPAGE);
-    if (!read_row(copy, start, first, end) &&
-        mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start) != MAP_FAILED)
+    char *raw_end = raw + size + 2 * HUGE_PAGE;
+    if (copy > raw)
+        munmap(raw, (size_t)(copy - raw)); /* before the copy moves: maybe to here */
+    munmap(copy + size, (size_t)(raw_end - copy) - size);
+    int is_read = !read_row(copy, start, first, end);
+    __builtin___clear_cache(copy, copy + size);
+    if (is_read && mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start) != MAP_FAILED)
         remember_row(start, stop);
-    munmap(raw, size + 2 * HUGE_PAGE); /* what is left around and under the copy */
+    else
+        munmap(copy, size);
 }
 
 static int has_one_thread(void) {
@@ -186,7 +203,8 @@ static uintptr_t close_gaps(struct mapping *all, int most) {
                 ;
             free((void *)p);
         }
-    free(malloc(mallinfo2().keepcost)); /* more than is left: the heap grows beyond the next huge page */
+    void *volatile more = malloc(mallinfo2().keepcost); /* than is left: the heap grows beyond the next huge page */
+    free(more);
     mallopt(M_TOP_PAD, 1 << 20);
     return (uintptr_t)sbrk(0) - mallinfo2().keepcost;
 #else
@@ -224,10 +242,12 @@ static void copy_rows(struct mapping *all, int most, uintptr_t heap_used) {
         end = row_end(first, last, interpreter);
         if (!has_library_or_heap(first, end))
             continue;
-        if (is_malloc_heap(end - 1) && round_up(heap_used) < end[-1].end)
-            end[-1].end = round_up(heap_used);
+        uintptr_t used = round_up(heap_used);
+        if (is_malloc_heap(end - 1) && used > end[-1].start && used < end[-1].end)
+            end[-1].end = used;
         uintptr_t start = first->start, stop = end[-1].end;
-        if (round_up(start) - start >= EDGE_LEAST && (first == all || first[-1].end <= round_down(start)))
+        if (round_up(start) - start >= EDGE_LEAST && round_down(start) >= HUGE_PAGE &&
+            (first == all || first[-1].end <= round_down(start)))
             start = round_down(start);
         if (stop - round_down(stop) >= EDGE_LEAST && (end == last || end->start >= round_up(stop)) && !is_malloc_heap(end - 1))
             stop = round_up(stop);

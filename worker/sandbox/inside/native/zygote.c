@@ -214,11 +214,8 @@ static pid_t start_stub_and_fork(struct slot *s) {
     int error = errno;
     if (setns(own_pidns_fd, CLONE_NEWPID))
         _exit(1); /* cannot go on: every later child would land in this program's namespace */
-    if (child > 0) {
-        if (++book->forks % FORKS_BEFORE_MENDING == 0)
-            heap_mend();
+    if (child > 0)
         return child;
-    }
     if (s->stub > 0) {
         kill(s->stub, SIGKILL);
         waitpid(s->stub, NULL, __WALL);
@@ -235,6 +232,7 @@ static void *become_program(struct slot *s, int index) {
         _exit(EXIT_NOT_CONFINED);
     own_progress = &house.progress[index];
 #if PY_VERSION_HEX >= 0x030C0000
+    PyOS_BeforeFork(); /* takes the locks that the other gives back; nobody else is here to want them */
     PyOS_AfterFork_Child();
 #endif /* 3.11's only renews locks, none of which is held here, and runs hooks; program.py does what is needed of them (-0.7 ms) */
     return page;
@@ -268,6 +266,8 @@ static void *start(struct ask *ask, int *fd) {
         return NULL;
     }
     s->child = child;
+    if (++book->forks % FORKS_BEFORE_MENDING == 0)
+        heap_mend();
     if (!s->stub)
         s->stub_reaped = 1;
     s->state = SLOT_RUNNING;
@@ -718,6 +718,8 @@ static PyObject *read_payload(void) {
             return fail("payload");
         }
     if (!data)
+        return fail("payload");
+    if (*data != PLAIN_PAYLOAD && ftruncate(CHILD_FD_PAYLOAD, PAGE_BYTES)) /* a session would keep its files here as long as it lives */
         return fail("payload");
     close(CHILD_FD_PAYLOAD);
     PyObject *payload = *data == PLAIN_PAYLOAD ? take_code(data + 1, size - 1) : PyBytes_FromStringAndSize(data + 1, size - 1);
