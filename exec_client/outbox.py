@@ -240,6 +240,7 @@ class Outbox:
                 return self._flush_in(hold_s)
             if tickets := self._take():
                 self._ship(tickets)
+                return self._flush_in(0)  # one by one: the first is on its way while the others are made
 
     def _hold_s(self) -> float | None:
         """How long until another request may open; None: not before one ends."""

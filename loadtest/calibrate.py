@@ -35,7 +35,7 @@ from loadtest.parts import Part, end_in_order
 from loadtest.programs import TEMPLATES
 from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
-from loadtest.simulate import Cost, Costs, Demand, Shape, Visit, closed_loop, open_loop
+from loadtest.simulate import TURN_S, Cost, Costs, Demand, Shape, Visit, closed_loop, open_loop
 from loadtest.workload import Program, calls
 from worker.config import three_for_every_core, usable_cores
 
@@ -144,7 +144,7 @@ class Calibration(Struct):
     @property
     def here(self) -> Shape:
         """This machine, the load on it too."""
-        return Shape(slots=self.slots, cores=self.cores, together=True)
+        return Shape(slots=self.slots, cores=self.cores, together=True, turn_s=TURN_S)
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------------------

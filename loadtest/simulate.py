@@ -2,9 +2,9 @@
 
 What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
 program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
-Cores are shared evenly among what is ready to run. On a machine that was idle lately everything costs more CPU time: caches are
-cold and cores asleep. Not simulated: memory, the network but for a fixed delay, tenants and priorities, refusals (429), a Redis
-that fails.
+Cores are shared evenly among what is ready to run, after a short wait for the first turn. On a machine that was idle lately
+everything costs more CPU time: caches are cold and cores asleep. Not simulated: memory, the network but for a fixed delay, tenants
+and priorities, refusals (429), a Redis that fails.
 
 `loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
 """
@@ -24,6 +24,7 @@ from msgspec import Struct
 from exec_wire.queue import LEASE_S
 
 COOLING_S = 0.1  # in which two thirds of a machine's warmth are gone
+TURN_S = 0.0005  # who becomes ready while all cores are busy waits so long for its turn, for each that is ready per core
 
 Then = Callable[[], None]
 
@@ -50,7 +51,9 @@ class Costs(Struct, frozen=True):
     gateway: Cost = Cost()
     redis: Cost = Cost()
     worker: Cost = Cost()
-    hop_s: float = 0.0  # delay on the way in and out that costs nobody CPU time
+    hop_s: float = (
+        0.0  # delay on the way in and out that costs nobody CPU time; below 0: work that is done after the answer has left
+    )
     program_cold: float = 1.0  # as `Cost.cold`, of programs
 
 
@@ -63,6 +66,7 @@ class Shape(Struct, frozen=True):
     gateways: int = 1
     together: bool = False
     release_factor: float = 1.25
+    turn_s: float = 0.0  # as TURN_S; 0: cores are shared from the first moment
 
 
 class Clock:
@@ -83,9 +87,10 @@ class Clock:
 class Cores:
     """Cores of one machine. Work is kept in virtual time, which passes alike for all: an arrival changes no other entry."""
 
-    def __init__(self, clock: Clock, count: int) -> None:
-        self._clock, self._count = clock, count
+    def __init__(self, clock: Clock, count: int, turn_s: float = 0.0) -> None:
+        self._clock, self._count, self._turn_s = clock, count, turn_s
         self._work: list[tuple[float, int, Then]] = []  # a heap by the virtual time of its end
+        self._line: dict[int, tuple[float, Then]] = {}  # who waits for its turn
         self._numbers = itertools.count()
         self._virtual = self._since = 0.0
         self._version = 0
@@ -100,7 +105,20 @@ class Cores:
         """`cold`: times as much work on a machine that was idle."""
         self._pass_time()
         work_s *= cold + (1 - cold) * self._warmth
-        heapq.heappush(self._work, (self._virtual + work_s, next(self._numbers), then))
+        number = next(self._numbers)
+        if not self._turn_s or len(self._work) < self._count:
+            self._begin(number, work_s, then)
+            return
+        self._line[number] = (work_s, then)
+        self._clock.at(self._clock.now + self._turn_s * len(self._work) / self._count, partial(self._turn_has_come, number))
+
+    def _turn_has_come(self, number: int) -> None:
+        if number in self._line:
+            self._pass_time()
+            self._begin(number, *self._line.pop(number))
+
+    def _begin(self, number: int, work_s: float, then: Then) -> None:
+        heapq.heappush(self._work, (self._virtual + work_s, number, then))
         self._plan()
 
     def _pass_time(self) -> None:
@@ -123,6 +141,8 @@ class Cores:
             self._pass_time()
             _, _, then = heapq.heappop(self._work)
             self._plan()
+            if self._line and len(self._work) < self._count:
+                self._turn_has_come(next(iter(self._line)))
             then()
 
 
@@ -193,8 +213,8 @@ class Simulation:
     def __init__(self, shape: Shape, costs: Costs) -> None:
         self.clock, self.visits = Clock(), list[Visit]()
         self._shape, self._costs = shape, costs
-        shared = Cores(self.clock, shape.cores) if shape.together else None
-        machines = [shared or Cores(self.clock, shape.cores) for _ in range(shape.workers)]
+        shared = Cores(self.clock, shape.cores, shape.turn_s) if shape.together else None
+        machines = [shared or Cores(self.clock, shape.cores, shape.turn_s) for _ in range(shape.workers)]
         self._workers = [Worker(cores, costs.worker) for cores in machines]
         self._gateways = [Gateway(shared or Cores(self.clock, 1), costs.gateway) for _ in range(shape.gateways)]
         self.worker_cores, self.redis_cores = machines, shared or Cores(self.clock, 1)

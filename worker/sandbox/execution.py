@@ -285,6 +285,8 @@ def page_file(payload: bytes) -> int:
 
 def text(fd: int, size: int, cap: int) -> tuple[str, bool]:
     """A stream as text; beyond `cap` bytes its head and tail with the cut marked."""
+    if not size:
+        return "", False
     if size <= cap:
         return os.pread(fd, size, 0).decode("utf-8", "replace"), False
     half = cap // 2
