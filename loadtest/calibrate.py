@@ -47,6 +47,7 @@ COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts ca
 LOADS = (0.3, 0.5, 0.7, 0.9)
 VALIDATE_S = 7.0  # of each run
 WITHIN = 0.2
+DRAWS = 5  # simulations of each run: which program of a template is heavy is chance
 BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
 STARTING_LOAD_S = 0.8  # CPU time that the interpreter which makes the load takes to start
 SEED = 11
@@ -460,7 +461,7 @@ def validate(made: Calibration, here: Here, load: float, seconds: float, seed: i
     at_s = poisson(per_s, len(programs), seed)
     found = here.measure(programs, at_s)
     speed = made.speed_during(found.report)
-    predicted = [visit.latency_s for visit in predict(at_speed(made, speed), programs, at_s)]
+    predicted = [visit.latency_s for seed in range(DRAWS) for visit in predict(at_speed(made, speed), programs, at_s, seed)]
     return Turn(load, per_s, speed, found, predicted)
 
 
@@ -493,8 +494,8 @@ def at_speed(made: Calibration, speed: float) -> Calibration:
     return other
 
 
-def predict(made: Calibration, programs: list[Program], at_s: list[float]) -> list[Visit]:
-    return open_loop(made.here, made.costs, zip(at_s, made.demands(programs), strict=True)).visits
+def predict(made: Calibration, programs: list[Program], at_s: list[float], seed: int) -> list[Visit]:
+    return open_loop(made.here, made.costs, zip(at_s, made.demands(programs, seed), strict=True)).visits
 
 
 def _figures(some_s: list[float]) -> tuple[float, float, float]:

@@ -3,8 +3,8 @@
 What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
 program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
 Cores are shared evenly among what is ready to run, after a short wait for the first turn. On a machine that was idle lately
-everything costs more CPU time: caches are cold and cores asleep. Not simulated: memory, the network but for a fixed delay, tenants
-and priorities, refusals (429), a Redis that fails.
+everything costs more CPU time: caches are cold and cores asleep. Not simulated: memory, the network but for a fixed delay,
+tenants and priorities, refusals (429), a Redis that fails.
 
 `loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
 """
