@@ -461,7 +461,8 @@ def validate(made: Calibration, here: Here, load: float, seconds: float, seed: i
     at_s = poisson(per_s, len(programs), seed)
     found = here.measure(programs, at_s)
     speed = made.speed_during(found.report)
-    predicted = [visit.latency_s for seed in range(DRAWS) for visit in predict(at_speed(made, speed), programs, at_s, seed)]
+    now = at_speed(made, speed)
+    predicted = [visit.latency_s for draw in range(DRAWS) for visit in predict(now, programs, at_s, draw)]
     return Turn(load, per_s, speed, found, predicted)
 
 
