@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -115,6 +117,18 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Whatever takes its time takes longer."""
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ import pytest
 from sandbox_harness import (
     Lab,
     alive,
+    busy_machine,
     cgroups_of,
     children_of,
     host_mounts,
@@ -167,6 +168,16 @@ async def test_a_pool_that_closes_leaves_nothing() -> None:
     assert not any(alive(pid) for pid in tree)
     assert cgroups_of(base) == [] and host_mounts() == mounts
     assert not (uids.STATE_FOLDER / f"exec-service-{base}").exists()
+
+
+async def test_stubs_of_programs_that_are_over_leave_soon_and_count_for_no_other(own_lab: Lab) -> None:
+    """With its stub, which its limit allows for, a program that has one child has as many processes as it may."""
+    fork = "import os\nif not os.fork(): os._exit(0)\nos.wait()"
+    with busy_machine():
+        ends = await asyncio.gather(*(own_lab.run(fork, processes=2) for _ in range(200)))
+    assert {(end.status, end.stderr) for end in ends} == {("ok", "")}
+    await until(lambda: not any(map(children_of, own_lab.zygote_pids)), "no stub is left")
+    assert own_lab.sandboxed_pids == []
 
 
 async def test_python_under_a_closed_home_folder_works(lab: Lab) -> None:

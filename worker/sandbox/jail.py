@@ -30,8 +30,9 @@ _DEVICES = [f"/dev/{name}" for name in ("null", "zero", "urandom", "random", "fu
 _DEVICE_RULES = [(device, "d") for device in _DEVICES]
 LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *_DEVICE_RULES]
 
-# Of the zygote, inside its own user namespace; no program has any. SYS_PTRACE is for its memory watchdog.
-_CAPABILITIES = ["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE", "SYS_PTRACE"]
+# Of the zygote, inside its own user namespace; no program has any. SYS_PTRACE is for its memory watchdog, SYS_CHROOT for coming
+# back from a program's mount namespace.
+_CAPABILITIES = ["SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE", "SYS_PTRACE"]
 _SYSTEM_FOLDERS = ["/usr", "/bin", "/lib", "/lib64", "/lib32", "/sbin"]
 _SYSTEM_FILES = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/mime.types"]
 _LINKS = {

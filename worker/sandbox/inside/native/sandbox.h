@@ -46,13 +46,14 @@ struct slot {
     enum slot_state state;
     int64_t uid;
     int cgroup[SLOT_FDS]; /* -1 where absent */
-    char *stub_stack;
+    char *stub_stack; /* NULL until one is needed */
+    int leavers;      /* stubs of former programs that still count as processes of this uid */
     /* of the running program */
     struct ask ask;
     int fd[RUN_FDS];
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
-    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, in_line_ns, oom_before, processes_peak, waited_ns;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, in_line_ns, oom_before, memory_before, processes_peak, waited_ns;
 };
 
 #define STACK_BYTES 16384

@@ -57,9 +57,9 @@ static int new_session(struct box *b) {
     return setsid() < 0 ? -1 : 0;
 }
 
+/* Where there is a stub, the zygote has put both into a mount namespace of their own already (zygote.c). */
 static int new_namespaces(struct box *b) {
-    (void)b;
-    return unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS);
+    return unshare(CLONE_NEWIPC | CLONE_NEWUTS | (b->house->layers & LAYER_PIDNS ? 0 : CLONE_NEWNS));
 }
 
 /* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py).
@@ -178,7 +178,7 @@ static int limit_address_space(struct box *b) {
 /* CORE is 1 and not 0: with a piped core_pattern 0 would still start the helper. */
 static int set_rlimits(struct box *b) {
     struct ask *ask = &b->slot->ask;
-    int64_t processes = ask->processes + 1 + b->house->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
+    int64_t processes = ask->processes + 1 + b->slot->leavers + b->house->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
     if (!(b->house->layers & LAYER_CGROUP) && limit_address_space(b))
         return -1;
     return limit(RLIMIT_CPU, ask->cpu_s, ask->cpu_s + 1) || limit(RLIMIT_FSIZE, ask->file_bytes, ask->file_bytes) ||

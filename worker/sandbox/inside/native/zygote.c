@@ -44,6 +44,9 @@
 #define CLEARING_MOST_NS 30000000000LL
 #define EXIT_NOT_CONFINED 253
 #define FORKS_BEFORE_MENDING 500
+#define LEAVERS_MOST 64
+#define LEAVERS_OF_SLOT 8
+#define LEFT_MOST_BYTES (1 << 20)
 #define MAIN_FILE "/main.py"
 #define PLAIN_PAYLOAD 'p'
 enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
@@ -58,9 +61,14 @@ static struct book {
     int running;     /* slots that have to be looked at while they run */
     int next_watched;
     int64_t forks;
-    struct slot slots[MAX_SLOTS];
+    struct leaver {
+        pid_t stub; /* 0: a free place, perhaps with a stack that can be used again */
+        int slot;
+        char *stack;
+    } leavers[LEAVERS_MOST];
+    struct slot slots[MAX_SLOTS]; /* the first of them on the page of what is above, since a fork makes each page dearer to write */
 } *book;
-static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1;
+static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1, own_mntns_fd = -1;
 static sigset_t python_signals;
 static struct progress *own_progress; /* in a child */
 static char *own_page;                /* in a program */
@@ -117,7 +125,9 @@ static void note_processes(struct slot *s, int64_t n) {
         s->processes_peak = n;
 }
 
-static void sample_processes(struct slot *s) { note_processes(s, read_number(s->cgroup[CG_PIDS_NOW], NULL)); }
+static int64_t processes_now(struct slot *s) { return read_number(s->cgroup[CG_PIDS_NOW], NULL); }
+static void sample_processes(struct slot *s) { note_processes(s, processes_now(s)); }
+static int64_t memory_now(struct slot *s) { return read_number(s->cgroup[CG_MEMORY_NOW], NULL); }
 
 /* Where no control group counts. The keeper, if there is one, is not of the program's. */
 static int too_much_memory(struct slot *s) {
@@ -177,11 +187,12 @@ static int write_limits(struct slot *s) {
 }
 
 static int apply_limits(struct slot *s) {
-    if (read_number(s->cgroup[CG_PIDS_NOW], NULL) > 0) { /* what a lost zygote left here is still dying */
+    if (processes_now(s) > 0) { /* what a lost zygote left here is still dying */
         errno = EBUSY;
         return -1;
     }
     s->oom_before = oom_kills(s); /* cumulative, and other zygotes use the slot too */
+    s->memory_before = memory_now(s);
     return house.layers & LAYER_PIDNS ? write_limits(s) : 0; /* else the keeper does, when the slot's folder is empty */
 }
 
@@ -196,14 +207,25 @@ static pid_t clear_and_keep(struct slot *s) {
     return keep(progress, s->cgroup[CG_PIDS_LIMIT]);
 }
 
-/* Both the stub and the child are made in a new PID namespace; then the zygote's later children are its own again. */
+/* No fork needs it: a stub shares the zygote's memory. */
+static char *new_stack(void) {
+    char *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack == MAP_FAILED)
+        return NULL;
+    madvise(stack, STACK_BYTES, MADV_DONTFORK);
+    return stack;
+}
+
+/* Both the stub and the child are made in a new PID and mount namespace; then the zygote and its later children are in its own
+ * again. */
 static pid_t start_stub_and_fork(struct slot *s) {
     s->stub = 0;
     if (!(house.layers & LAYER_PIDNS)) {
         pid_t keeper = fork();
         return keeper ? keeper : clear_and_keep(s);
     }
-    if (unshare(CLONE_NEWPID))
+    int mounts = house.layers & LAYER_MOUNTS ? CLONE_NEWNS : 0;
+    if ((!s->stub_stack && !(s->stub_stack = new_stack())) || unshare(CLONE_NEWPID | mounts))
         return -1;
     pid_t child = -1;
     s->stub = clone(stub_main, s->stub_stack + STACK_BYTES, CLONE_VM | SIGCHLD, (void *)(intptr_t)s->uid);
@@ -212,8 +234,8 @@ static pid_t start_stub_and_fork(struct slot *s) {
     if (child == 0)
         return 0;
     int error = errno;
-    if (setns(own_pidns_fd, CLONE_NEWPID))
-        _exit(1); /* cannot go on: every later child would land in this program's namespace */
+    if (setns(own_pidns_fd, CLONE_NEWPID) || (mounts && setns(own_mntns_fd, CLONE_NEWNS)))
+        _exit(1); /* cannot go on: every later child would land in this program's namespaces */
     if (child > 0)
         return child;
     if (s->stub > 0) {
@@ -360,7 +382,48 @@ static void note_member(struct member *m, int status, struct rusage *u) {
     say(&message);
 }
 
-static int is_over(struct slot *s) { return s->child_reaped && s->stub_reaped && !(s->is_session && members_of((int)(s - book->slots))); }
+/* ---- stubs that outlive their program's end ----
+ *
+ * Whoever leaves a mount namespace last waits until every core has passed a point of rest (synchronize_rcu_expedited), 2 to 7 ms
+ * on a busy machine. The stub is in the program's, so that it is the stub who waits. Nobody waits for the stub where the kernel's
+ * count says that no process of the program is left and its files take no memory to speak of, which would count as the next
+ * program's: then the program is over, and the stub, which is killed already, leaves in its own time. */
+
+/* 0 if it has to be waited for. */
+static int let_leave(struct slot *s) {
+    char now[4];
+    if (s->is_session || !(house.layers & LAYER_MOUNTS) || s->cgroup[CG_MEMORY_NOW] < 0 || s->cgroup[CG_PIDS_NOW] < 0 ||
+        pread(s->cgroup[CG_PIDS_NOW], now, sizeof now, 0) != 2 || now[0] != '0' ||
+        memory_now(s) - s->memory_before > LEFT_MOST_BYTES || s->leavers >= LEAVERS_OF_SLOT)
+        return 0;
+    for (int i = 0; i < LEAVERS_MOST; i++) {
+        struct leaver *one = &book->leavers[i];
+        if (one->stub)
+            continue;
+        char *spare = one->stack;
+        *one = (struct leaver){s->stub, (int)(s - book->slots), s->stub_stack};
+        s->stub_stack = spare;
+        s->leavers++;
+        return 1;
+    }
+    return 0;
+}
+
+static int has_left(pid_t pid) {
+    for (int i = 0; i < LEAVERS_MOST; i++)
+        if (book->leavers[i].stub == pid) {
+            book->leavers[i].stub = 0;
+            book->slots[book->leavers[i].slot].leavers--;
+            return 1;
+        }
+    return 0;
+}
+
+static int is_over(struct slot *s) {
+    if (!s->child_reaped || (s->is_session && members_of((int)(s - book->slots))))
+        return 0;
+    return s->stub_reaped || let_leave(s);
+}
 
 static void reap(void) {
     struct signalfd_siginfo info;
@@ -370,6 +433,8 @@ static void reap(void) {
     struct rusage usage;
     pid_t pid;
     while ((pid = (pid_t)raw4(SYS_wait4, -1, (long)&status, __WALL | WNOHANG, (long)&usage)) > 0) {
+        if (has_left(pid))
+            continue;
         struct member *member = member_by_pid(pid);
         int member_slot = member ? member->slot : -1;
         for (int i = 0; i < book->slots_known; i++) {
@@ -496,8 +561,6 @@ static void learn_slot(struct ask *ask, int *fd) {
     s->uid = ask->wall_ns;
     for (int i = 0, next = 0; i < SLOT_FDS; i++)
         s->cgroup[i] = (ask->cpu_s >> i & 1) ? fd[next++] : -1;
-    if (!s->stub_stack)
-        s->stub_stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     s->state = SLOT_FREE;
     if (ask->slot >= book->slots_known)
         book->slots_known = (int)ask->slot + 1;
@@ -755,6 +818,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
         return NULL;
     if (house.layers & LAYER_PIDNS && (own_pidns_fd = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)) < 0)
         return fail("/proc/self/ns/pid");
+    if (house.layers & LAYER_MOUNTS && (own_mntns_fd = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0)
+        return fail("/proc/self/ns/mnt");
     sigset_t child_signal;
     sigemptyset(&child_signal);
     sigaddset(&child_signal, SIGCHLD);
