@@ -1,17 +1,18 @@
 """What a call costs on this machine, for the planner: `exec-service calibrate`, or `python -m loadtest.calibrate --help`.
 
 A Redis, a gateway and a worker, a process each, and the load from a process of its own. First large batches to a worker that
-runs nothing: what a call costs on the path when many share a request. Then programs of the workload in real sandboxes, one at a
-time with pauses (what a call costs on an idle machine), and with every slot busy and more waiting (what the cores gain by warm
-caches or lose to each other, and the capacity). Two numbers are fitted, so that the simulation has the latency of a lonely call
-and the calls/s of the last part; what lies between is a prediction, and `--validate` compares it with open-loop runs at 30, 50,
-70 and 90 % of the capacity, none of which it has seen.
+runs nothing: what a call costs on the path when many share a request. Then some hundred programs of the workload in real
+sandboxes, one at a time with pauses (what a call costs on an idle machine), and with every slot busy and more waiting (what
+the cores gain by warm caches or lose to each other, and the capacity). Two numbers are fitted, so that the simulation has the
+latency of a lonely call and the calls/s of the last part; what lies between is a prediction, and `--validate` compares it with
+open-loop runs at 30, 50, 70 and 90 % of the capacity, none of which it has seen. They run the same programs at random moments,
+in other orders and companies.
 
 A machine among others is faster in one minute and slower in the next. So lonely and crowded calls are measured in turns, and
-the same short burst of calls is timed during the calibration and before each run of the validation, which are short, many, and
-in turns too: the load is a share of the capacity at that moment. The prediction is made for the machine's speed during the run.
-The CPU time of the programs themselves, beside that of the same programs during the calibration, tells it, and has no part in
-how long anybody waits.
+all programs are timed with every slot busy before each run of the validation, which are short, many, and in turns too: the
+load is a share of the capacity at that moment. The prediction is made for the machine's speed in each second of the run. The
+CPU time of the programs themselves, beside that of the same programs during the calibration, tells it, and has no part in how
+long anybody waits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import random
 import sys
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -41,13 +43,14 @@ from worker.config import three_for_every_core, usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
-ALONE_CALLS, ALONE_PAUSE_S, LOADED_CALLS, PROBE_CALLS = 300, 0.03, 1500, 250
+PROGRAMS, ALONE_CALLS, ALONE_PAUSE_S = 250, 50, 0.03  # each round: all programs with every slot busy, some of them alone
 BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
 COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
 LOADS = (0.3, 0.5, 0.7, 0.9)
-VALIDATE_S = 7.0  # of each run
+VALIDATE_S = 8.0  # of each run
+MOMENT_S = 1.0  # for which the machine has one speed
 WITHIN = 0.2
-DRAWS = 5  # simulations of each run: which program of a template is heavy is chance
+DRAWS = 3  # simulations of each run: a program does not cost the same each time
 BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
 STARTING_LOAD_S = 0.8  # CPU time that the interpreter which makes the load takes to start
 SEED = 11
@@ -64,7 +67,7 @@ FULL, QUICK = Effort(), Effort(rounds=2, share=5)
 
 
 class Samples(Struct, frozen=True):
-    """What programs of one template cost on a busy machine, set-up and cleaning included."""
+    """What a program cost each time on a busy machine, set-up and cleaning included."""
 
     kind: str
     cpu_ms: list[float]
@@ -110,7 +113,6 @@ class Calibration(Struct):
     slots: int
     calls: int
     capacity_per_s: float  # calls/s with every slot busy, the load on the same cores
-    probe_per_s: float  # the same for a short burst, which tells how fast the machine is at a moment
     cpu_ms: dict[str, float]  # per call with every slot busy, by process
     batched_cpu_ms: dict[str, float]  # per call of the path alone, in large batches
     cold: dict[str, float]  # by process: CPU time of a call on an idle machine, by that on a busy one
@@ -121,31 +123,51 @@ class Calibration(Struct):
     programs: dict[str, Samples] = {}
     validation: list[Point] = []
 
-    def demand(self, program: Program, chance: random.Random) -> Demand:
-        samples = self._samples_of(program.kind, program.name)
-        return Demand(chance.choice(samples.cpu_ms) / 1000, samples.pause_ms / 1000)
+    def demands(self, programs: Iterable[Program], seed: int = SEED) -> list[Demand]:
+        chance, alike = random.Random(seed), self._alike()
 
-    def _samples_of(self, kind: str, name: str) -> Samples:
-        """Of another program of this kind, if it is not known."""
-        of_kind = (samples for samples in self.programs.values() if samples.kind == kind)
-        found = self.programs.get(f"{kind}/{name}") or next(of_kind, None)
-        if found is None:
-            raise ValueError(f"no {kind} program was calibrated: run `exec-service calibrate` with a mix that has some")
+        def demand(program: Program) -> Demand:
+            samples = self.programs.get(_key(program.kind, program.name)) or chance.choice(_known(program, alike))
+            return Demand(chance.choice(samples.cpu_ms) / 1000, samples.pause_ms / 1000)
+
+        return [demand(program) for program in programs]
+
+    def _alike(self) -> dict[str, list[Samples]]:
+        """By kind, and by kind and template: for programs that were not calibrated."""
+        found: dict[str, list[Samples]] = {}
+        for key, samples in self.programs.items():
+            for name in (samples.kind, key.partition("#")[0]):
+                found.setdefault(name, []).append(samples)
         return found
 
-    def speed_during(self, report: Report) -> float:
-        """Of the machine, by that during the calibration: what the same programs took of CPU time."""
-        known = [(self._samples_of(one.kind, one.name).own_ms, one.cpu_ms) for one in report.landed]
-        return sum(then for then, _ in known) / sum(now for then, now in known if then)
-
-    def demands(self, programs: Iterable[Program], seed: int = SEED) -> list[Demand]:
-        chance = random.Random(seed)
-        return [self.demand(program, chance) for program in programs]
+    def speeds_during(self, report: Report) -> list[float]:
+        """Of the machine when each call came, by that during the calibration: what the same programs took of CPU time."""
+        due_s = [one.due_s for one in report.landed]
+        then, now = [0.0], [0.0]
+        for one in report.landed:
+            then.append(then[-1] + self.programs[_key(one.kind, one.name)].own_ms)
+            now.append(now[-1] + one.cpu_ms)
+        speeds = []
+        for at_s in due_s:
+            first, last = bisect_left(due_s, at_s - MOMENT_S / 2), bisect_right(due_s, at_s + MOMENT_S / 2)
+            speeds.append((then[last] - then[first]) / (now[last] - now[first]))
+        return speeds
 
     @property
     def here(self) -> Shape:
         """This machine, the load on it too."""
         return Shape(slots=self.slots, cores=self.cores, together=True, turn_s=TURN_S)
+
+
+def _key(kind: str, name: str) -> str:
+    return f"{kind}/{name}"
+
+
+def _known(program: Program, alike: dict[str, list[Samples]]) -> list[Samples]:
+    found = alike.get(_key(program.kind, program.name)) or alike.get(program.kind)
+    if found is None:
+        raise ValueError(f"no {program.kind} program was calibrated: run `exec-service calibrate` with a mix that has some")
+    return found
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------------------
@@ -216,12 +238,9 @@ class Here:
         """Calls in flight that keep every slot busy."""
         return 2 * self.slots
 
-    def probe(self, mix: str) -> float:
-        return self.measure(calls(PROBE_CALLS, SEED + 2, mix), in_flight=self.full).report.calls_per_s
-
-    def speed(self, made: Calibration) -> float:
-        """Of the machine now, by that during the calibration."""
-        return self.probe(made.mix) / made.probe_per_s
+    def crowd(self, programs: list[Program], chance: random.Random) -> Measured:
+        """All of them, with every slot busy and more waiting."""
+        return self.measure(chance.sample(programs, len(programs)), in_flight=self.full)
 
 
 def _check(report: Report) -> None:
@@ -246,18 +265,25 @@ def cluster() -> Iterator[Here]:
         yield here
 
 
-def measure(here: Here, batched_ms: dict[str, float], mix: str, effort: Effort, say: Say, command: str) -> Calibration:
+def population(mix: str, effort: Effort) -> list[Program]:
+    """The programs of a calibration, each with a name of its own."""
+    some = calls(PROGRAMS // effort.share, SEED, mix)
+    return [msgspec.structs.replace(program, name=f"{program.name}#{number}") for number, program in enumerate(some)]
+
+
+def measure(
+    here: Here, programs: list[Program], batched_ms: dict[str, float], mix: str, effort: Effort, say: Say, command: str
+) -> Calibration:
     say("programs that never end")
     endless = here.measure(_endless())
-    lonely, crowded = (calls(count // effort.share, SEED, mix) for count in (ALONE_CALLS, LOADED_CALLS))
-    say(f"{len(lonely)} calls, one at a time, and {len(crowded)} with every slot busy, in turns")
-    of_lonely, of_crowded, probes = list[Measured](), list[Measured](), list[float]()
-    for turn in range(effort.rounds):
-        of_lonely.append(here.measure(lonely[turn :: effort.rounds], pause_s=ALONE_PAUSE_S))
-        of_crowded.append(here.measure(crowded[turn :: effort.rounds], in_flight=here.full))
-        probes.append(here.probe(mix))
+    chance, few = random.Random(SEED), ALONE_CALLS // effort.share
+    say(f"{effort.rounds} rounds: {few} calls one at a time, {len(programs)} with every slot busy")
+    of_lonely, of_crowded = list[Measured](), list[Measured]()
+    for _ in range(effort.rounds):
+        of_lonely.append(here.measure(chance.sample(programs, few), pause_s=ALONE_PAUSE_S))
+        of_crowded.append(here.crowd(programs, chance))
     alone, loaded = together(of_lonely), together(of_crowded)
-    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, fmean(probes), command)
+    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, command)
     _fit_pace(made, loaded.report, here.full)
     _fit_latency(made, alone.report)
     return made
@@ -301,7 +327,6 @@ def assemble(
     alone: Measured,
     endless: Measured,
     loaded: Measured,
-    probe_per_s: float,
     command: str,
 ) -> Calibration:
     count = len(loaded.report.landed)
@@ -318,7 +343,6 @@ def assemble(
         slots,
         count,
         round(loaded.report.calls_per_s, 2),
-        round(probe_per_s, 2),
         {name: round(value, 4) for name, value in cpu_ms.items()},
         {name: round(value, 4) for name, value in batched_ms.items()},
         {name: round(trend.cold, 4) for name, trend in trends.items()},
@@ -377,16 +401,16 @@ def _cost(trend: Trend, batched_ms: float) -> Cost:
 def _programs(alone: Measured, endless: Measured, loaded: Measured, trend: Trend) -> dict[str, Samples]:
     pauses: dict[str, list[float]] = {}
     for one in (*alone.report.landed, *endless.report.landed):
-        pauses.setdefault(f"{one.kind}/{one.name}", []).append(max(0.0, one.run_ms - one.cpu_ms))
+        pauses.setdefault(_key(one.kind, one.name), []).append(max(0.0, one.run_ms - one.cpu_ms))
     costs: dict[str, list[float]] = {}
     lonely, crowded = trend.lonely_ms / trend.at(1.0), trend.crowded_ms / trend.at(1.0)
     for measured, slower in ((loaded, crowded), (alone, lonely), (endless, lonely)):
         whole_ms = _whole_costs(measured)
         for one, cost_ms in zip(measured.report.landed, whole_ms, strict=True):
-            costs.setdefault(f"{one.kind}/{one.name}", []).append(round(cost_ms / slower, 3))
+            costs.setdefault(_key(one.kind, one.name), []).append(round(cost_ms / slower, 3))
     own: dict[str, list[float]] = {}
     for one in loaded.report.landed:
-        own.setdefault(f"{one.kind}/{one.name}", []).append(one.cpu_ms)
+        own.setdefault(_key(one.kind, one.name), []).append(one.cpu_ms)
     return {
         name: Samples(
             name.partition("/")[0],
@@ -424,7 +448,7 @@ def _scale(made: Calibration, by: float) -> None:
     made.unseen = round(made.unseen * by, 4)
     costs = {name: getattr(made.costs, name) for name in PARTS}
     parts = {name: Cost(one.wake_s * by, one.call_s * by, one.cold) for name, one in costs.items()}
-    made.costs = _costs(parts, made.costs.program_cold)
+    made.costs = msgspec.structs.replace(made.costs, hop_s=made.costs.hop_s * by, **parts)
     made.programs = {
         name: msgspec.structs.replace(one, cpu_ms=[round(cost * by, 3) for cost in one.cpu_ms])
         for name, one in made.programs.items()
@@ -432,10 +456,15 @@ def _scale(made: Calibration, by: float) -> None:
 
 
 def _fit_latency(made: Calibration, report: Report) -> None:
-    """What a lonely call takes beyond everybody's CPU time: wake-ups and the network."""
-    visits = closed_loop(made.here, made.costs, _again(made, report.landed), 1, pause_s=ALONE_PAUSE_S).visits
-    hop_s = fmean(latencies_s(report.landed)) - fmean(visit.latency_s for visit in visits)
-    made.costs = msgspec.structs.replace(made.costs, hop_s=max(0.0, hop_s))
+    """What a lonely call takes beyond everybody's CPU time, wake-ups and the network, or what of it no answer waits for."""
+    demands = _again(made, report.landed)
+    found_s = fmean(latencies_s(report.landed))
+    for _ in range(3):
+        visits = closed_loop(made.here, made.costs, demands, 1, pause_s=ALONE_PAUSE_S).visits
+        more_s = found_s - fmean(visit.latency_s for visit in visits)
+        hop_s = max(0.0, made.costs.hop_s + more_s)
+        aside = max(0.0, made.costs.aside - more_s / fmean(demand.cpu_s for demand in demands))
+        made.costs = msgspec.structs.replace(made.costs, **({"aside": aside} if aside else {"hop_s": hop_s}))
 
 
 # -- validation ---------------------------------------------------------------------------------------------------------------
@@ -455,15 +484,15 @@ class Turn(Struct, frozen=True):
         return latencies_s(self.measured.report.landed)
 
 
-def validate(made: Calibration, here: Here, load: float, seconds: float, seed: int) -> Turn:
-    per_s = load * made.capacity_per_s * here.speed(made)
-    programs = calls(int(per_s * seconds), seed, made.mix)
-    at_s = poisson(per_s, len(programs), seed)
-    found = here.measure(programs, at_s)
-    speed = made.speed_during(found.report)
-    now = at_speed(made, speed)
-    predicted = [visit.latency_s for draw in range(DRAWS) for visit in predict(now, programs, at_s, draw)]
-    return Turn(load, per_s, speed, found, predicted)
+def validate(made: Calibration, here: Here, programs: list[Program], load: float, seconds: float, seed: int) -> Turn:
+    chance = random.Random(seed)
+    per_s = load * here.crowd(programs, chance).report.calls_per_s
+    chosen = chance.choices(programs, k=int(per_s * seconds))
+    at_s = poisson(per_s, len(chosen), seed)
+    found = here.measure(chosen, at_s)
+    speeds = made.speeds_during(found.report)
+    predicted = [visit.latency_s for draw in range(DRAWS) for visit in predict(made, chosen, at_s, speeds, draw)]
+    return Turn(load, per_s, fmean(speeds), found, predicted)
 
 
 def point_of(turns: list[Turn]) -> Point:
@@ -487,16 +516,14 @@ def point_of(turns: list[Turn]) -> Point:
     )
 
 
-def at_speed(made: Calibration, speed: float) -> Calibration:
-    """The same on a machine that is so much faster."""
-    other = msgspec.structs.replace(made)
-    _scale(other, 1 / speed)
-    other.costs = msgspec.structs.replace(other.costs, hop_s=made.costs.hop_s / speed)
-    return other
-
-
-def predict(made: Calibration, programs: list[Program], at_s: list[float], seed: int) -> list[Visit]:
-    return open_loop(made.here, made.costs, zip(at_s, made.demands(programs, seed), strict=True)).visits
+def predict(made: Calibration, programs: list[Program], at_s: list[float], speeds: list[float], seed: int) -> list[Visit]:
+    """On a machine that has such a speed when each call comes; gateway, Redis and the rest go by the average."""
+    now = msgspec.structs.replace(made)
+    _scale(now, 1 / fmean(speeds))
+    demands = [
+        Demand(one.cpu_s / speed, one.pause_s / speed) for one, speed in zip(made.demands(programs, seed), speeds, strict=True)
+    ]
+    return open_loop(now.here, now.costs, zip(at_s, demands, strict=True)).visits
 
 
 def _figures(some_s: list[float]) -> tuple[float, float, float]:
@@ -561,16 +588,19 @@ def run(
     say("the path alone, in large batches")
     batched_ms = measure_batched(effort.share)
     with cluster() as here:
-        made = measure(here, batched_ms, mix, effort, say, command)
-        made.validation = _validate_in_turns(made, here, list(loads), seconds, effort.rounds, say)
+        programs = population(mix, effort)
+        made = measure(here, programs, batched_ms, mix, effort, say, command)
+        made.validation = _validate_in_turns(made, here, programs, list(loads), seconds, effort.rounds, say)
     return made
 
 
-def _validate_in_turns(made: Calibration, here: Here, loads: list[float], seconds: float, rounds: int, say: Say) -> list[Point]:
+def _validate_in_turns(
+    made: Calibration, here: Here, programs: list[Program], loads: list[float], seconds: float, rounds: int, say: Say
+) -> list[Point]:
     turns: dict[float, list[Turn]] = {load: [] for load in loads}
     for number in range(rounds):
         for load in loads:
-            turn = validate(made, here, load, seconds, 100 * (number + 1) + int(100 * load))
+            turn = validate(made, here, programs, load, seconds, 100 * (number + 1) + int(100 * load))
             turns[load].append(turn)
             found, expected = 1000 * fmean(turn.measured_s), 1000 * fmean(turn.predicted_s)
             say(f"round {number + 1} of {rounds}, {100 * load:.0f} % load: mean {found:.1f} ms, predicted {expected:.1f}")

@@ -2,9 +2,9 @@
 
 What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
 program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
-Cores are shared evenly among what is ready to run, after a short wait for the first turn. On a machine that was idle lately
-everything costs more CPU time: caches are cold and cores asleep. Not simulated: memory, the network but for a fixed delay,
-tenants and priorities, refusals (429), a Redis that fails.
+Cores go to event loops first, which have slept, and are shared evenly among programs; who becomes ready while all are busy
+waits for the end of somebody's turn. On a machine that was idle lately everything costs more CPU time: caches are cold and cores
+asleep. Not simulated: memory, the network but for a fixed delay, tenants and priorities, refusals (429), a Redis that fails.
 
 `loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
 """
@@ -24,9 +24,13 @@ from msgspec import Struct
 from exec_wire.queue import LEASE_S
 
 COOLING_S = 0.1  # in which two thirds of a machine's warmth are gone
-TURN_S = 0.0005  # who becomes ready while all cores are busy waits so long for its turn, for each that is ready per core
+TURN_S = 0.0007  # half of what Linux gives a program at a time on two cores: so long it takes until one makes room for others
 
 Then = Callable[[], None]
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 class Demand(NamedTuple):
@@ -51,10 +55,9 @@ class Costs(Struct, frozen=True):
     gateway: Cost = Cost()
     redis: Cost = Cost()
     worker: Cost = Cost()
-    hop_s: float = (
-        0.0  # delay on the way in and out that costs nobody CPU time; below 0: work that is done after the answer has left
-    )
+    hop_s: float = 0.0  # delay on the way in and out that costs nobody CPU time
     program_cold: float = 1.0  # as `Cost.cold`, of programs
+    aside: float = 0.0  # share of a program's CPU time that no answer waits for: what is cleaned up when it has ended
 
 
 class Shape(Struct, frozen=True):
@@ -66,7 +69,7 @@ class Shape(Struct, frozen=True):
     gateways: int = 1
     together: bool = False
     release_factor: float = 1.25
-    turn_s: float = 0.0  # as TURN_S; 0: cores are shared from the first moment
+    turn_s: float = 0.0  # as TURN_S; 0: nobody waits for a turn
 
 
 class Clock:
@@ -84,64 +87,100 @@ class Clock:
             then()
 
 
+class Fair:
+    """Work that shares evenly what it is given. In virtual time, which passes alike for all: an arrival changes no other entry."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[float, int, Then]] = []  # a heap by the virtual time of its end
+        self._virtual = 0.0
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def add(self, number: int, work_s: float, then: Then) -> None:
+        heapq.heappush(self._work, (self._virtual + work_s, number, then))
+
+    def advance(self, each_s: float) -> None:
+        self._virtual += each_s
+
+    @property
+    def next_s(self) -> float:
+        """Work until the first one is done."""
+        return max(0.0, self._work[0][0] - self._virtual)
+
+    def pop(self) -> Then:
+        return heapq.heappop(self._work)[2]
+
+
 class Cores:
-    """Cores of one machine. Work is kept in virtual time, which passes alike for all: an arrival changes no other entry."""
+    """Cores of one machine. Event loops come first, programs share what is left."""
 
     def __init__(self, clock: Clock, count: int, turn_s: float = 0.0) -> None:
         self._clock, self._count, self._turn_s = clock, count, turn_s
-        self._work: list[tuple[float, int, Then]] = []  # a heap by the virtual time of its end
-        self._line: dict[int, tuple[float, Then]] = {}  # who waits for its turn
+        self._loops, self._programs = Fair(), Fair()
+        self._line: dict[int, tuple[Fair, float, Then]] = {}  # who waits for its turn
         self._numbers = itertools.count()
-        self._virtual = self._since = 0.0
+        self._since = 0.0
         self._version = 0
         self._warmth = 0.0  # the share of the cores that was busy lately
         self.busy_s = 0.0  # of all cores together
 
-    def _rate(self) -> float:
-        ready = len(self._work)
-        return 1.0 if ready <= self._count else self._count / ready
+    def _ready(self) -> int:
+        return len(self._loops) + len(self._programs)
 
-    def add(self, work_s: float, then: Then, cold: float = 1.0) -> None:
+    def _rates(self) -> tuple[tuple[Fair, float], tuple[Fair, float]]:
+        """What each one gets of a core."""
+        loops, programs = len(self._loops), len(self._programs)
+        left = max(0, self._count - loops)
+        return (
+            (self._loops, min(1.0, self._count / loops) if loops else 0.0),
+            (self._programs, min(1.0, left / programs) if programs else 0.0),
+        )
+
+    def add(self, work_s: float, then: Then, cold: float = 1.0, *, program: bool = False) -> None:
         """`cold`: times as much work on a machine that was idle."""
         self._pass_time()
         work_s *= cold + (1 - cold) * self._warmth
         number = next(self._numbers)
-        if not self._turn_s or len(self._work) < self._count:
-            self._begin(number, work_s, then)
+        kind = self._programs if program else self._loops
+        if not self._turn_s or self._ready() < self._count:
+            self._begin(number, kind, work_s, then)
             return
-        self._line[number] = (work_s, then)
-        self._clock.at(self._clock.now + self._turn_s * len(self._work) / self._count, partial(self._turn_has_come, number))
+        self._line[number] = (kind, work_s, then)
+        turns = len(self._programs) / self._count if program else 1.0
+        self._clock.at(self._clock.now + self._turn_s * turns, partial(self._turn_has_come, number))
 
     def _turn_has_come(self, number: int) -> None:
         if number in self._line:
             self._pass_time()
             self._begin(number, *self._line.pop(number))
 
-    def _begin(self, number: int, work_s: float, then: Then) -> None:
-        heapq.heappush(self._work, (self._virtual + work_s, number, then))
+    def _begin(self, number: int, kind: Fair, work_s: float, then: Then) -> None:
+        kind.add(number, work_s, then)
         self._plan()
 
     def _pass_time(self) -> None:
         elapsed, self._since = self._clock.now - self._since, self._clock.now
-        busy = min(len(self._work), self._count)
+        busy = min(self._ready(), self._count)
         self._warmth += (busy / self._count - self._warmth) * -math.expm1(-elapsed / COOLING_S)
-        if self._work:
-            self._virtual += elapsed * self._rate()
-            self.busy_s += elapsed * busy
+        self.busy_s += elapsed * busy
+        for kind, rate in self._rates():
+            kind.advance(elapsed * rate)
 
     def _plan(self) -> None:
         """The next end; an earlier plan is void."""
         self._version += 1
-        if self._work:
-            due_s = max(0.0, self._work[0][0] - self._virtual) / self._rate()
-            self._clock.at(self._clock.now + due_s, partial(self._end, self._version))
+        ends = [(kind.next_s / rate, kind) for kind, rate in self._rates() if rate]
+        if ends:
+            due_s, kind = min(ends, key=lambda end: end[0])
+            self._clock.at(self._clock.now + due_s, partial(self._end, self._version, kind))
 
-    def _end(self, version: int) -> None:
+    def _end(self, version: int, kind: Fair) -> None:
         if version == self._version:
             self._pass_time()
-            _, _, then = heapq.heappop(self._work)
+            then = kind.pop()
             self._plan()
-            if self._line and len(self._work) < self._count:
+            if self._line and self._ready() < self._count:
                 self._turn_has_come(next(iter(self._line)))
             then()
 
@@ -292,9 +331,12 @@ class Simulation:
         worker.thread.do(partial(self._compute, visit, worker))
 
     def _compute(self, visit: Visit, worker: Worker) -> None:
-        worker.cores.add(visit.demand.cpu_s, partial(self._sleep, visit, worker), self._costs.program_cold)
+        before_s = visit.demand.cpu_s * (1 - self._costs.aside)
+        worker.cores.add(before_s, partial(self._sleep, visit, worker), self._costs.program_cold, program=True)
 
     def _sleep(self, visit: Visit, worker: Worker) -> None:
+        if self._costs.aside:
+            worker.cores.add(visit.demand.cpu_s * self._costs.aside, _nothing, self._costs.program_cold, program=True)
         if visit.demand.pause_s > 0:
             self.clock.at(self.clock.now + visit.demand.pause_s, partial(self._answer, visit, worker))
         else:

@@ -30,7 +30,6 @@ def calibration() -> Calibration:
         slots=2,
         calls=100,
         capacity_per_s=200.0,
-        probe_per_s=200.0,
         cpu_ms={"gateway": 1.0},
         batched_cpu_ms={"gateway": 0.1},
         cold={"gateway": 1.5},
