@@ -629,12 +629,16 @@ def in_words(cold: dict[str, float]) -> str:
     return ", ".join(f"{name} {factor:.2f} x" for name, factor in cold.items())
 
 
+def fitted_words(made: Calibration) -> str:
+    aside, delay_ms = 100 * made.costs.aside, 1000 * made.costs.hop_s
+    return f"Fitted: costs x {made.unseen:.2f}, {aside:.0f} % of a program's after its answer, delay {delay_ms:.1f} ms."
+
+
 def show(made: Calibration) -> None:
     per_call = ", ".join(f"{name} {value:.2f}" for name, value in made.cpu_ms.items())
     print(f"{made.capacity_per_s:.1f} calls/s on {made.cores} cores; CPU ms per call: {per_call}")
-    delay_ms = 1000 * made.costs.hop_s
     print(f"On an idle machine a call costs more: {in_words(made.cold)}.")
-    print(f"Fitted: costs x {made.unseen:.2f}, delay {delay_ms:.1f} ms.")
+    print(fitted_words(made))
     if made.validation:
         print(validation_table(made.validation))
     if made.others_share > BUSY_SHARE:

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from loadtest import bench, burst, calibrate, experiments, facts, plan, redis_server, soak
 from loadtest.burst import BurstResults
-from loadtest.calibrate import Calibration, in_words, validation_table
+from loadtest.calibrate import Calibration, fitted_words, in_words, validation_table
 from loadtest.experiments import Recovery, Scaling, Step
 from loadtest.parts import end_in_order
 from loadtest.plan import Plan, Planner
@@ -197,17 +197,17 @@ def calibration_words(found: Calibration) -> str:
     return f"""## Latency against load, and what the planner predicts
 
 Open loop: calls of the `{found.mix}` mix come at random moments, one request each, whatever became of the others; latency
-counts from when a call was due. 100 % is {found.capacity_per_s:.1f} calls/s, measured just before with every slot busy, times
-the machine's speed, which a short burst of calls before each run tells; the runs are short, the loads take turns, and the table
-has the median of each. The load is made on the same {found.cores} cores. **predicted**: by a simulation
-([load.md](../load.md)) that was calibrated with lonely calls and with saturation, and has not seen these runs; it is told the
-machine's speed during each of them, by the CPU time that the programs themselves took. \
+counts from when a call was due. 100 % is what the machine can do with every slot busy, {found.capacity_per_s:.1f} calls/s in the
+calibration and measured again before each run; the runs are short, the loads take turns, and the table has the median of each.
+The load is made on the same {found.cores} cores. **predicted**: by a simulation ([load.md](../load.md)) that was calibrated with
+the same programs, one at a time and with every slot busy, and has not seen these runs; it is told the machine's speed in each
+second of them, by the CPU time that the programs themselves took. \
 {"All within 20 %." if good else "**Not all within 20 %.**"}
 
 {validation_table(found.validation)}
 
-CPU ms per call at saturation: {per_call}. On an idle machine a call costs more: {in_words(found.cold)}. Fitted: costs x
-{found.unseen:.2f}, delay {1000 * found.costs.hop_s:.1f} ms. Others used up to
+CPU ms per call at saturation: {per_call}. On an idle machine a call costs more: {in_words(found.cold)}.
+{fitted_words(found)} Others used up to
 {100 * max([found.others_share, *(point.others_share for point in found.validation)]):.0f} % of the machine.
 
 ![Latency against load](performance/calibration.png)

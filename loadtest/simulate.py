@@ -3,8 +3,9 @@
 What is simulated: event loops that take all that waits at once (each gateway, Redis, each worker, the caller), slots that run a
 program each, the window of released calls, workers that take a call when a slot is free, leases that lapse when a worker dies.
 Cores go to event loops first, which have slept, and are shared evenly among programs; who becomes ready while all are busy
-waits for the end of somebody's turn. On a machine that was idle lately everything costs more CPU time: caches are cold and cores
-asleep. Not simulated: memory, the network but for a fixed delay, tenants and priorities, refusals (429), a Redis that fails.
+waits for the end of somebody's turn. On a machine that was idle lately everything costs more CPU time: caches are cold and
+cores asleep. Not simulated: memory, the network but for a fixed delay, tenants and priorities, refusals (429), a Redis that
+fails.
 
 `loadtest.calibrate` measures the costs, `loadtest.plan` asks the questions.
 """
@@ -88,7 +89,7 @@ class Clock:
 
 
 class Fair:
-    """Work that shares evenly what it is given. In virtual time, which passes alike for all: an arrival changes no other entry."""
+    """Work that shares evenly what it is given; in virtual time, which passes alike for all, so an arrival changes no entry."""
 
     def __init__(self) -> None:
         self._work: list[tuple[float, int, Then]] = []  # a heap by the virtual time of its end

@@ -79,6 +79,21 @@ def test_everything_costs_more_on_a_machine_that_was_idle() -> None:
     assert busy.pace == pytest.approx(1 / (0.01 + 0.01), rel=0.02)
 
 
+def test_event_loops_come_before_programs_after_one_turn() -> None:
+    """Ten programs that never rest on one core: each turn of an event loop costs its own work and the wait for its turn."""
+    hogs = [(0.0, Demand(100.0)) for _ in range(10)]
+    costs, shape = Costs(gateway=Cost(call_s=0.02)), Shape(slots=12, together=True, turn_s=0.001)
+    *_, last = open_loop(shape, costs, [*hogs, (10.0, Demand(0.0))]).visits
+    assert last.latency_s == pytest.approx(2 * (0.01 + 0.001) + 10 * 0.001, rel=0.05)  # and its program's own turn, behind ten
+
+
+def test_what_is_cleaned_up_aside_delays_the_next_calls_but_not_its_own_answer() -> None:
+    costs = Costs(aside=0.25)
+    (lonely,) = open_loop(Shape(), costs, [(0.0, Demand(1.0))]).visits
+    assert lonely.latency_s == pytest.approx(0.75)
+    assert closed_loop(Shape(slots=4), costs, [Demand(1.0)] * 100, 8).took_s == pytest.approx(100, rel=0.01)
+
+
 @pytest.mark.parametrize(("gateways", "per_s"), [(1, 100), (2, 200)])
 def test_pace_is_limited_by_the_slowest_thread(gateways: int, per_s: float) -> None:
     costs = Costs(gateway=Cost(call_s=0.01), redis=Cost(call_s=0.002), worker=Cost(call_s=0.001))
