@@ -197,11 +197,11 @@ def calibration_words(found: Calibration) -> str:
     return f"""## Latency against load, and what the planner predicts
 
 Open loop: calls of the `{found.mix}` mix come at random moments, one request each, whatever became of the others; latency
-counts from when a call was due. 100 % is what the machine can do with every slot busy, {found.capacity_per_s:.1f} calls/s in the
-calibration and measured again before each run; the runs are short, the loads take turns, and the table has the median of each.
-The load is made on the same {found.cores} cores. **predicted**: by a simulation ([load.md](../load.md)) that was calibrated with
-the same programs, one at a time and with every slot busy, and has not seen these runs; it is told the machine's speed in each
-second of them, by the CPU time that the programs themselves took. \
+counts from when a call was due. 100 % is what the machine can do with every slot busy: {found.capacity_per_s:.1f} calls/s in
+the calibration, and measured again before each run. The runs are short, the loads take turns, and the table has the median of
+each. The load is made on the same {found.cores} cores. **predicted**: by a simulation ([load.md](../load.md)) that was
+calibrated with the same programs, one at a time and with every slot busy, and has not seen these runs; it is told the
+machine's speed in each second of them, by the CPU time that the programs themselves took. \
 {"All within 20 %." if good else "**Not all within 20 %.**"}
 
 {validation_table(found.validation)}
