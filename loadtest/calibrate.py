@@ -6,13 +6,13 @@ sandboxes, one at a time with pauses (what a call costs on an idle machine), and
 the cores gain by warm caches or lose to each other, and the capacity). Two numbers are fitted, so that the simulation has the
 latency of a lonely call and the calls/s of the last part; what lies between is a prediction, and `--validate` compares it with
 open-loop runs at 30, 50, 70 and 90 % of the capacity, none of which it has seen. They run the same programs at random moments,
-in other orders and companies.
+in other orders and companies: what is tested is waiting and sharing, not what other programs would cost.
 
 A machine among others is faster in one minute and slower in the next. So lonely and crowded calls are measured in turns, and
 all programs are timed with every slot busy before each run of the validation, which are short, many, and in turns too: the
-load is a share of the capacity at that moment. The prediction is made for the machine's speed in each second of the run. The
-CPU time of the programs themselves, beside that of the same programs during the calibration, tells it, and has no part in how
-long anybody waits.
+load is a share of the capacity at that moment. The prediction is made for the machine's speed around each call, which the CPU
+time of the other calls' programs tells, beside that of the same programs during the calibration. A second one (`blind`) is made
+for the speed before the run alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 
@@ -37,18 +38,18 @@ from loadtest.parts import Part, end_in_order
 from loadtest.programs import TEMPLATES
 from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
-from loadtest.simulate import TURN_S, Cost, Costs, Demand, Shape, Visit, closed_loop, open_loop
-from loadtest.workload import Program, calls
+from loadtest.simulate import Cost, Costs, Demand, Shape, closed_loop, open_loop, turn_s
+from loadtest.workload import Program, calls, deal
 from worker.config import three_for_every_core, usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
-PROGRAMS, ALONE_CALLS, ALONE_PAUSE_S = 250, 50, 0.03  # each round: all programs with every slot busy, some of them alone
+PROGRAMS, ALONE_PAUSE_S = 250, 0.03
 BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
 COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
 LOADS = (0.3, 0.5, 0.7, 0.9)
 VALIDATE_S = 8.0  # of each run
-MOMENT_S = 1.0  # for which the machine has one speed
+MOMENT_S, FEWEST_AROUND = 1.0, 5  # for which the machine has one speed, if so many calls tell it
 WITHIN = 0.2
 DRAWS = 3  # simulations of each run: a program does not cost the same each time
 BUSY_SHARE = 0.05  # of the machine, used by others: more than that spoils a calibration
@@ -60,7 +61,7 @@ Say = Callable[[str], None]
 
 class Effort(Struct, frozen=True):
     rounds: int = 6  # in which everything is measured in turns
-    share: int = 1  # 5: a fifth of the calls
+    share: int = 1  # 5: a fifth of the calls of the path alone
 
 
 FULL, QUICK = Effort(), Effort(rounds=2, share=5)
@@ -91,6 +92,9 @@ class Point(Struct, frozen=True):
     means_ms: list[float]  # measured, of each run by itself
     speeds: list[float]  # of the machine during each run, by that during the calibration
     cpu_ms: dict[str, float] = {}  # per call, by process
+    run_errors: list[float] = []  # of the mean, run by run
+    blind_mean_ms: float = 0.0  # predicted with the machine's speed before each run alone
+    blind_p99_ms: float = 0.0
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -99,7 +103,8 @@ class Point(Struct, frozen=True):
 
     @property
     def good(self) -> bool:
-        return all(abs(error) <= WITHIN for error in self.errors)
+        typical = median(self.run_errors) if self.run_errors else 0.0
+        return all(abs(error) <= WITHIN for error in (*self.errors, typical))
 
 
 class Calibration(Struct):
@@ -120,6 +125,7 @@ class Calibration(Struct):
     costs: Costs
     redis_per_call: dict[str, float]  # commands, in_bytes, out_bytes
     others_share: float  # of the machine, used by processes that are not ours
+    own_cold: float = 1.0  # CPU time of the programs, without what is around them: on an idle machine by that on a busy one
     programs: dict[str, Samples] = {}
     validation: list[Point] = []
 
@@ -136,31 +142,38 @@ class Calibration(Struct):
         """By kind, and by kind and template: for programs that were not calibrated."""
         found: dict[str, list[Samples]] = {}
         for key, samples in self.programs.items():
-            for name in (samples.kind, key.partition("#")[0]):
+            for name in (samples.kind, _template(key)):
                 found.setdefault(name, []).append(samples)
         return found
 
-    def speeds_during(self, report: Report) -> list[float]:
-        """Of the machine when each call came, by that during the calibration: what the same programs took of CPU time."""
-        due_s = [one.due_s for one in report.landed]
-        then, now = [0.0], [0.0]
-        for one in report.landed:
-            then.append(then[-1] + self.programs[_key(one.kind, one.name)].own_ms)
-            now.append(now[-1] + one.cpu_ms)
+    def speeds_during(self, report: Report, use: float) -> list[float]:
+        """Of the machine around each call, by that during the calibration: what the other calls' programs took of CPU time.
+
+        `use`: the share of the cores that was busy meanwhile, by which the same programs cost more or less.
+        """
+        cold = self.own_cold + (1 - self.own_cold) * use
+        due_s, now = [one.due_s for one in report.landed], [one.cpu_ms for one in report.landed]
+        then = [cold * self.programs[_key(one.kind, one.name)].own_ms for one in report.landed]
+        sums = [(0.0, 0.0), *zip(accumulate(then), accumulate(now), strict=True)]
         speeds = []
-        for at_s in due_s:
+        for index, at_s in enumerate(due_s):
             first, last = bisect_left(due_s, at_s - MOMENT_S / 2), bisect_right(due_s, at_s + MOMENT_S / 2)
-            speeds.append((then[last] - then[first]) / (now[last] - now[first]))
+            expected, took = (sums[last][k] - sums[first][k] - (then, now)[k][index] for k in (0, 1))
+            speeds.append(expected / took if last - first > FEWEST_AROUND and took > 0 else sums[-1][0] / sums[-1][1])
         return speeds
 
     @property
     def here(self) -> Shape:
         """This machine, the load on it too."""
-        return Shape(slots=self.slots, cores=self.cores, together=True, turn_s=TURN_S)
+        return Shape(slots=self.slots, cores=self.cores, together=True, turn_s=turn_s(self.cores))
 
 
 def _key(kind: str, name: str) -> str:
     return f"{kind}/{name}"
+
+
+def _template(key: str) -> str:
+    return key.partition("#")[0]
 
 
 def _known(program: Program, alike: dict[str, list[Samples]]) -> list[Samples]:
@@ -265,9 +278,9 @@ def cluster() -> Iterator[Here]:
         yield here
 
 
-def population(mix: str, effort: Effort) -> list[Program]:
+def population(mix: str) -> list[Program]:
     """The programs of a calibration, each with a name of its own."""
-    some = calls(PROGRAMS // effort.share, SEED, mix)
+    some = calls(PROGRAMS, SEED, mix)
     return [msgspec.structs.replace(program, name=f"{program.name}#{number}") for number, program in enumerate(some)]
 
 
@@ -276,15 +289,15 @@ def measure(
 ) -> Calibration:
     say("programs that never end")
     endless = here.measure(_endless())
-    chance, few = random.Random(SEED), ALONE_CALLS // effort.share
-    say(f"{effort.rounds} rounds: {few} calls one at a time, {len(programs)} with every slot busy")
+    chance = random.Random(SEED)
+    say(f"{effort.rounds} rounds: a part of {len(programs)} programs one at a time, then all of them with every slot busy")
     of_lonely, of_crowded = list[Measured](), list[Measured]()
-    for _ in range(effort.rounds):
-        of_lonely.append(here.measure(chance.sample(programs, few), pause_s=ALONE_PAUSE_S))
+    for part in deal(programs, effort.rounds, SEED):
+        of_lonely.append(here.measure(part, pause_s=ALONE_PAUSE_S))
         of_crowded.append(here.crowd(programs, chance))
     alone, loaded = together(of_lonely), together(of_crowded)
     made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, command)
-    _fit_pace(made, loaded.report, here.full)
+    _fit_pace(made, [crowd.report for crowd in of_crowded], here.full)
     _fit_latency(made, alone.report)
     return made
 
@@ -351,6 +364,8 @@ def assemble(
         {name: round(value / count, 2) for name, value in loaded.redis.items()},
         loaded.others_share,
     )
+    lonely_ms, crowded_ms = (fmean(one.cpu_ms for one in measured.report.landed) for measured in (alone, loaded))
+    made.own_cold = round(Trend(lonely_ms, crowded_ms, trends["sandbox"].lonely_use, trends["sandbox"].crowded_use).cold, 4)
     made.programs = _programs(alone, endless, loaded, trends["sandbox"])
     return made
 
@@ -399,9 +414,9 @@ def _cost(trend: Trend, batched_ms: float) -> Cost:
 
 
 def _programs(alone: Measured, endless: Measured, loaded: Measured, trend: Trend) -> dict[str, Samples]:
-    pauses: dict[str, list[float]] = {}
+    pauses: dict[str, list[float]] = {}  # by template: a program by itself was alone but once
     for one in (*alone.report.landed, *endless.report.landed):
-        pauses.setdefault(_key(one.kind, one.name), []).append(max(0.0, one.run_ms - one.cpu_ms))
+        pauses.setdefault(_template(_key(one.kind, one.name)), []).append(max(0.0, one.run_ms - one.cpu_ms))
     costs: dict[str, list[float]] = {}
     lonely, crowded = trend.lonely_ms / trend.at(1.0), trend.crowded_ms / trend.at(1.0)
     for measured, slower in ((loaded, crowded), (alone, lonely), (endless, lonely)):
@@ -415,7 +430,7 @@ def _programs(alone: Measured, endless: Measured, loaded: Measured, trend: Trend
         name: Samples(
             name.partition("/")[0],
             costs[name],
-            round(fmean(pauses.get(name, [0.0])), 3),
+            round(median(pauses[_template(name)]), 3),
             round(fmean(own.get(name, [0.0])), 3),
         )
         for name in sorted(costs)
@@ -437,18 +452,23 @@ def _again(made: Calibration, landed: list[Landed]) -> list[Demand]:
     return made.demands(Program(one.kind, "", name=one.name) for one in landed)
 
 
-def _fit_pace(made: Calibration, report: Report, in_flight: int) -> None:
+def _fit_pace(made: Calibration, reports: list[Report], in_flight: int) -> None:
     """Until the simulation is as fast as the machine was, with the same programs."""
+    found_s = sum(report.wall_s for report in reports)
     for _ in range(3):
-        found = closed_loop(made.here, made.costs, _again(made, report.landed), in_flight)
-        _scale(made, found.pace / report.calls_per_s)
+        runs = [closed_loop(made.here, made.costs, _again(made, report.landed), in_flight) for report in reports]
+        _scale(made, found_s / sum(run.took_s for run in runs))
+
+
+def _times(costs: Costs, by: float) -> Costs:
+    own = {name: getattr(costs, name) for name in PARTS}
+    parts = {name: Cost(one.wake_s * by, one.call_s * by, one.cold) for name, one in own.items()}
+    return msgspec.structs.replace(costs, hop_s=costs.hop_s * by, **parts)
 
 
 def _scale(made: Calibration, by: float) -> None:
     made.unseen = round(made.unseen * by, 4)
-    costs = {name: getattr(made.costs, name) for name in PARTS}
-    parts = {name: Cost(one.wake_s * by, one.call_s * by, one.cold) for name, one in costs.items()}
-    made.costs = msgspec.structs.replace(made.costs, hop_s=made.costs.hop_s * by, **parts)
+    made.costs = _times(made.costs, by)
     made.programs = {
         name: msgspec.structs.replace(one, cpu_ms=[round(cost * by, 3) for cost in one.cpu_ms])
         for name, one in made.programs.items()
@@ -457,27 +477,27 @@ def _scale(made: Calibration, by: float) -> None:
 
 def _fit_latency(made: Calibration, report: Report) -> None:
     """What a lonely call takes beyond everybody's CPU time, wake-ups and the network, or what of it no answer waits for."""
-    demands = _again(made, report.landed)
-    found_s = fmean(latencies_s(report.landed))
-    for _ in range(3):
+    demands, beyond_s = _again(made, report.landed), 0.0
+    found_s, work_s = fmean(latencies_s(report.landed)), fmean(demand.cpu_s for demand in demands)
+    for _ in range(4):
         visits = closed_loop(made.here, made.costs, demands, 1, pause_s=ALONE_PAUSE_S).visits
-        more_s = found_s - fmean(visit.latency_s for visit in visits)
-        hop_s = max(0.0, made.costs.hop_s + more_s)
-        aside = max(0.0, made.costs.aside - more_s / fmean(demand.cpu_s for demand in demands))
-        made.costs = msgspec.structs.replace(made.costs, **({"aside": aside} if aside else {"hop_s": hop_s}))
+        beyond_s += found_s - fmean(visit.latency_s for visit in visits)
+        hop_s, aside = max(0.0, beyond_s), min(0.5, max(0.0, -beyond_s / work_s))
+        made.costs = msgspec.structs.replace(made.costs, hop_s=hop_s, aside=aside)
 
 
 # -- validation ---------------------------------------------------------------------------------------------------------------
 
 
 class Turn(Struct, frozen=True):
-    """One run, with arrivals of chance, and a simulation of the same arrivals with the same kinds of programs."""
+    """One run, with arrivals of chance, and simulations of the same arrivals with the same programs."""
 
     load: float
     per_s: float
     speed: float  # of the machine meanwhile, by that during the calibration
     measured: Measured
     predicted_s: list[float]
+    blind_s: list[float]  # predicted with the machine's speed before the run alone
 
     @property
     def measured_s(self) -> list[float]:
@@ -486,19 +506,21 @@ class Turn(Struct, frozen=True):
 
 def validate(made: Calibration, here: Here, programs: list[Program], load: float, seconds: float, seed: int) -> Turn:
     chance = random.Random(seed)
-    per_s = load * here.crowd(programs, chance).report.calls_per_s
-    chosen = chance.choices(programs, k=int(per_s * seconds))
+    now_per_s = here.crowd(programs, chance).report.calls_per_s
+    per_s = load * now_per_s
+    chosen = chance.choices(programs, k=max(1, int(per_s * seconds)))
     at_s = poisson(per_s, len(chosen), seed)
     found = here.measure(chosen, at_s)
-    speeds = made.speeds_during(found.report)
-    predicted = [visit.latency_s for draw in range(DRAWS) for visit in predict(made, chosen, at_s, speeds, draw)]
-    return Turn(load, per_s, fmean(speeds), found, predicted)
+    speeds = made.speeds_during(found.report, _per_call(found)[1])
+    blind = predict(made, chosen, at_s, [now_per_s / made.capacity_per_s] * len(chosen))
+    return Turn(load, per_s, fmean(speeds), found, predict(made, chosen, at_s, speeds), blind)
 
 
 def point_of(turns: list[Turn]) -> Point:
     """The median of the runs: a machine that stood still for a moment has spoiled one of them."""
     measured = _medians([_figures(turn.measured_s) for turn in turns])
     predicted = _medians([_figures(turn.predicted_s) for turn in turns])
+    blind_mean_ms, _, blind_p99_ms = _medians([_figures(turn.blind_s) for turn in turns])
     mean, p50, p99 = zip(measured, predicted, strict=True)
     whole = together([turn.measured for turn in turns])
     count = len(whole.report.landed)
@@ -513,17 +535,21 @@ def point_of(turns: list[Turn]) -> Point:
         [round(1000 * fmean(turn.measured_s), 2) for turn in turns],
         [round(turn.speed, 3) for turn in turns],
         {name: round(1000 * value / count, 3) for name, value in whole.cpu_s.items()},
+        [round(fmean(turn.predicted_s) / fmean(turn.measured_s) - 1, 3) for turn in turns],
+        blind_mean_ms,
+        blind_p99_ms,
     )
 
 
-def predict(made: Calibration, programs: list[Program], at_s: list[float], speeds: list[float], seed: int) -> list[Visit]:
-    """On a machine that has such a speed when each call comes; gateway, Redis and the rest go by the average."""
-    now = msgspec.structs.replace(made)
-    _scale(now, 1 / fmean(speeds))
-    demands = [
-        Demand(one.cpu_s / speed, one.pause_s / speed) for one, speed in zip(made.demands(programs, seed), speeds, strict=True)
-    ]
-    return open_loop(now.here, now.costs, zip(at_s, demands, strict=True)).visits
+def predict(made: Calibration, programs: list[Program], at_s: list[float], speeds: list[float]) -> list[float]:
+    """Latencies on a machine that has such a speed when each call comes; gateway, Redis and the rest go by the average."""
+    costs, found = _times(made.costs, 1 / fmean(speeds)), list[float]()
+    for draw in range(DRAWS):
+        demands = [
+            Demand(one.cpu_s / speed, one.pause_s) for one, speed in zip(made.demands(programs, draw), speeds, strict=True)
+        ]
+        found += [visit.latency_s for visit in open_loop(made.here, costs, zip(at_s, demands, strict=True)).visits]
+    return found
 
 
 def _figures(some_s: list[float]) -> tuple[float, float, float]:
@@ -539,8 +565,8 @@ def _medians(rows: list[tuple[float, float, float]]) -> tuple[float, float, floa
 
 
 def validation_table(points: list[Point]) -> str:
-    head = ["load", "calls/s", "calls", "machine's speed", "mean measured", "low…high", "predicted", ""]
-    head += ["p50 measured", "predicted", "p99 measured", "predicted", ""]
+    head = ["load", "calls/s", "calls", "machine's speed", "mean measured", "low…high", "predicted", "", "run by run", "blind"]
+    head += ["p50 measured", "predicted", "p99 measured", "predicted", "", "blind"]
     rows = [head, ["---:"] * len(head)]
     for one in points:
         mean, p99 = one.errors
@@ -554,11 +580,14 @@ def validation_table(points: list[Point]) -> str:
                 f"{min(one.means_ms):.1f}…{max(one.means_ms):.1f}",
                 f"{one.predicted_mean_ms:.1f} ms",
                 f"{100 * mean:+.0f} %",
+                f"{100 * min(one.run_errors, default=mean):+.0f}…{100 * max(one.run_errors, default=mean):+.0f} %",
+                f"{100 * (one.blind_mean_ms / one.measured_mean_ms - 1):+.0f} %",
                 f"{one.measured_p50_ms:.1f} ms",
                 f"{one.predicted_p50_ms:.1f} ms",
                 f"{one.measured_p99_ms:.1f} ms",
                 f"{one.predicted_p99_ms:.1f} ms",
                 f"{100 * p99:+.0f} %",
+                f"{100 * (one.blind_p99_ms / one.measured_p99_ms - 1):+.0f} %",
             ]
         )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
@@ -588,7 +617,7 @@ def run(
     say("the path alone, in large batches")
     batched_ms = measure_batched(effort.share)
     with cluster() as here:
-        programs = population(mix, effort)
+        programs = population(mix)
         made = measure(here, programs, batched_ms, mix, effort, say, command)
         made.validation = _validate_in_turns(made, here, programs, list(loads), seconds, effort.rounds, say)
     return made
@@ -612,7 +641,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="exec-service calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mix", choices=("rollout", "std"), default="rollout")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the calls; a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="two rounds instead of six; a look, not a measurement")
     parser.add_argument("--validate", action="store_true", help="also compare with open-loop runs at four loads, in turns")
     parser.add_argument("--seconds", type=float, default=VALIDATE_S, help="of each such run")
     parser.add_argument("--json", type=Path, metavar="PATH", default=DEFAULT_JSON, help="where to write (default: %(default)s)")
@@ -637,7 +666,7 @@ def fitted_words(made: Calibration) -> str:
 def show(made: Calibration) -> None:
     per_call = ", ".join(f"{name} {value:.2f}" for name, value in made.cpu_ms.items())
     print(f"{made.capacity_per_s:.1f} calls/s on {made.cores} cores; CPU ms per call: {per_call}")
-    print(f"On an idle machine a call costs more: {in_words(made.cold)}.")
+    print(f"On an idle machine a call costs: {in_words(made.cold)}.")
     print(fitted_words(made))
     if made.validation:
         print(validation_table(made.validation))

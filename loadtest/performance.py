@@ -200,13 +200,14 @@ Open loop: calls of the `{found.mix}` mix come at random moments, one request ea
 counts from when a call was due. 100 % is what the machine can do with every slot busy: {found.capacity_per_s:.1f} calls/s in
 the calibration, and measured again before each run. The runs are short, the loads take turns, and the table has the median of
 each. The load is made on the same {found.cores} cores. **predicted**: by a simulation ([load.md](../load.md)) that was
-calibrated with the same programs, one at a time and with every slot busy, and has not seen these runs; it is told the
-machine's speed in each second of them, by the CPU time that the programs themselves took. \
+calibrated with the same programs, one at a time and with every slot busy. Of these runs it is told when calls come, and how
+fast the machine was around each of them, by the CPU time that the other calls' programs took; so waiting and sharing are
+tested here, not what other programs would cost. **blind**: told the machine's speed before each run, and no more. \
 {"All within 20 %." if good else "**Not all within 20 %.**"}
 
 {validation_table(found.validation)}
 
-CPU ms per call at saturation: {per_call}. On an idle machine a call costs more: {in_words(found.cold)}.
+CPU ms per call at saturation: {per_call}. On an idle machine a call costs: {in_words(found.cold)}.
 {fitted_words(found)} Others used up to
 {100 * max([found.others_share, *(point.others_share for point in found.validation)]):.0f} % of the machine.
 

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from loadtest.calibrate import DEFAULT_JSON, Calibration, read
 from loadtest.results import percentile
-from loadtest.simulate import TURN_S, Cost, Demand, Shape, Simulation, Visit, closed_loop, open_loop
+from loadtest.simulate import Cost, Demand, Shape, Simulation, Visit, closed_loop, open_loop, turn_s
 from loadtest.workload import MIXES, calls
 
 EXIT_USAGE = 2
@@ -163,7 +163,7 @@ class Planner:
     def _shape(self, workers: int, per_s: float) -> Shape:
         cores, found = self._ask.cores_per_node, self._calibration
         slots = round(cores * found.slots / found.cores)
-        return Shape(workers, slots, cores, self._gateways(per_s), turn_s=TURN_S)
+        return Shape(workers, slots, cores, self._gateways(per_s), turn_s=turn_s(cores))
 
     def _fewest(self, average: float, case: Case) -> int:
         """The smallest number of workers with the wanted latency: doubled until it is good, then halved back."""

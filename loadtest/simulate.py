@@ -25,9 +25,13 @@ from msgspec import Struct
 from exec_wire.queue import LEASE_S
 
 COOLING_S = 0.1  # in which two thirds of a machine's warmth are gone
-TURN_S = 0.0007  # half of what Linux gives a program at a time on two cores: so long it takes until one makes room for others
 
 Then = Callable[[], None]
+
+
+def turn_s(cores: int) -> float:
+    """How long a program goes on, on average, when somebody else becomes ready: half of the turn that Linux gives it."""
+    return 0.00035 * (1 + int(math.log2(min(cores, 8))))
 
 
 def _nothing() -> None:
@@ -58,7 +62,7 @@ class Costs(Struct, frozen=True):
     worker: Cost = Cost()
     hop_s: float = 0.0  # delay on the way in and out that costs nobody CPU time
     program_cold: float = 1.0  # as `Cost.cold`, of programs
-    aside: float = 0.0  # share of a program's CPU time that no answer waits for: what is cleaned up when it has ended
+    aside: float = 0.0  # share of a program's CPU time that no answer waits for, as when the sandbox is cleaned up
 
 
 class Shape(Struct, frozen=True):
@@ -70,7 +74,7 @@ class Shape(Struct, frozen=True):
     gateways: int = 1
     together: bool = False
     release_factor: float = 1.25
-    turn_s: float = 0.0  # as TURN_S; 0: nobody waits for a turn
+    turn_s: float = 0.0  # 0: nobody waits for a turn
 
 
 class Clock:
@@ -182,7 +186,7 @@ class Cores:
             then = kind.pop()
             self._plan()
             if self._line and self._ready() < self._count:
-                self._turn_has_come(next(iter(self._line)))
+                self._turn_has_come(min(self._line, key=lambda number: (self._line[number][0] is self._programs, number)))
             then()
 
 

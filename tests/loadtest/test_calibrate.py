@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from test_performance import calibration
 
-from loadtest.calibrate import Calibration, Effort, Samples, population, predict
+from loadtest.calibrate import Calibration, Samples, population, predict
 from loadtest.open_loop import Landed, Report
 from loadtest.workload import Program
 
@@ -41,22 +41,35 @@ def landed(name: str, due_s: float, cpu_ms: float) -> Landed:
     return Landed(name, "std", due_s, 0.1, "ok", "none", cpu_ms=cpu_ms)
 
 
-def test_the_machines_speed_is_that_of_the_programs_around_each_moment() -> None:
-    """Half as fast from the tenth second on."""
-    slow = [landed("sum#0", at_s, 4.0 if at_s < 10 else 8.0) for at_s in range(20)]
-    heavy = landed("sort#2", 20.0, 80.0)
-    speeds = calibrated().speeds_during(Report([*slow, heavy], 21.0, 0.0))
-    assert speeds == [1.0] * 10 + [0.5] * 11
+def test_the_machines_speed_is_that_of_the_other_programs_around_each_call() -> None:
+    """Half as fast from the tenth second on; a program that has cost much this time says nothing about its own moment."""
+    calls = [landed("sum#0", at_s / 10, 4.0 if at_s < 100 else 8.0) for at_s in range(200)]
+    calls[30] = landed("sort#2", 3.0, 400.0)
+    speeds = calibrated().speeds_during(Report(calls, 20.0, 0.0), use=1.0)
+    assert speeds[:20] == pytest.approx([1.0] * 20) and speeds[30] == pytest.approx(1.0)
+    assert speeds[110:] == pytest.approx([0.5] * 90)
+
+
+def test_programs_that_cost_more_on_an_idle_machine_do_not_make_it_slower() -> None:
+    made = calibrated()
+    made.own_cold = 1.5
+    calls = [landed("sum#0", at_s / 10, 5.0) for at_s in range(50)]
+    assert made.speeds_during(Report(calls, 5.0, 0.0), use=0.5) == pytest.approx([1.0] * 50)
+
+
+def test_where_few_calls_are_around_the_speed_is_that_of_the_whole_run() -> None:
+    calls = [landed("sum#0", 10.0 * n, 4.0 if n % 2 else 8.0) for n in range(10)]
+    assert calibrated().speeds_during(Report(calls, 100.0, 0.0), use=1.0) == pytest.approx([4 / 6] * 10)
 
 
 def test_a_prediction_goes_by_the_speed_of_its_moment() -> None:
     programs, at_s = [Program("std", "", name="sort#2")] * 2, [0.0, 10.0]
     made = calibrated()
     made.costs = msgspec.structs.replace(made.costs, hop_s=0.0)
-    fast, slow = predict(made, programs, at_s, [1.0, 0.5], seed=1)
-    assert slow.latency_s - fast.latency_s == pytest.approx(0.05, rel=0.01)
+    fast_s, slow_s, *_ = predict(made, programs, at_s, [1.0, 0.5])
+    assert slow_s - fast_s == pytest.approx(0.05, rel=0.01)
 
 
 def test_every_program_of_a_calibration_has_a_name_of_its_own() -> None:
-    programs = population("rollout", Effort())
+    programs = population("rollout")
     assert len({(program.kind, program.name) for program in programs}) == len(programs)

@@ -9,15 +9,13 @@ import os
 import time
 from pathlib import Path
 
-# The order and meaning of a slot's descriptors, as in native/protocol.h: limit, peak, events, pids limit, pids now, memory
-# now, attach...
+# The order and meaning of a slot's descriptors, as in native/protocol.h: limit, peak, events, pids limit, pids now, attach...
 _V1_FILES = [
     ("memory", "memory.limit_in_bytes", os.O_WRONLY),
     ("memory", "memory.max_usage_in_bytes", os.O_RDWR),
     ("memory", "memory.oom_control", os.O_RDONLY),
     ("pids", "pids.max", os.O_WRONLY),
     ("pids", "pids.current", os.O_RDONLY),
-    ("memory", "memory.usage_in_bytes", os.O_RDONLY),
     ("memory", "tasks", os.O_WRONLY),
     ("pids", "tasks", os.O_WRONLY),
     ("cpu", "tasks", os.O_WRONLY),
@@ -28,7 +26,6 @@ _V2_FILES = [
     ("", "memory.events", os.O_RDONLY),
     ("", "pids.max", os.O_WRONLY),
     ("", "pids.current", os.O_RDONLY),
-    ("", "memory.current", os.O_RDONLY),
     ("", "cgroup.procs", os.O_WRONLY),
 ]
 REQUIRED = ("memory", "pids")

@@ -22,7 +22,7 @@ enum { HAS_HELLO = 1, HAS_LEAF = 2, LEAF_BY_PIDS = 4 /* version 1: its file is a
        LEAF_JOINED = 8 /* it has moved there itself, which is to be checked */ };
 
 /* The descriptors of ASK_SLOT, in order, all opened by the runner: the cgroup files of one slot. `flags` tells which are there. */
-enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS_NOW, CG_MEMORY_NOW, CG_ATTACH, CG_ATTACH_MOST = 4,
+enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS_NOW, CG_ATTACH, CG_ATTACH_MOST = 4,
        SLOT_FDS = CG_ATTACH + CG_ATTACH_MOST };
 
 struct ask {

@@ -47,16 +47,17 @@ struct slot {
     int64_t uid;
     int cgroup[SLOT_FDS]; /* -1 where absent */
     char *stub_stack; /* NULL until one is needed */
-    int leavers;      /* stubs of former programs that still count as processes of this uid */
     /* of the running program */
     struct ask ask;
     int fd[RUN_FDS];
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
-    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, in_line_ns, oom_before, memory_before, processes_peak, waited_ns;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, in_line_ns, oom_before, processes_peak, waited_ns;
 };
 
 #define STACK_BYTES 16384
+#define WORKSPACE "/w/call" /* jail.py */
+#define LEAVERS_MOST 24 /* stubs of programs that are over; they count as processes of their uid */
 #define PAGE_BYTES 65536 /* page.py */
 #define SESSION_FORKS 160 /* processes of a session beyond its limit that RLIMIT_NPROC allows for forks and checkpoints */
 #define FIRST_FREE_FD 10 /* below are fillers, so that no received descriptor collides with the child's final numbers */

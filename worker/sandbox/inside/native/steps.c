@@ -22,8 +22,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define WORKSPACE "/w/call"
-
 struct box {
     struct house *house;
     struct slot *slot;
@@ -178,8 +176,10 @@ static int limit_address_space(struct box *b) {
 /* CORE is 1 and not 0: with a piped core_pattern 0 would still start the helper. */
 static int set_rlimits(struct box *b) {
     struct ask *ask = &b->slot->ask;
-    int64_t processes = ask->processes + 1 + b->slot->leavers + b->house->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
-    if (!(b->house->layers & LAYER_CGROUP) && limit_address_space(b))
+    int64_t processes = ask->processes + 1 + b->house->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
+    if (b->house->layers & LAYER_CGROUP)
+        processes += LEAVERS_MOST; /* and the control group has the last word */
+    else if (limit_address_space(b))
         return -1;
     return limit(RLIMIT_CPU, ask->cpu_s, ask->cpu_s + 1) || limit(RLIMIT_FSIZE, ask->file_bytes, ask->file_bytes) ||
            limit(RLIMIT_NOFILE, ask->open_files, ask->open_files) || limit(RLIMIT_NPROC, processes, processes) ||
