@@ -9,8 +9,9 @@ open-loop runs at 30, 50, 70 and 90 % of the capacity, none of which it has seen
 in other orders and companies: what is tested is waiting and sharing, not what other programs would cost.
 
 A machine among others is faster in one minute and slower in the next. So lonely and crowded calls are measured in turns, and
-all programs are timed with every slot busy before each run of the validation, which are short, many, and in turns too: the
-load is a share of the capacity at that moment. The prediction is made for the machine's speed around each call, which the CPU
+all programs are timed with every slot busy before each run of the validation too, which are short, many, and in turns: the load
+is a share of the capacity at that moment, and the calibration is concluded with all that was measured between the runs. The
+prediction is made for the machine's speed around each call, which the CPU
 time of the other calls' programs tells, beside that of the same programs during the calibration. A second one (`blind`) is made
 for the speed before the run alone.
 """
@@ -25,7 +26,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -44,7 +45,8 @@ from worker.config import three_for_every_core, usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
-PROGRAMS, ALONE_PAUSE_S = 250, 0.03
+PROGRAMS, ALONE_PAUSE_S, CROWD = 250, 0.03, 2  # the last: calls in flight for each slot, so that all are busy
+KEPT = 8  # samples of each program's cost
 BATCHED = path.Shape(calls=20_000, batch=500, connections=8, code_bytes=300)
 COALESCED_CALLS, COALESCED_IN_FLIGHT = 3000, 300  # of our client, which puts calls that wait into one request
 LOADS = (0.3, 0.5, 0.7, 0.9)
@@ -249,7 +251,7 @@ class Here:
     @property
     def full(self) -> int:
         """Calls in flight that keep every slot busy."""
-        return 2 * self.slots
+        return CROWD * self.slots
 
     def crowd(self, programs: list[Program], chance: random.Random) -> Measured:
         """All of them, with every slot busy and more waiting."""
@@ -284,20 +286,29 @@ def population(mix: str) -> list[Program]:
     return [msgspec.structs.replace(program, name=f"{program.name}#{number}") for number, program in enumerate(some)]
 
 
-def measure(
-    here: Here, programs: list[Program], batched_ms: dict[str, float], mix: str, effort: Effort, say: Say, command: str
-) -> Calibration:
+class Gathered(Struct, frozen=True):
+    """What a calibration is made of."""
+
+    batched_ms: dict[str, float]
+    endless: Measured
+    lonely: list[Measured]
+    crowded: list[Measured]
+
+
+def gather(here: Here, programs: list[Program], batched_ms: dict[str, float], effort: Effort, say: Say) -> Gathered:
     say("programs that never end")
-    endless = here.measure(_endless())
-    chance = random.Random(SEED)
+    found, chance = Gathered(batched_ms, here.measure(_endless()), [], []), random.Random(SEED)
     say(f"{effort.rounds} rounds: a part of {len(programs)} programs one at a time, then all of them with every slot busy")
-    of_lonely, of_crowded = list[Measured](), list[Measured]()
     for part in deal(programs, effort.rounds, SEED):
-        of_lonely.append(here.measure(part, pause_s=ALONE_PAUSE_S))
-        of_crowded.append(here.crowd(programs, chance))
-    alone, loaded = together(of_lonely), together(of_crowded)
-    made = assemble(mix, here.slots, batched_ms, alone, endless, loaded, command)
-    _fit_pace(made, [crowd.report for crowd in of_crowded], here.full)
+        found.lonely.append(here.measure(part, pause_s=ALONE_PAUSE_S))
+        found.crowded.append(here.crowd(programs, chance))
+    return found
+
+
+def conclude(found: Gathered, mix: str, slots: int, command: str) -> Calibration:
+    alone = together(found.lonely)
+    made = assemble(mix, slots, found.batched_ms, alone, found.endless, together(found.crowded), command)
+    _fit_pace(made, [crowd.report for crowd in found.crowded], CROWD * slots)
     _fit_latency(made, alone.report)
     return made
 
@@ -429,8 +440,8 @@ def _programs(alone: Measured, endless: Measured, loaded: Measured, trend: Trend
     return {
         name: Samples(
             name.partition("/")[0],
-            costs[name],
-            round(median(pauses[_template(name)]), 3),
+            costs[name][:: -(-len(costs[name]) // KEPT)],
+            round(median(pauses.get(_template(name), [0.0])), 3),
             round(fmean(own.get(name, [0.0])), 3),
         )
         for name in sorted(costs)
@@ -490,52 +501,63 @@ def _fit_latency(made: Calibration, report: Report) -> None:
 
 
 class Turn(Struct, frozen=True):
-    """One run, with arrivals of chance, and simulations of the same arrivals with the same programs."""
+    """One run with arrivals of chance, and with every slot busy just before it."""
 
     load: float
-    per_s: float
-    speed: float  # of the machine meanwhile, by that during the calibration
+    programs: list[Program]
+    at_s: list[float]
+    before_per_s: float
     measured: Measured
-    predicted_s: list[float]
-    blind_s: list[float]  # predicted with the machine's speed before the run alone
 
     @property
     def measured_s(self) -> list[float]:
         return latencies_s(self.measured.report.landed)
 
 
-def validate(made: Calibration, here: Here, programs: list[Program], load: float, seconds: float, seed: int) -> Turn:
+class Predicted(Struct, frozen=True):
+    """The same arrivals of the same programs, simulated."""
+
+    told_s: list[float]
+    blind_s: list[float]  # with the machine's speed before the run alone
+    speed: float  # of the machine meanwhile, by that during the calibration
+
+
+def take_turn(here: Here, programs: list[Program], load: float, seconds: float, seed: int, found: Gathered) -> Turn:
     chance = random.Random(seed)
-    now_per_s = here.crowd(programs, chance).report.calls_per_s
-    per_s = load * now_per_s
-    chosen = chance.choices(programs, k=max(1, int(per_s * seconds)))
-    at_s = poisson(per_s, len(chosen), seed)
-    found = here.measure(chosen, at_s)
-    speeds = made.speeds_during(found.report, _per_call(found)[1])
-    blind = predict(made, chosen, at_s, [now_per_s / made.capacity_per_s] * len(chosen))
-    return Turn(load, per_s, fmean(speeds), found, predict(made, chosen, at_s, speeds), blind)
+    found.crowded.append(here.crowd(programs, chance))
+    before_per_s = found.crowded[-1].report.calls_per_s
+    chosen = chance.choices(programs, k=max(1, int(load * before_per_s * seconds)))
+    at_s = poisson(load * before_per_s, len(chosen), seed)
+    return Turn(load, chosen, at_s, before_per_s, here.measure(chosen, at_s))
 
 
-def point_of(turns: list[Turn]) -> Point:
+def predict_turn(made: Calibration, turn: Turn) -> Predicted:
+    speeds = made.speeds_during(turn.measured.report, _per_call(turn.measured)[1])
+    before = [turn.before_per_s / made.capacity_per_s] * len(turn.programs)
+    told_s, blind_s = (predict(made, turn.programs, turn.at_s, some) for some in (speeds, before))
+    return Predicted(told_s, blind_s, fmean(speeds))
+
+
+def point_of(turns: list[Turn], predicted: list[Predicted]) -> Point:
     """The median of the runs: a machine that stood still for a moment has spoiled one of them."""
-    measured = _medians([_figures(turn.measured_s) for turn in turns])
-    predicted = _medians([_figures(turn.predicted_s) for turn in turns])
-    blind_mean_ms, _, blind_p99_ms = _medians([_figures(turn.blind_s) for turn in turns])
-    mean, p50, p99 = zip(measured, predicted, strict=True)
+    found = _medians([_figures(turn.measured_s) for turn in turns])
+    told = _medians([_figures(one.told_s) for one in predicted])
+    blind_mean_ms, _, blind_p99_ms = _medians([_figures(one.blind_s) for one in predicted])
+    mean, p50, p99 = zip(found, told, strict=True)
     whole = together([turn.measured for turn in turns])
     count = len(whole.report.landed)
     return Point(
         turns[0].load,
         count,
-        round(fmean(turn.per_s for turn in turns), 2),
+        round(fmean(turn.load * turn.before_per_s for turn in turns), 2),
         *mean,
         *p50,
         *p99,
         whole.others_share,
         [round(1000 * fmean(turn.measured_s), 2) for turn in turns],
-        [round(turn.speed, 3) for turn in turns],
+        [round(one.speed, 3) for one in predicted],
         {name: round(1000 * value / count, 3) for name, value in whole.cpu_s.items()},
-        [round(fmean(turn.predicted_s) / fmean(turn.measured_s) - 1, 3) for turn in turns],
+        [round(fmean(one.told_s) / fmean(turn.measured_s) - 1, 3) for turn, one in zip(turns, predicted, strict=True)],
         blind_mean_ms,
         blind_p99_ms,
     )
@@ -616,24 +638,20 @@ def run(
     effort = QUICK if quick else FULL
     say("the path alone, in large batches")
     batched_ms = measure_batched(effort.share)
+    programs, turns = population(mix), list[Turn]()
     with cluster() as here:
-        programs = population(mix)
-        made = measure(here, programs, batched_ms, mix, effort, say, command)
-        made.validation = _validate_in_turns(made, here, programs, list(loads), seconds, effort.rounds, say)
+        found = gather(here, programs, batched_ms, effort, say)
+        for number, load in product(range(effort.rounds), loads):
+            seed = 100 * (number + 1) + int(100 * load)
+            turns.append(take_turn(here, programs, load, seconds, seed, found))
+            mean_ms = 1000 * fmean(turns[-1].measured_s)
+            say(f"round {number + 1} of {effort.rounds}, {100 * load:.0f} % load: mean {mean_ms:.1f} ms")
+        made = conclude(found, mix, here.slots, command)
+    say("simulating the same")
+    for load in dict.fromkeys(turn.load for turn in turns):
+        same = [turn for turn in turns if turn.load == load]
+        made.validation.append(point_of(same, [predict_turn(made, turn) for turn in same]))
     return made
-
-
-def _validate_in_turns(
-    made: Calibration, here: Here, programs: list[Program], loads: list[float], seconds: float, rounds: int, say: Say
-) -> list[Point]:
-    turns: dict[float, list[Turn]] = {load: [] for load in loads}
-    for number in range(rounds):
-        for load in loads:
-            turn = validate(made, here, programs, load, seconds, 100 * (number + 1) + int(100 * load))
-            turns[load].append(turn)
-            found, expected = 1000 * fmean(turn.measured_s), 1000 * fmean(turn.predicted_s)
-            say(f"round {number + 1} of {rounds}, {100 * load:.0f} % load: mean {found:.1f} ms, predicted {expected:.1f}")
-    return [point_of(some) for some in turns.values()]
 
 
 def main(argv: list[str] | None = None) -> int:
