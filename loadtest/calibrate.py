@@ -11,9 +11,9 @@ in other orders and companies: what is tested is waiting and sharing, not what o
 A machine among others is faster in one minute and slower in the next. So lonely and crowded calls are measured in turns, and
 all programs are timed with every slot busy before each run of the validation too, which are short, many, and in turns: the load
 is a share of the capacity at that moment, and the calibration is concluded with all that was measured between the runs. The
-prediction is made for the machine's speed around each call, which the CPU
-time of the other calls' programs tells, beside that of the same programs during the calibration. A second one (`blind`) is made
-for the speed before the run alone.
+prediction is made for the machine's speed around each call: what its host took from it, and what the CPU time of the other
+calls' programs tells, beside that of the same programs during the calibration. A second one (`blind`) is made for the speed
+before the run alone.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ class Calibration(Struct):
     redis_per_call: dict[str, float]  # commands, in_bytes, out_bytes
     others_share: float  # of the machine, used by processes that are not ours
     own_cold: float = 1.0  # CPU time of the programs, without what is around them: on an idle machine by that on a busy one
+    stolen: float = 0.0  # of the CPU time that was wanted with every slot busy, what the host gave to others
     programs: dict[str, Samples] = {}
     validation: list[Point] = []
 
@@ -149,7 +150,8 @@ class Calibration(Struct):
         return found
 
     def speeds_during(self, report: Report, use: float) -> list[float]:
-        """Of the machine around each call, by that during the calibration: what the other calls' programs took of CPU time.
+        """Of the machine around each call, by that during the calibration: what the other calls' programs took of CPU time,
+        and what the machine's host took from it.
 
         `use`: the share of the cores that was busy meanwhile, by which the same programs cost more or less.
         """
@@ -161,7 +163,9 @@ class Calibration(Struct):
         for index, at_s in enumerate(due_s):
             first, last = bisect_left(due_s, at_s - MOMENT_S / 2), bisect_right(due_s, at_s + MOMENT_S / 2)
             expected, took = (sums[last][k] - sums[first][k] - (then, now)[k][index] for k in (0, 1))
-            speeds.append(expected / took if last - first > FEWEST_AROUND and took > 0 else sums[-1][0] / sums[-1][1])
+            ratio = expected / took if last - first > FEWEST_AROUND and took > 0 else sums[-1][0] / sums[-1][1]
+            stolen = report.stolen_share(at_s - MOMENT_S / 2, at_s + MOMENT_S / 2)
+            speeds.append(ratio * (1 - min(0.9, stolen)) / (1 - self.stolen))
         return speeds
 
     @property
@@ -308,7 +312,9 @@ def gather(here: Here, programs: list[Program], batched_ms: dict[str, float], ef
 def conclude(found: Gathered, mix: str, slots: int, command: str) -> Calibration:
     alone = together(found.lonely)
     made = assemble(mix, slots, found.batched_ms, alone, found.endless, together(found.crowded), command)
-    _fit_pace(made, [crowd.report for crowd in found.crowded], CROWD * slots)
+    reports = [crowd.report for crowd in found.crowded]
+    made.stolen = round(fmean(report.stolen_share() for report in reports), 4)
+    _fit_pace(made, reports, CROWD * slots)
     _fit_latency(made, alone.report)
     return made
 

@@ -182,10 +182,14 @@ def peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
-def machine_busy_s() -> float:
-    """CPU time that everything on this machine has used since it was started, and what its host took from it."""
+def machine_s() -> tuple[float, float]:
+    """CPU time of all cores since the machine was started: what was used, and what its host gave to others meanwhile."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) * _TICK_S
+    return (user + nice + system + irq + softirq) * _TICK_S, steal * _TICK_S
+
+
+def machine_busy_s() -> float:
+    return sum(machine_s())
 
 
 def others_share(busy_before_s: float, ours_s: float, wall_s: float) -> float:

@@ -7,20 +7,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import subprocess
 import sys
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, Call, ExecError, InfraFailure, Limits, Result
+from loadtest import meter
 from loadtest.workload import Program
 
 DEADLINE_S = 300.0
+LOOK_S = 0.25  # between two looks at the machine
 LEAD_S = 0.2  # between the first connection and the first call
 ROOT = Path(__file__).parents[1]
 
@@ -51,10 +56,28 @@ class Landed(Struct, frozen=True):
     cpu_ms: float = 0.0  # of the program, as the kernel counted it
 
 
+class Look(NamedTuple):
+    """At the machine: CPU time of all its cores until then."""
+
+    at_s: float
+    used_s: float
+    stolen_s: float  # wanted, and given to others by the host
+
+
 class Report(Struct, frozen=True):
     landed: list[Landed]  # in the order of the programs
     wall_s: float
     cpu_s: float  # of what made the load
+    looks: list[Look] = []
+
+    def stolen_share(self, since_s: float = 0.0, until_s: float = math.inf) -> float:
+        """Of the CPU time that was wanted, what the host gave to others."""
+        first = max(0, bisect_right(self.looks, since_s, key=_when) - 1)
+        last = min(len(self.looks) - 1, bisect_left(self.looks, until_s, key=_when))
+        if first >= last:
+            return 0.0
+        stolen_s = self.looks[last].stolen_s - self.looks[first].stolen_s
+        return stolen_s / (stolen_s + self.looks[last].used_s - self.looks[first].used_s or 1.0)
 
     @property
     def calls_per_s(self) -> float:
@@ -109,6 +132,16 @@ class Plain:
         return msgspec.json.decode(answer, type=Result)
 
 
+def _when(look: Look) -> float:
+    return look.at_s
+
+
+async def _look_forever(began: float, looks: list[Look]) -> None:
+    while True:
+        looks.append(Look(time.perf_counter() - began, *meter.machine_s()))
+        await asyncio.sleep(LOOK_S)
+
+
 class Driver:
     def __init__(self, client: AsyncClient | Plain, order: Order) -> None:
         self._client, self._order = client, order
@@ -117,9 +150,13 @@ class Driver:
     async def run(self) -> Report:
         await self._client.info()
         began, cpu = time.perf_counter() + (LEAD_S if self._order.at_s else 0.0), time.process_time()
+        looks = list[Look]()
+        looking = asyncio.create_task(_look_forever(began, looks))
         await (self._open(began) if self._order.at_s else self._closed(began))
         wall_s = time.perf_counter() - began
-        return Report([self.landed[n] for n in range(len(self.landed))], wall_s, time.process_time() - cpu)
+        looking.cancel()
+        landed = [self.landed[n] for n in range(len(self.landed))]
+        return Report(landed, wall_s, time.process_time() - cpu, [*looks, Look(wall_s, *meter.machine_s())])
 
     async def _open(self, began: float) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -201,8 +201,9 @@ counts from when a call was due. 100 % is what the machine can do with every slo
 the calibration, and measured again before each run. The runs are short, the loads take turns, and the table has the median of
 each. The load is made on the same {found.cores} cores. **predicted**: by a simulation ([load.md](../load.md)) that was
 calibrated with the same programs, one at a time and with every slot busy. Of these runs it is told when calls come, and how
-fast the machine was around each of them, by the CPU time that the other calls' programs took; so waiting and sharing are
-tested here, not what other programs would cost. **blind**: told the machine's speed before each run, and no more. \
+fast the machine was around each of them, by the CPU time that the other calls' programs took and that the host of this virtual
+machine took from it; so waiting and sharing are tested here, not what other programs would cost. **blind**: told the machine's
+speed before each run, and no more. \
 {"All within 20 %." if good else "**Not all within 20 %.**"}
 
 {validation_table(found.validation)}

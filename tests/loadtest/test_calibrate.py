@@ -7,7 +7,7 @@ import pytest
 from test_performance import calibration
 
 from loadtest.calibrate import Calibration, Samples, population, predict
-from loadtest.open_loop import Landed, Report
+from loadtest.open_loop import Landed, Look, Report
 from loadtest.workload import Program
 
 
@@ -73,3 +73,11 @@ def test_a_prediction_goes_by_the_speed_of_its_moment() -> None:
 def test_every_program_of_a_calibration_has_a_name_of_its_own() -> None:
     programs = population("rollout")
     assert len({(program.kind, program.name) for program in programs}) == len(programs)
+
+
+def test_what_the_host_takes_makes_the_machine_slower() -> None:
+    """Two cores, always busy; in the second half the host takes one of them."""
+    calls = [landed("sum#0", at_s / 10, 4.0) for at_s in range(100)]
+    looks = [Look(at_s / 4, 2 * min(at_s / 4, 5) + max(0, at_s / 4 - 5), max(0, at_s / 4 - 5)) for at_s in range(41)]
+    speeds = calibrated().speeds_during(Report(calls, 10.0, 0.0, looks), use=1.0)
+    assert speeds[:40] == pytest.approx([1.0] * 40) and speeds[60:] == pytest.approx([0.5] * 40)
