@@ -149,8 +149,11 @@ class Calibration(Struct):
         return found
 
     def speeds_during(self, report: Report) -> list[float]:
-        """Of the machine around each call, by that during the calibration: what programs took of CPU time, as a whole in the run
-        and more or less around each call by those of the others; and what the machine's host took from it."""
+        """Of the machine around each call, by that during the calibration.
+
+        What programs took of CPU time tells it, of the run as a whole, and around each call those of the others; besides, what
+        the machine's host took from it.
+        """
         due_s, now = [one.due_s for one in report.landed], [one.cpu_ms for one in report.landed]
         then = [self.programs[_key(one.kind, one.name)].own_ms for one in report.landed]
         sums = [(0.0, 0.0), *zip(accumulate(then), accumulate(now), strict=True)]
@@ -465,9 +468,9 @@ def _again(made: Calibration, landed: list[Landed]) -> list[Demand]:
 def _fit_pace(made: Calibration, report: Report, in_flight: int) -> None:
     """Until the simulation is as fast as the machine was, with the same programs.
 
-    Several runs are simulated as one. What real ones lose at their beginnings and ends, 3 %, stands for what the simulation knows
-    nothing of: cores that are idle for a moment while others have more to do than they can. Without it latency at 90 % load comes
-    out a third too low.
+    Several runs are simulated as one. What real ones lose at their beginnings and ends, 3 %, stands for what the simulation
+    knows nothing of: cores that are idle for a moment while others have more to do than they can. Without it latency at 90 %
+    load comes out a third too low.
     """
     for _ in range(3):
         found = closed_loop(made.here, apart(made.costs), _again(made, report.landed), in_flight)
