@@ -842,7 +842,7 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
         return NULL;
     if (house.layers & LAYER_PIDNS && (own_pidns_fd = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)) < 0)
         return fail("/proc/self/ns/pid");
-    if (house.layers & LAYER_MOUNTS && /* and that it can be come back to */
+    if (house.layers & LAYER_MOUNTS && /* and there is a way back */
         ((own_mntns_fd = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0 || setns(own_mntns_fd, CLONE_NEWNS)))
         return fail("/proc/self/ns/mnt");
     sigset_t child_signal;
