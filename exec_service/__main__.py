@@ -425,7 +425,7 @@ def run_program(options: argparse.Namespace) -> int:
         code = options.code if options.code is not None else read_program(options.file)
     except (OSError, UnicodeDecodeError) as error:
         return fail(f"{options.file}: {error}", EXIT_USAGE)
-    call = Call(code=code, limits=Limits(wall_s=options.wall, cpu_s=options.wall), deadline_s=options.wall + 60)
+    call = Call(code=code, limits=Limits(wall_s=options.wall), deadline_s=options.wall + 60)
     from exec_client import ExecError, Unavailable
     from exec_service.config import ConfigError
     from worker.sandbox.runner_link import SandboxUnavailable

@@ -124,8 +124,8 @@ class Account:
     def permit(self, call: Call, index: int) -> Call:
         """The call as this tenant's own, or a refusal that names what is not allowed."""
         self.check_tenant(call.tenant, index)
-        self.check_limits(call.limits, index)
-        return self.own(call)
+        limits = self.permit_limits(call.limits, index)
+        return self.own(call if limits is call.limits else msgspec.structs.replace(call, limits=limits))
 
     def own(self, message: M) -> M:
         """Make a message that was decoded for this request the tenant's. In place: copying each call would cost more."""
@@ -139,9 +139,15 @@ class Account:
         if tenant not in ("", self.tenant):
             raise NotPermitted("foreign_tenant", "this key belongs to another tenant", index, ".tenant")
 
+    def permit_limits(self, limits: Limits, index: int = 0, at: str = ".limits") -> Limits:
+        """As given; the CPU time that follows from the wall time is lowered to what the key allows."""
+        self.check_limits(limits, index, at)
+        return self.lowered_limits(limits) if limits.cpu_s is None and "cpu_s" in self.allowance.max_limits else limits
+
     def check_limits(self, limits: Limits, index: int = 0, at: str = ".limits") -> None:
         for name in self.allowance.max_limits:
-            self.check_limit(name, getattr(limits, name), index, f"{at}.{name}")
+            if (value := getattr(limits, name)) is not None:
+                self.check_limit(name, value, index, f"{at}.{name}")
 
     def check_limit(self, name: LimitName, value: float, index: int, inside: str) -> None:
         most = self.allowance.max_limits.get(name, value)
@@ -154,7 +160,7 @@ class Account:
         return call if limits is call.limits else msgspec.structs.replace(call, limits=limits)
 
     def lowered_limits(self, given: Limits) -> Limits:
-        limits = msgspec.structs.asdict(given)
+        limits = msgspec.structs.asdict(given) | {"cpu_s": given.cpu_limit_s}
         most = {name: type(limits[name])(bound) for name, bound in self.allowance.max_limits.items() if limits[name] > bound}
         return Limits(**(limits | most)) if most else given
 

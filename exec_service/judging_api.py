@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -110,14 +111,14 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 def permit_judge(judge: Judge, account: Account) -> Judge:
     account.check_tenant(judge.tenant)
-    account.check_limits(judge.limits)
-    for index, test in enumerate(judge.tests):
-        if test.limits is not None:
-            account.check_limits(test.limits, at=f".tests[{index}].limits")
+    limits = account.permit_limits(judge.limits)
+    tests = [
+        test if test.limits is None else replace(test, limits=account.permit_limits(test.limits, at=f".tests[{index}].limits"))
+        for index, test in enumerate(judge.tests)
+    ]
     if judge.checker.kind == "program":  # it gets the usual limits, which may be more than the key allows
-        for name in account.allowance.max_limits:
-            account.check_limit(name, getattr(Limits(), name), 0, ".checker")
-    return account.own(judge)
+        account.check_limits(Limits(), at=".checker")
+    return account.own(replace(judge, limits=limits, tests=tests))
 
 
 def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None:

@@ -77,7 +77,7 @@ def _call(item: Verify, found: Extracted) -> Call:
     return Call(
         code=PROGRAM,
         stdin=msgspec.json.encode({"answer": answer, "truth": truth}).decode(),
-        limits=Limits(wall_s=item.wall_s, cpu_s=item.wall_s + 1, memory_mb=MEMORY_MB, output_kb=64, processes=16, file_mb=1),
+        limits=Limits(wall_s=item.wall_s, memory_mb=MEMORY_MB, output_kb=64, processes=16, file_mb=1),
         deadline_s=item.deadline_s,
         tags=item.tags,
         tenant=item.tenant,

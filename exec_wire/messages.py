@@ -61,11 +61,16 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     """What one program may use. `memory_mb` counts what it adds to the warm interpreter it was forked from."""
 
     wall_s: Seconds = 10.0
-    cpu_s: Seconds = 10.0
+    cpu_s: Seconds | None = None  # of one process; see `cpu_limit_s`
     memory_mb: Annotated[int, Meta(ge=16, le=1 << 16)] = 512
     output_kb: Annotated[int, Meta(ge=1, le=1 << 16)] = 1024
     processes: Annotated[int, Meta(ge=1, le=4096)] = 64
     file_mb: Annotated[int, Meta(ge=1, le=1 << 16)] = 64
+
+    @property
+    def cpu_limit_s(self) -> float:
+        """`cpu_s`, or so much more than `wall_s` that an endless loop is a `timeout`."""
+        return 2 * self.wall_s + 1 if self.cpu_s is None else self.cpu_s
 
 
 class Tags(Struct, frozen=True, omit_defaults=True):
@@ -135,12 +140,13 @@ class Cancelled(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Measured by the kernel, not reported by the program."""
+    """Measured by the kernel, not reported by the program. `wall_s`: what elapsed, less the time it was starved of a CPU."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     memory_peak_bytes: int = 0
     processes_peak: int = 0
+    elapsed_s: float = 0.0
 
 
 class Timings(Struct):

@@ -87,7 +87,7 @@ async def measure_rollouts(client: AsyncClient, count: int) -> dict[str, Any]:
         began = time.perf_counter()
         replayed = []
         for turn in range(TURNS):
-            result = await client.run("".join(turns()[: turn + 1]), limits=Limits(wall_s=60, cpu_s=60))
+            result = await client.run("".join(turns()[: turn + 1]), limits=Limits(wall_s=60))
             replayed.append(result.stdout.splitlines(keepends=True)[-1])
         by_replay.append(time.perf_counter() - began)
         same = same and printed == replayed

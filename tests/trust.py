@@ -1,7 +1,7 @@
 """Reads tests/trust.md, and runs its tests against an older commit with this tree's tests: all of them must fail there.
 
-    python tests/trust.py --list
-    python tests/trust.py --base COMMIT [--section NUMBER]
+python tests/trust.py --list
+python tests/trust.py --base COMMIT [--section NUMBER]
 """
 
 from __future__ import annotations
@@ -54,9 +54,24 @@ def tree_of(base: str, folder: Path) -> None:
 def outcomes(folder: Path, tests: list[str]) -> dict[str, str]:
     """What became of each test that pytest has found, by its node id."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--tb=no", "--continue-on-collection-errors", *tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rA",
+            "-p",
+            "no:cacheprovider",
+            "--tb=no",
+            "--continue-on-collection-errors",
+            *tests,
+        ],
         cwd=folder,
-        env={"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(folder), "HOME": "/root"},
+        env={
+            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": str(folder),
+            "HOME": "/root",
+        },
         capture_output=True,
         text=True,
     )

@@ -67,7 +67,7 @@ class ToolEnv:
     ) -> None:
         self._client, self._service, self._noise = client, service, noise
         self._max_chars, self._kind, self._run_name = max_chars, verify_kind, run_name
-        self._limits = Limits(wall_s=service.timeout_s, cpu_s=service.timeout_s, memory_mb=service.memory_mb)
+        self._limits = Limits(wall_s=service.timeout_s, memory_mb=service.memory_mb)
         self._room = asyncio.Semaphore(service.concurrency)
         self._verifier = _Verifier(client, service.patience_s)
         self.latencies_ms: list[float] = []

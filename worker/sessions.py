@@ -42,7 +42,7 @@ from exec_wire.sessions import (
     read_session_id,
 )
 from worker.pool import Pool, ZygoteLost
-from worker.sandbox.execution import UNTIMED, Outcome, judge
+from worker.sandbox.execution import Outcome, judge
 from worker.sandbox.protocol import Say
 from worker.sandbox.runner_link import SandboxUnavailable
 from worker.sandbox.tree import CellRun, Member, MemberEnded, NotForkable, PlaceBusy, StartFailed, Tree
@@ -416,7 +416,7 @@ class Sessions:
                 self.counts["lost"] += member is session.member
                 return
             if member is session.member and not session.running and not session.why_ended:
-                how = judge(Outcome(future.result(), 0, 0), session.limits, UNTIMED, [])
+                how = judge(Outcome(future.result(), 0, 0), session.limits, [])
                 session.why_ended = f"its process ended while no cell ran: {how.status}"
                 session.lost = how.blame == "infra"  # its runner died, or the machine ran out of memory
                 self.counts["lost"] += session.lost

@@ -80,6 +80,7 @@ function callOfForm() {
   const limits = Object.fromEntries(
     LIMITS.map(([name]) => [name, Number(find(`limit-${name}`)?.value)]).filter(([, value]) => Number.isFinite(value) && value > 0),
   );
+  if (limits.cpu_s === defaults.cpu_s) delete limits.cpu_s; // the service's default follows from the wall time
   return {
     code: find("code").value,
     language: find("language").value || "python",
@@ -151,6 +152,7 @@ function whyNot(error) {
 
 function report({ call, result }) {
   const limits = { ...defaults, ...call.limits };
+  limits.cpu_s = call.limits.cpu_s ?? 2 * limits.wall_s + 1;
   const { what, whose } = verdict(result, limits);
   const parts = [named(banner(result.blame, what, whose))];
   if (result.error) parts.push(output("What the service says", result.error));

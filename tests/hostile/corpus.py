@@ -261,8 +261,7 @@ def judge(program: Program, result: Result, *, crowd: bool = False, grace_s: flo
 def _blame_is_right(expect: Expectation, result: Result) -> bool:
     if expect.blame is not None:
         return result.blame == expect.blame
-    # A program that stood in line for a CPU until its time was over: beside others that is the truth.
-    return result.blame == BLAME[result.status] or (result.status == "timeout" and result.blame == "infra")
+    return result.blame == BLAME[result.status]
 
 
 def _wrong_output(expect: Expectation, result: Result) -> list[str]:

@@ -44,7 +44,7 @@ class SessionLab(Lab):
         super().__init__(lab.pool)
         self.sessions = sessions
 
-    async def ask(self, order: Order, patience_s: float = 30.0) -> Reply:
+    async def ask(self, order: Order, patience_s: float = 120.0) -> Reply:
         return await self.sessions.obey(order, patience_s)
 
     async def ask_create(self, **fields: Any) -> Reply:

@@ -7,5 +7,5 @@ CPP = Compiled(
     compiler="g++",
     flags=("-O2", "-std=c++17"),
     source="main.cpp",
-    limits=Limits(wall_s=30.0, cpu_s=30.0, memory_mb=1024, output_kb=256, file_mb=64),
+    limits=Limits(wall_s=30.0, memory_mb=1024, output_kb=256, file_mb=64),
 )

@@ -5,20 +5,21 @@ Made once by the runner, with every file opened there; zygotes get the descripto
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
-# The order and meaning of a slot's descriptors, as in native/protocol.h: limit, peak, events, pids limit, pids now, attach...
+# The order and meaning of a slot's descriptors, as in native/protocol.h: limit, peak, events, pids limit, pids now, CPU usage,
+# threads, attach...
 _V1_FILES = [
     ("memory", "memory.limit_in_bytes", os.O_WRONLY),
     ("memory", "memory.max_usage_in_bytes", os.O_RDWR),
     ("memory", "memory.oom_control", os.O_RDONLY),
     ("pids", "pids.max", os.O_WRONLY),
     ("pids", "pids.current", os.O_RDONLY),
-    ("memory", "tasks", os.O_WRONLY),
-    ("pids", "tasks", os.O_WRONLY),
-    ("cpu", "tasks", os.O_WRONLY),
+    ("cpuacct", "cpuacct.usage", os.O_RDONLY),
+    ("cpuacct", "tasks", os.O_RDONLY),
 ]
 _V2_FILES = [
     ("", "memory.max", os.O_WRONLY),
@@ -26,9 +27,12 @@ _V2_FILES = [
     ("", "memory.events", os.O_RDONLY),
     ("", "pids.max", os.O_WRONLY),
     ("", "pids.current", os.O_RDONLY),
-    ("", "cgroup.procs", os.O_WRONLY),
+    ("", "cpu.stat", os.O_RDONLY),
+    ("", "cgroup.threads", os.O_RDONLY),
 ]
-REQUIRED = ("memory", "pids")
+REQUIRED = {1: ("memory", "pids", "cpuacct"), 2: ("memory", "pids")}  # version 2 counts CPU time without a controller
+FIRST_LEAF = "leaf0"
+OPTIONAL = "cpu"  # equal weights: a crowd in one slot takes no CPU from the others
 
 
 class CgroupUnavailable(Exception):
@@ -44,51 +48,68 @@ class SlotCgroups:
 
     def make_slot(self, index: int) -> list[int | None]:
         """Make one slot's groups; its open files in the order of the protocol, None where the kernel lacks one."""
-        files = self._make(index, _V1_FILES if self.version == 1 else _V2_FILES)
+        files = self._make(index)
         self._fds += [fd for fd in files if fd is not None]
         return files
 
-    def _make(self, index: int, names: list[tuple[str, str, int]]) -> list[int | None]:
+    def _make(self, index: int, leaf: str = "") -> list[int | None]:
+        """`leaf`: where below the group that counts CPU time the first process goes."""
         for root in self.roots.values():
             (root / f"slot{index}").mkdir(exist_ok=True)
         self._write_once(index)
         files: list[int | None] = []
-        for controller, name, mode in names:
-            folder = self.roots.get(controller)
-            files.append(_open_or_none(folder / f"slot{index}" / name, mode) if folder is not None else None)
-        return files
+        for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
+            files.append(_open_or_none(self.roots[controller] / f"slot{index}" / name, mode))
+        return [*files, *(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in self._attach_files(index, leaf))]
+
+    def _attach_files(self, index: int, leaf: str) -> list[Path]:
+        """By which a process moves itself into the groups, one for each hierarchy; two controllers may share one."""
+        if self.version == 2:
+            return [self.roots[""] / f"slot{index}" / "cgroup.procs"]
+        controller_of = {self.roots[name]: name for name in (OPTIONAL, *REQUIRED[1]) if name in self.roots}
+        return [
+            root / f"slot{index}" / (leaf if controller == "cpuacct" else "") / "tasks"
+            for root, controller in controller_of.items()
+        ]
 
     def make_place(self, index: int) -> tuple[list[int | None], list[int | None]]:
         """As a slot, for a session: the kernel may kill one of its processes and leave the others.
 
         Its files are the caller's, who also gets those that count: memory in use, CPU time used, kills for want of memory.
+        Version 1: the session's first process starts in its leaf of the group that counts CPU time, since nobody can be moved
+        there quickly (see `make_leaf`).
         """
-        files = self._make(index, [*_V1_FILES, ("cpuacct", "tasks", os.O_WRONLY)] if self.version == 1 else _V2_FILES)
+        if self.version == 1:
+            (self.roots["cpuacct"] / f"slot{index}" / FIRST_LEAF).mkdir(parents=True, exist_ok=True)
+        files = self._make(index, FIRST_LEAF)
         if self.version == 2:
             (self.roots[""] / f"slot{index}" / "memory.oom.group").write_text("0")
         v1 = [("memory", "memory.usage_in_bytes"), ("cpuacct", "cpuacct.usage"), ("memory", "memory.oom_control")]
         wanted = v1 if self.version == 1 else [("", "memory.current"), ("", "cpu.stat"), ("", "memory.events")]
         return files, [
-            _open_or_none(self.roots[controller] / f"slot{index}" / name, os.O_RDONLY) if controller in self.roots else None
-            for controller, name in wanted
+            _open_or_none(self.roots[controller] / f"slot{index}" / name, os.O_RDONLY) for controller, name in wanted
         ]
 
     def make_leaf(self, index: int, leaf: int) -> list[int]:
-        """A group below a session's for one of its processes, by which that can be killed with all it started.
+        """A group below a session's for one of its processes: it can be killed with all it started, its CPU time is its own.
 
-        Opened are the list of its processes, and the file that kills them (version 2) or keeps them from forking (version 1).
-        And in version 1 the one by which a process moves there itself: as in `steps.c`, that skips the kernel's global lock,
-        for which one who moves another waits 10 to 25 ms.
+        Opened are the list of its processes, the file that kills them (version 2) or keeps them from forking (version 1), its
+        CPU time, and the list of its threads. And in version 1 the files by which a process moves there itself: as in
+        `steps.c`, that skips the kernel's global lock, for which one who moves another waits 10 to 25 ms.
         """
-        folder = self.roots["pids" if self.version == 1 else ""] / f"slot{index}" / f"leaf{leaf}"
-        folder.mkdir(exist_ok=True)
-        killer = folder / ("pids.max" if self.version == 1 else "cgroup.kill")
-        if self.version == 1:
-            killer.write_text("max")
-        wanted = [(folder / "cgroup.procs", os.O_RDWR), (killer, os.O_WRONLY)]
-        if self.version == 1:
-            wanted.append((folder / "tasks", os.O_WRONLY))
-        return [os.open(path, mode | os.O_CLOEXEC) for path, mode in wanted]
+        names = ("pids", "cpuacct") if self.version == 1 else ("", "")
+        group, counted = (self.roots[name] / f"slot{index}" / f"leaf{leaf}" for name in names)
+        for folder in (group, counted):
+            folder.mkdir(exist_ok=True)
+        if self.version == 2:
+            wanted = [("cgroup.procs", os.O_RDWR), ("cgroup.kill", os.O_WRONLY), ("cpu.stat", 0), ("cgroup.threads", 0)]
+            files = [(group / name, mode) for name, mode in wanted]
+        else:
+            (group / "pids.max").write_text("max")
+            files = [(group / "cgroup.procs", os.O_RDWR), (group / "pids.max", os.O_WRONLY)]
+            files += [(counted / "cpuacct.usage", os.O_RDONLY), (counted / "tasks", os.O_RDONLY)]
+            files += [(folder / "tasks", os.O_WRONLY) for folder in dict.fromkeys((group, counted))]
+        return [os.open(path, mode | os.O_CLOEXEC) for path, mode in files]
 
     def _write_once(self, index: int) -> None:
         once = {"memory.swappiness": "0"} if self.version == 1 else {"memory.swap.max": "0", "memory.oom.group": "1"}
@@ -125,7 +146,7 @@ def make_root(name: str) -> SlotCgroups:
         except OSError as error:
             raise CgroupUnavailable(f"{root} cannot be made: {error.strerror}") from error
     if version == 2:
-        (roots[""] / "cgroup.subtree_control").write_text("+memory +pids")
+        _delegate(roots[""] / "cgroup.subtree_control")
     return SlotCgroups(roots, version)
 
 
@@ -140,11 +161,17 @@ def remove_everywhere(name: str) -> None:
 
 def _roots(name: str) -> tuple[dict[str, Path], int]:
     v1 = _v1_folders()
-    if set(REQUIRED) <= set(v1):
-        return {
-            controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED, "cpu", "cpuacct")
-        }, 1
+    if set(REQUIRED[1]) <= set(v1):
+        return {controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED[1], OPTIONAL)}, 1
     return {"": _v2_parent() / name}, 2
+
+
+def _delegate(control: Path) -> None:
+    """Hand the controllers to the groups below; each group then has the same CPU weight as the others."""
+    control.write_text("".join(f"+{name} " for name in REQUIRED[2]))
+    if OPTIONAL not in control.read_text().split():
+        with contextlib.suppress(OSError):  # not delegated to us
+            control.write_text(f"+{OPTIONAL}")
 
 
 def _v1_folders() -> dict[str, Path]:
@@ -176,8 +203,8 @@ def _v2_parent() -> Path:
             break
         try:
             control = candidate / "cgroup.subtree_control"
-            if not set(REQUIRED) <= set(control.read_text().split()):
-                control.write_text("+memory +pids")
+            if not {*REQUIRED[2], OPTIONAL} <= set(control.read_text().split()):
+                _delegate(control)
             return candidate
         except OSError as error:
             reason = f"{candidate}: {error.strerror}"

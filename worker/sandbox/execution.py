@@ -29,8 +29,6 @@ OPEN_FILES = 256
 PAGE_BYTES = 4096
 INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it before the first file
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
-LOST_TOO_MUCH = 0.05  # of its wall limit, in line for a CPU and not made good
-IN_LINE_MOST = 4  # times its wall limit, in which a program on a busy machine gets the time that it was promised
 CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
 MFD_EXEC = 0x10
@@ -56,36 +54,14 @@ class Outcome(NamedTuple):
     stderr_bytes: int
 
 
-class WallTimes(NamedTuple):
-    """How long a program may run, and with the time that it stands in line for a CPU."""
-
-    own_s: float
-    most_s: float
-    cut_short: bool  # by its deadline
-
-    @classmethod
-    def of(cls, limit_s: float, remaining_s: float) -> WallTimes:
-        return cls(min(limit_s, remaining_s), min(IN_LINE_MOST * limit_s, remaining_s), remaining_s < limit_s)
-
-    def added_s(self, in_line_s: float) -> float:
-        """What can be made good of so much time in line."""
-        return min(in_line_s, self.most_s - self.own_s)
-
-    def machine_was_slow(self, in_line_s: float) -> bool:
-        """The deadline cut its time short, or it stood in line for longer than could be added."""
-        return self.cut_short or in_line_s - self.added_s(in_line_s) > LOST_TOO_MUCH * self.own_s
-
-
-UNTIMED = WallTimes(math.inf, math.inf, cut_short=False)
-
-
 class Execution:
     """The descriptors of one program. `close` gives them back; they are the only thing that lives outside of the zygote."""
 
-    def __init__(self, call: Call, wall_s: float, number: int, fail_step: int = 0, start: Start = IN_ZYGOTE) -> None:
+    def __init__(self, call: Call, remaining_s: float, number: int, fail_step: int = 0, start: Start = IN_ZYGOTE) -> None:
+        """`remaining_s`: until the call's deadline."""
         self.call, self.number = call, number
         self._binary = start.binary
-        self._times = WallTimes.of(call.limits.wall_s, wall_s)
+        self._remaining_s = remaining_s
         self._fail_step = fail_step
         self._given: list[int] = []  # closed as soon as the zygote has them
         self._kept: list[int] = []
@@ -109,7 +85,7 @@ class Execution:
         if self._binary is not None:
             fds.append(self._binary)
             flags |= protocol.HAS_BINARY
-        ask = _ask(self.call.limits, self._times, slot, self.number, flags, self._fail_step)
+        ask = _ask(self.call.limits, self._remaining_s, slot, self.number, flags, self._fail_step)
         protocol.send_ask(link, ask, fds)
         close_all(self._given)
 
@@ -118,8 +94,8 @@ class Execution:
         stdout_fd, stderr_fd, page_fd = self._kept
         cap = self.call.limits.output_kb * 1024
         outcome = Outcome(say, os.fstat(stdout_fd).st_size, os.fstat(stderr_fd).st_size)
-        result = judge(outcome, self.call.limits, self._times, step_names)
-        result.sandbox, result.usage = sandbox, _usage(say, self._times)
+        result = judge(outcome, self.call.limits, step_names)
+        result.sandbox, result.usage = sandbox, _usage(say)
         result.timings = Timings(start_ms=round(say.start_ns / 1e6, 3), run_ms=round(say.run_ns / 1e6, 3))
         if setup_failed(say):  # no byte of the program's ran: what is on the streams is our own
             log.error("%s\n%s", result.error, text(stderr_fd, outcome.stderr_bytes, cap)[0])
@@ -163,7 +139,7 @@ class Execution:
             self._folder.close()
 
 
-def judge(outcome: Outcome, limits: Limits, times: WallTimes, step_names: list[str]) -> Result:
+def judge(outcome: Outcome, limits: Limits, step_names: list[str]) -> Result:
     """Status and blame from what the kernel counted, never from what the program said."""
     say = outcome.say
     if setup_failed(say):
@@ -173,7 +149,9 @@ def judge(outcome: Outcome, limits: Limits, times: WallTimes, step_names: list[s
     if say.ended_by == protocol.BY_REQUEST:
         return verdict("cancelled")
     if say.ended_by == protocol.BY_WALL:
-        return verdict("timeout", infra=say.step != 0 or times.machine_was_slow(say.waited_ns / 1e9))
+        return verdict("timeout", infra=say.step != 0)
+    if say.ended_by == protocol.BY_DEADLINE:
+        return verdict("timeout", infra=True, error="the deadline passed before the program had the time that its limit allows")
     if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
         return verdict("output_limit")
     if say.ended_by == protocol.BY_MEMORY or say.oom_kills > 0:
@@ -197,33 +175,32 @@ def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
 
 
 def _judge_signal(say: Say, limits: Limits, number: int) -> Result:
-    used_up = say.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_s) * 1e9
+    used_up = say.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_limit_s) * 1e9
     if used_up and number in (signal.SIGXCPU, signal.SIGKILL):
         return verdict("cpu_limit", signal=number)
     # Neither we nor its memory limit sent a SIGKILL that arrives here: the machine did, or nobody can tell.
     return verdict("signal", infra=number == signal.SIGKILL, signal=number)
 
 
-def _usage(say: Say, times: WallTimes) -> Usage:
-    wall_s = (say.start_ns + say.run_ns) / 1e9
-    if say.ended_by == protocol.BY_WALL:  # its limit was moved by what it stood in line for a CPU
-        wall_s = min(wall_s, max(times.own_s, wall_s - say.waited_ns / 1e9))
+def _usage(say: Say) -> Usage:
+    elapsed_ns = say.start_ns + say.run_ns
     return Usage(
-        wall_s=round(wall_s, 6),
+        wall_s=round((elapsed_ns - say.starved_ns) / 1e9, 6),
+        elapsed_s=round(elapsed_ns / 1e9, 6),
         cpu_s=round(say.cpu_ns / 1e9, 6),
         memory_peak_bytes=say.memory_peak,
         processes_peak=say.processes_peak,
     )
 
 
-def _ask(limits: Limits, times: WallTimes, slot: int, number: int, flags: int, fail_step: int) -> Ask:
+def _ask(limits: Limits, remaining_s: float, slot: int, number: int, flags: int, fail_step: int) -> Ask:
     return Ask(
         protocol.ASK_RUN,
         slot,
         number,
-        wall_ns=max(1, int(times.own_s * 1e9)),
-        most_ns=max(1, int(times.most_s * 1e9)),
-        cpu_s=math.ceil(limits.cpu_s),
+        wall_ns=int(limits.wall_s * 1e9),
+        deadline_ns=max(1, int(remaining_s * 1e9)),
+        cpu_s=math.ceil(limits.cpu_limit_s),
         memory_bytes=limits.memory_mb << 20,
         file_bytes=max(limits.file_mb << 20, (limits.output_kb << 10) * KILL_AT_OUTPUT * 2),
         folder_bytes=limits.file_mb << 20,

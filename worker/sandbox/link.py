@@ -112,6 +112,10 @@ class ZygoteLink:
     async def adopt(self, ask: Ask, fds: Sequence[int]) -> Say:
         return await self._ask(ask, protocol.SAY_MEMBER, fds)
 
+    def begin_cell(self, slot: int, member: int) -> None:
+        """From now on `usage` tells how long this cell has starved."""
+        self._tell(Ask(protocol.ASK_USAGE, slot, flags=protocol.USAGE_BEGIN, member=member))
+
     async def usage(self, slot: int, member: int) -> Say:
         return await self._ask(Ask(protocol.ASK_USAGE, slot, member=member), protocol.SAY_USAGE)
 

@@ -16,7 +16,9 @@ ASK_MEMBER, ASK_INTERRUPT, ASK_END_MEMBER, ASK_USAGE, ASK_PROCESSES = 5, 6, 7, 8
 SAY_READY, SAY_ENDED, SAY_PONG, SAY_MEMBER, SAY_MEMBER_ENDED, SAY_USAGE = 1, 2, 3, 4, 5, 6
 HAS_STDIN, HAS_FOLDER_SOCKET, HAS_BINARY, HAS_CONTROL = 1, 2, 4, 8
 HAS_HELLO, HAS_LEAF, LEAF_BY_PIDS, LEAF_JOINED = 1, 2, 4, 8
-BY_ITSELF, BY_WALL, BY_OUTPUT, BY_REQUEST, BY_MEMORY = 0, 1, 2, 3, 4
+LEAF_FDS = 4
+USAGE_BEGIN = 1
+BY_ITSELF, BY_WALL, BY_OUTPUT, BY_REQUEST, BY_MEMORY, BY_DEADLINE = 0, 1, 2, 3, 4, 5
 
 
 class Ask(NamedTuple):
@@ -24,7 +26,7 @@ class Ask(NamedTuple):
     slot: int = 0
     call: int = 0
     wall_ns: int = 0
-    most_ns: int = 0
+    deadline_ns: int = 0
     cpu_s: int = 0
     memory_bytes: int = 0
     file_bytes: int = 0
@@ -51,7 +53,7 @@ class Say(NamedTuple):
     memory_peak: int
     oom_kills: int
     processes_peak: int
-    waited_ns: int
+    starved_ns: int
 
 
 _ASK = struct.Struct(f"{len(Ask._fields)}q")

@@ -42,10 +42,10 @@ class Place(NamedTuple):
 class Leaf(NamedTuple):
     fds: list[int]  # none where there are no control groups
     by_pids: bool
-    join_fd: int | None  # by which a process can move there itself
+    join_fds: list[int]  # by which a process can move there itself
 
     def close(self) -> None:
-        for fd in (*self.fds, *([] if self.join_fd is None else [self.join_fd])):
+        for fd in (*self.fds, *self.join_fds):
             os.close(fd)
 
 
@@ -134,7 +134,7 @@ class RunnerLink:
     async def leaf(self, index: int, leaf: int) -> Leaf:
         """The control group of one process in it. Its descriptors, if there are any, are the caller's."""
         words, fds = await self._ask({"leaf": [index, leaf]}, f"leaf {[index, leaf]}")
-        return Leaf(fds[:2], words["by_pids"], fds[2] if len(fds) > 2 else None)
+        return Leaf(fds[: protocol.LEAF_FDS], words["by_pids"], fds[protocol.LEAF_FDS :])
 
     async def _ask(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
         if self.lost.is_set():

@@ -11,7 +11,6 @@ import base64
 import errno
 import itertools
 import marshal
-import math
 import os
 import socket
 import time
@@ -25,9 +24,7 @@ from worker.sandbox import protocol
 from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
     OPEN_FILES,
-    UNTIMED,
     Outcome,
-    WallTimes,
     close_all,
     judge,
     output,
@@ -44,11 +41,11 @@ ANSWER_BYTES = 4096
 ANSWER_S = 10.0  # for what takes milliseconds; copying a folder is the longest of it
 GRACE_S = 0.5  # from an interrupt to the kill
 DEATH_S = 5.0  # for the dying of a killed process to be told
-IN_LINE_LEAST_S = 0.005  # for which a deadline is moved
-LOOK_S = 0.05  # between two looks at a running cell's output
+LOOK_S = 0.05  # between two looks at a running cell: its output, and how long it has starved
+LOOK_AGAIN_S = 0.005  # after a look at a cell that has nearly used up its time
 SAID_BYTES = 16 << 20  # of a cell's value and display data
 FIRST_FOLDER = "0"
-FORKS_AT_ONCE = 16  # each needs three descriptors, of which a session has 256
+FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
 NEVER_CPU_S = 1_000_000_000  # cells are limited by wall time: a session's CPU time only grows
 
 
@@ -98,7 +95,7 @@ class Member:
         self.ended = tree.link.ending(number)
         self.folder = folder
         self.broken = ""  # why it was killed: it did not keep to the protocol
-        self.cpu_ns = self.waited_ns = 0  # when its last cell ended
+        self.cpu_ns = 0  # when its last cell ended
         self._control = control
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         control.setblocking(False)
@@ -225,8 +222,9 @@ class Tree:
         leaf = await self._leaf_of(member)
         empty = [sealed("files", marshal.dumps({}, 2)), output("out")]
         try:
-            await self._enter_leaf(member, leaf, None)
+            # Its answer says that set-up is over: until then it moves itself between control groups.
             await member.ask("files", {"fetch": [], "most": 0}, list(empty))
+            await self._enter_leaf(member, leaf, None)
         except MemberEnded:
             await self.kill()
             raise self._start_failed() from None
@@ -256,7 +254,7 @@ class Tree:
         say = self.ended.result()
         if say.step != 0 and say.error == errno.EBUSY:
             return PlaceBusy()
-        return StartFailed(judge(Outcome(say, 0, 0), self.limits, UNTIMED, self._runner.steps).error or "it ended at once")
+        return StartFailed(judge(Outcome(say, 0, 0), self.limits, self._runner.steps).error or "it ended at once")
 
     def _ask(self, member: Member) -> Ask:
         limits = self.limits
@@ -293,7 +291,7 @@ class Tree:
 
     async def _enter_leaf(self, member: Member, leaf: Leaf, hello: socket.socket | None) -> None:
         flags = protocol.HAS_LEAF * bool(leaf.fds) | protocol.HAS_HELLO * (hello is not None)
-        flags |= protocol.LEAF_BY_PIDS * leaf.by_pids | protocol.LEAF_JOINED * (hello is not None and leaf.join_fd is not None)
+        flags |= protocol.LEAF_BY_PIDS * leaf.by_pids | protocol.LEAF_JOINED * (hello is not None and bool(leaf.join_fds))
         ask = Ask(protocol.ASK_MEMBER, self.index, self.number, flags=flags, member=member.number)
         said = await self.link.adopt(ask, [*([hello.fileno()] if hello is not None else []), *leaf.fds])
         if said.error and hello is not None:
@@ -334,7 +332,7 @@ class Tree:
         greetings = [fork.expect(fork.number) for fork in forks]
         fds = []
         for control, hello, (_, leaf) in zip(controls, hellos, leaves, strict=True):
-            fds += [control[1].fileno(), hello[1].fileno(), *([] if leaf.join_fd is None else [leaf.join_fd])]
+            fds += [control[1].fileno(), hello[1].fileno(), *leaf.join_fds]
         gone, self._gone = self._gone, []
         arguments = {
             "names": [fork.number for fork in forks],
@@ -498,10 +496,10 @@ class CellRun:
     """One cell in one member, with the files that take its output. Use as a context manager."""
 
     def __init__(self, member: Member, code: str, stdin: str, number: int, limit_s: float, remaining_s: float) -> None:
-        """`remaining_s`: what its deadline leaves of its wall time."""
+        """`limit_s`: of the time that it has; `remaining_s`: of all time, until its deadline."""
         self._member, self._number = member, number
-        self._moved_s = 0.0  # its deadline, for what it stood in line
-        self._times = WallTimes.of(limit_s, remaining_s)
+        self._limit_s, self._remaining_s = limit_s, remaining_s
+        self._starved_s = 0.0  # as of the last look
         self._cap = member.tree.limits.output_kb * 1024
         self._oom_before = member.tree.oom_kills
         self._given = [sealed("payload", marshal.dumps(code, 2)), sealed("stdin", stdin.encode("utf-8", "surrogatepass"))]
@@ -516,6 +514,7 @@ class CellRun:
 
     async def run(self) -> Result:
         started = time.monotonic()
+        self._member.tree.link.begin_cell(self._member.tree.index, self._member.number)
         asked = self._member.tell("run", {"cell": self._number}, [*self._given, *self._kept])
         close_all(self._given)
         stop = await self._watch(asked, started)
@@ -523,7 +522,7 @@ class CellRun:
         result = await self._judge(asked, stop)
         result.state_kept = asked.done() and self._member.alive
         result.timings = Timings(run_ms=round(elapsed_s * 1000, 3))
-        await self._measure(result, elapsed_s - (self._moved_s if result.status == "timeout" else 0.0))
+        await self._measure(result, elapsed_s)
         self._read(result)
         return result
 
@@ -531,28 +530,31 @@ class CellRun:
         """Until it has answered or ended; by itself, or because it had to."""
         either: set[asyncio.Future[Any]] = {asked, self._member.ended}
         while True:
-            allowed_s = self._times.own_s + self._moved_s
-            left_s = started + allowed_s - time.monotonic()
-            await asyncio.wait(either, timeout=max(0.0, min(LOOK_S, left_s)), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=self._next_look_s(started), return_when=asyncio.FIRST_COMPLETED)
             if any(future.done() for future in either):
                 return None
             if self._member.tree.oom_kills > self._oom_before:
                 return await self._stop(either, Stop("memory_limit"))
-            if left_s <= 0:
-                in_line_s = await self._in_line_s()
-                if self._times.added_s(in_line_s) < self._moved_s + IN_LINE_LEAST_S:
-                    return await self._stop(either, Stop("timeout", infra=self._times.machine_was_slow(in_line_s)))
-                self._moved_s = self._times.added_s(in_line_s)
             if self._wrote_too_much:
                 return await self._stop(either, Stop("output_limit"))
+            elapsed_s = time.monotonic() - started
+            if elapsed_s - await self._look_at_cpu() >= self._limit_s:
+                return await self._stop(either, Stop("timeout"))
+            if elapsed_s >= self._remaining_s:
+                return await self._stop(either, Stop("timeout", infra=True))
 
-    async def _in_line_s(self) -> float:
-        """How long it stood ready and had no CPU that none of its children had taken."""
+    def _next_look_s(self, started: float) -> float:
+        due_s = min(self._limit_s + self._starved_s, self._remaining_s)
+        return min(LOOK_S, max(LOOK_AGAIN_S, started + due_s - time.monotonic()))
+
+    async def _look_at_cpu(self) -> float:
+        """How long it has starved so far (native/cpu_meter.h)."""
         try:
             say = await self._member.tree.link.usage(self._member.tree.index, self._member.number)
         except ZygoteLost:
-            return math.inf  # if it only had no CPU itself: nobody can tell
-        return 0.0 if say.status else max(0, say.waited_ns - self._member.waited_ns) / 1e9
+            return self._starved_s  # the session is lost, which the next look sees
+        self._starved_s = max(self._starved_s, say.starved_ns / 1e9)
+        return self._starved_s
 
     @property
     def _wrote_too_much(self) -> bool:
@@ -583,9 +585,9 @@ class CellRun:
         if self._member.broken:
             return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         sizes = (os.fstat(fd).st_size for fd in self._kept[:2])
-        return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, self._times, [])
+        return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, [])
 
-    async def _measure(self, result: Result, wall_s: float) -> None:
+    async def _measure(self, result: Result, elapsed_s: float) -> None:
         try:
             if self._member.alive:
                 say = await self._member.tree.link.usage(self._member.tree.index, self._member.number)
@@ -594,9 +596,9 @@ class CellRun:
         except ZygoteLost:
             return
         cpu_ns, self._member.cpu_ns = say.cpu_ns - self._member.cpu_ns, say.cpu_ns
-        self._member.waited_ns = say.waited_ns
         result.usage = Usage(
-            wall_s=round(wall_s, 6),
+            wall_s=round(max(0.0, elapsed_s - self._starved_s), 6),
+            elapsed_s=round(elapsed_s, 6),
             cpu_s=round(max(0, cpu_ns) / 1e9, 6),
             memory_peak_bytes=say.memory_peak,
             processes_peak=say.processes_peak,

@@ -87,10 +87,8 @@ pid_t keep(struct progress *progress, int pids_limit_fd) {
     if (program < 0)
         _exit(1);
     for (;;) {
-        if (sigwaitinfo(&waited, NULL) == SIGTERM) {
-            progress->waited_ns = in_line_ns(program);
+        if (sigwaitinfo(&waited, NULL) == SIGTERM)
             kill(program, SIGKILL);
-        }
         int status;
         struct rusage usage;
         for (pid_t pid; (pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0;)

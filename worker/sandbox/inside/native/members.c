@@ -34,7 +34,8 @@ struct member *member_by_number(int64_t number) {
 struct member *member_add(int slot, int64_t number, pid_t pid) {
     for (int i = 0; i < MOST_MEMBERS; i++)
         if (!members[i].pid) {
-            members[i] = (struct member){pid, slot, number, -1, -1, 0};
+            members[i] = (struct member){.pid = pid, .slot = slot, .number = number, .leaf_processes = -1, .leaf_kill = -1,
+                                         .leaf_usage = -1, .leaf_threads = -1};
             known = i >= known ? i + 1 : known;
             return &members[i];
         }
@@ -57,11 +58,11 @@ int members_of(int slot) {
     return count;
 }
 
-/* Calls `act` for all in the group; how many there were. The kernel shows pids as this process's own namespace has them. */
-static int for_listed(int processes_fd, void (*act)(pid_t pid, void *about), void *about) {
+/* The kernel shows ids as this process's own PID namespace has them. */
+int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
     char text[8192], again[32];
     int count = 0;
-    snprintf(again, sizeof again, "/proc/self/fd/%d", processes_fd);
+    snprintf(again, sizeof again, "/proc/self/fd/%d", list_fd);
     int fd = open(again, O_RDONLY | O_CLOEXEC); /* anew each time: version 1 shows who reads twice the same list for a second */
     if (fd < 0)
         return 0;
@@ -89,17 +90,26 @@ static void kill_it(pid_t pid, void *none) {
     kill(pid, SIGKILL);
 }
 
-int member_enter_leaf(struct member *m, int processes_fd, int kill_fd, int flags) {
-    m->leaf_processes = processes_fd, m->leaf_kill = kill_fd, m->by_pids = flags & LEAF_BY_PIDS;
-    if (flags & LEAF_JOINED) {
-        pid_t wanted = m->pid;
-        for_listed(processes_fd, note_if_it_is, &wanted);
-        errno = ESRCH;
-        return wanted ? -1 : 0;
-    }
+static int is_listed(int list_fd, pid_t pid) {
+    pid_t wanted = pid;
+    for_listed(list_fd, note_if_it_is, &wanted);
+    return !wanted;
+}
+
+static int move(pid_t pid, int processes_fd) {
     char text[16];
-    int n = snprintf(text, sizeof text, "%d", (int)m->pid);
+    int n = snprintf(text, sizeof text, "%d", (int)pid);
     return write(processes_fd, text, (size_t)n) == n ? 0 : -1;
+}
+
+/* A process that could stay out of the group whose CPU time is counted would never use up its time. */
+int member_enter_leaf(struct member *m, pid_t program, const int *leaf, int flags) {
+    m->leaf_processes = leaf[0], m->leaf_kill = leaf[1], m->leaf_usage = leaf[2], m->leaf_threads = leaf[3];
+    m->by_pids = flags & LEAF_BY_PIDS;
+    if (!(flags & LEAF_JOINED) && move(program, m->leaf_processes))
+        return -1;
+    errno = ESRCH;
+    return is_listed(m->leaf_processes, program) && is_listed(m->leaf_threads, program) ? 0 : -1;
 }
 
 static void kill_leaf(struct member *m) {
@@ -126,6 +136,8 @@ void member_forget(struct member *m) {
         kill_leaf(m);
         close(m->leaf_kill);
         close(m->leaf_processes);
+        close(m->leaf_usage);
+        close(m->leaf_threads);
     }
     m->pid = 0;
     while (known && !members[known - 1].pid)

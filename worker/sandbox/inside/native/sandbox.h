@@ -1,6 +1,7 @@
 /* One sandboxed program: what the zygote knows of it (slot), and the confinement that the child puts on (steps.c). */
 #ifndef SANDBOX_H
 #define SANDBOX_H
+#include "cpu_meter.h"
 #include "protocol.h"
 #include <linux/filter.h>
 #include <sys/types.h>
@@ -18,7 +19,7 @@ enum {
 /* Written by the child while it prepares itself, unmapped before the program's first byte runs. */
 struct progress {
     int64_t step, error, ready_ns;
-    int64_t cleared_ns, status, cpu_ns, ended_ns, waited_ns; /* written by the keeper, where there is one */
+    int64_t cleared_ns, status, cpu_ns, ended_ns; /* written by the keeper, where there is one */
 };
 
 struct rule { /* of Landlock, see landlock.c */
@@ -52,7 +53,8 @@ struct slot {
     int fd[RUN_FDS];
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
-    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, deadline_ns, in_line_ns, oom_before, processes_peak, waited_ns;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, oom_before, processes_peak;
+    struct cpu_meter meter;
 };
 
 #define STACK_BYTES 16384
@@ -64,8 +66,6 @@ struct slot {
 enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5, CHILD_FD_CONTROL = 6 };
 
 int64_t now_ns(void);
-int64_t waited_for_cpu_ns(pid_t pid);
-int64_t in_line_ns(pid_t pid);
 /* Confine the calling process. Returns 0, or the 1-based number of the step that failed. */
 int confine(struct house *house, struct slot *slot, int index, void **page);
 /* Where there is no mount namespace: remove the slot's folder, with what the last program left in it. */

@@ -12,7 +12,7 @@
 
 #define MOST_PROCESSES 4096
 
-static ssize_t read_file(pid_t pid, const char *name, char *text, size_t size) {
+ssize_t read_proc_file(pid_t pid, const char *name, char *text, size_t size) {
     char path[400];
     snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -26,7 +26,7 @@ static ssize_t read_file(pid_t pid, const char *name, char *text, size_t size) {
 static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, int count, int most) {
     char name[300], text[16384];
     snprintf(name, sizeof name, "task/%s/children", thread);
-    if (read_file(pid, name, text, sizeof text) <= 0)
+    if (read_proc_file(pid, name, text, sizeof text) <= 0)
         return count;
     for (char *at = text, *next; count < most; at = next) {
         long child = strtol(at, &next, 10);
@@ -54,7 +54,7 @@ static int add_children(pid_t pid, pid_t *pids, int count, int most) {
 static int64_t resident_bytes(pid_t pid) {
     char text[128];
     long resident = 0;
-    if (read_file(pid, "statm", text, sizeof text) > 0)
+    if (read_proc_file(pid, "statm", text, sizeof text) > 0)
         sscanf(text, "%*d %ld", &resident);
     return resident * sysconf(_SC_PAGESIZE);
 }
@@ -63,7 +63,7 @@ static int64_t resident_bytes(pid_t pid) {
  * at most. */
 static int64_t proportional_bytes(pid_t pid) {
     char text[2048];
-    if (read_file(pid, "smaps_rollup", text, sizeof text) <= 0)
+    if (read_proc_file(pid, "smaps_rollup", text, sizeof text) <= 0)
         return resident_bytes(pid);
     int64_t total = 0;
     for (const char *const *name = (const char *const[]){"\nPss_Anon:", "\nPss_Shmem:", NULL}; *name; name++) {
@@ -81,6 +81,11 @@ void remember_own_memory(void) { own_memory = proportional_bytes(getpid()); }
 pid_t first_child(pid_t pid) {
     pid_t child = 0;
     return add_children(pid, &child, 0, 1) ? child : 0;
+}
+
+int count_children(pid_t pid) {
+    pid_t children[16];
+    return add_children(pid, children, 0, 16);
 }
 
 int kill_descendants(pid_t pid) {

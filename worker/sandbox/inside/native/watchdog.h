@@ -11,4 +11,7 @@ int uses_more_memory(const pid_t *roots, int root_count, pid_t other, int64_t mo
 int kill_descendants(pid_t pid);
 /* The oldest child of a process; 0 if it has none. */
 pid_t first_child(pid_t pid);
+int count_children(pid_t pid);
+/* Reads /proc/PID/NAME as a string; its length, or -1. */
+ssize_t read_proc_file(pid_t pid, const char *name, char *text, size_t size);
 #endif

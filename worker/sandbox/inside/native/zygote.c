@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <Python.h>
 
+#include "cpu_meter.h"
 #include "folder.h"
 #include "forking.h"
 #include "heap.h"
@@ -40,7 +41,7 @@
 
 #define MAX_SLOTS 1024
 #define TICK_NS 50000000LL
-#define IN_LINE_LEAST_NS 5000000LL /* for which a deadline is moved */
+#define LOOK_AGAIN_NS 5000000LL /* after a look at a program that has nearly used up its time */
 #define ROUND_MOST_NS 100000000LL
 #define CLEARING_MOST_NS 30000000000LL
 #define EXIT_NOT_CONFINED 253
@@ -141,19 +142,13 @@ static int too_much_memory(struct slot *s) {
     return too_much;
 }
 
-/* How long the main process stood ready without getting a CPU. */
-int64_t waited_for_cpu_ns(pid_t pid) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/schedstat", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    int64_t waited = read_number(fd, " ");
-    if (fd >= 0)
-        close(fd);
-    return waited;
+/* How long the program has starved so far. The stub adopts its orphans and has no children of its own, the keeper has one. */
+static int64_t look_at_cpu(struct slot *s, int64_t now) {
+    if (s->cgroup[CG_CPU_USAGE] >= 0)
+        return meter_group(&s->meter, s->cgroup[CG_CPU_USAGE], s->cgroup[CG_THREADS], NULL, now);
+    return s->stub ? meter_one(&s->meter, s->child, s->stub, 0, now)
+                   : meter_one(&s->meter, first_child(s->child), s->child, 1, now);
 }
-
-/* Of that, what it did not stand behind children of its own. */
-int64_t in_line_ns(pid_t pid) { return first_child(pid) > 0 ? 0 : waited_for_cpu_ns(pid); }
 
 /* ---- answers ---- */
 
@@ -273,11 +268,12 @@ static void *start(struct ask *ask, int *fd) {
     s->is_session = s->fd[FD_CONTROL] >= 0;
     s->child_reaped = s->stub_reaped = 0;
     s->ended_by = BY_ITSELF;
-    s->status = s->cpu_ns = s->ended_ns = s->waited_ns = s->in_line_ns = 0;
+    s->status = s->cpu_ns = s->ended_ns = 0;
     s->processes_peak = 1;
     house.progress[ask->slot] = (struct progress){.step = -1};
     s->forked_ns = now_ns();
-    s->deadline_ns = s->is_session ? INT64_MAX : s->forked_ns + ask->wall_ns;
+    s->due_ns = s->is_session ? INT64_MAX : s->forked_ns + (ask->wall_ns < ask->deadline_ns ? ask->wall_ns : ask->deadline_ns);
+    meter_start(&s->meter, s->cgroup[CG_CPU_USAGE], s->forked_ns);
     pid_t child = apply_limits(s) ? -1 : start_stub_and_fork(s);
     if (child == 0)
         return become_program(s, (int)ask->slot);
@@ -370,8 +366,6 @@ static void end(struct slot *s, int by) {
     s->state = SLOT_ENDING;
     s->ended_by = by;
     sample_processes(s);
-    if (by == BY_WALL && s->stub)
-        s->waited_ns = in_line_ns(s->child);
     if (by == BY_ITSELF && s->stub && let_leave(s))
         s->stub_reaped = 1; /* nobody waits for it */
     else if (s->stub)
@@ -389,7 +383,8 @@ static void finish(struct slot *s) {
         .status = s->status, .ended_by = s->ended_by,
         .start_ns = ready - s->forked_ns, .run_ns = s->ended_ns - ready, .cpu_ns = s->cpu_ns,
         .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
-        .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak, .waited_ns = s->waited_ns,
+        .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak,
+        .starved_ns = s->meter.starved_ns,
     };
     close_all(s->fd, RUN_FDS);
     book->running -= is_watched(s);
@@ -408,10 +403,9 @@ static void note_keeper(struct slot *s) {
     s->state = SLOT_ENDING;
     s->status = p->status;
     s->cpu_ns = p->cpu_ns;
-    s->waited_ns = p->waited_ns;
     s->forked_ns = p->cleared_ns ? p->cleared_ns : s->forked_ns;
     s->ended_ns = p->ended_ns ? p->ended_ns : now_ns();
-    if (s->ended_by == BY_WALL && p->ended_ns && p->ended_ns < s->deadline_ns)
+    if ((s->ended_by == BY_WALL || s->ended_by == BY_DEADLINE) && p->ended_ns && p->ended_ns < s->due_ns)
         s->ended_by = BY_ITSELF; /* in time; what it left took longer to kill */
     if (!p->ended_ns)
         p->ready_ns = 0; /* killed from outside: nobody knows what became of the program */
@@ -486,25 +480,24 @@ static int64_t file_size(int fd) {
 }
 
 /* While the keeper removes what the last program left, this one's time has not begun. */
-static void wait_for_keeper(struct slot *s, int64_t now) {
+static int64_t began_ns(struct slot *s, int64_t now) {
+    if (s->stub || now - s->forked_ns > CLEARING_MOST_NS)
+        return s->forked_ns;
     int64_t cleared_ns = house.progress[s - book->slots].cleared_ns;
-    if (!s->stub && now - s->forked_ns < CLEARING_MOST_NS)
-        s->deadline_ns = (cleared_ns ? cleared_ns : now) + s->ask.wall_ns + s->in_line_ns;
+    return cleared_ns ? cleared_ns : now;
 }
 
-/* On a busy machine a program gets the time that it was promised, so that its fate does not hang on its neighbours: what it stood
- * ready without getting a CPU is added, up to `most_ns`. */
-static int is_overdue(struct slot *s, int64_t now) {
-    if (now < s->deadline_ns)
-        return 0;
-    int64_t in_line = in_line_ns(s->stub ? s->child : first_child(s->child)), most = s->ask.most_ns - s->ask.wall_ns;
-    if (in_line > most)
-        in_line = most;
-    if (in_line < s->in_line_ns + IN_LINE_LEAST_NS)
-        return 1;
-    s->deadline_ns += in_line - s->in_line_ns;
-    s->in_line_ns = in_line;
-    return now >= s->deadline_ns;
+/* On a busy machine a program gets the time that it was promised: its limit counts the time that it had, its deadline all time.
+ * Returns what is used up, or 0; `due_ns` becomes the time at which that happens if it starves no more. */
+static int time_is_up(struct slot *s, int64_t now) {
+    int64_t began = began_ns(s, now), starved = look_at_cpu(s, now);
+    int64_t wall_due = began + s->ask.wall_ns + starved, deadline = began + s->ask.deadline_ns;
+    s->due_ns = wall_due < deadline ? wall_due : deadline;
+    if (now >= s->due_ns)
+        return wall_due <= deadline ? BY_WALL : BY_DEADLINE;
+    if (s->due_ns < now + LOOK_AGAIN_NS)
+        s->due_ns = now + LOOK_AGAIN_NS;
+    return 0;
 }
 
 static void watch(struct slot *s, int64_t now) {
@@ -515,9 +508,9 @@ static void watch(struct slot *s, int64_t now) {
             end(s, BY_MEMORY);
         return;
     }
-    wait_for_keeper(s, now);
-    if (is_overdue(s, now))
-        end(s, BY_WALL);
+    int used_up = time_is_up(s, now);
+    if (used_up)
+        end(s, used_up);
     else if (file_size(s->fd[FD_STDOUT]) > s->ask.output_bytes || file_size(s->fd[FD_STDERR]) > s->ask.output_bytes)
         end(s, BY_OUTPUT);
     else if (oom_kills(s) > s->oom_before)
@@ -535,7 +528,7 @@ static int watch_all(int due) {
     for (int seen = 0; book->running && seen < book->slots_known; seen++) {
         struct slot *s = &book->slots[book->next_watched % book->slots_known];
         book->next_watched = (book->next_watched + 1) % book->slots_known;
-        if (due || s->deadline_ns <= now)
+        if (due || s->due_ns <= now)
             watch(s, now);
         if ((now = now_ns()) - began > ROUND_MOST_NS)
             return 0;
@@ -548,8 +541,8 @@ static int next_timeout_ms(int64_t last_tick, int64_t now) {
         return -1;
     int64_t next = last_tick + TICK_NS;
     for (int i = 0; i < book->slots_known; i++)
-        if (book->slots[i].state == SLOT_RUNNING && book->slots[i].deadline_ns < next)
-            next = book->slots[i].deadline_ns;
+        if (book->slots[i].state == SLOT_RUNNING && book->slots[i].due_ns < next)
+            next = book->slots[i].due_ns;
     return next <= now ? 0 : (int)((next - now + 999999) / 1000000);
 }
 
@@ -606,6 +599,9 @@ static struct member *learn_fork(struct ask *ask, int hello_fd) {
     return member_add((int)ask->slot, ask->member, pid);
 }
 
+/* Where there is no PID namespace, a session's process is the child of its keeper. */
+static pid_t program_of(struct member *m) { return book->slots[m->slot].stub ? m->pid : first_child(m->pid); }
+
 /* ASK_MEMBER */
 static void adopt(struct ask *ask, int *fd) {
     struct slot *s = &book->slots[ask->slot];
@@ -615,27 +611,42 @@ static void adopt(struct ask *ask, int *fd) {
     struct member *m = NULL;
     if (s->state == SLOT_RUNNING && s->is_session && s->ask.call == ask->call)
         m = has_hello ? learn_fork(ask, fd[0]) : member_by_number(ask->member);
-    if (!m || (has_leaf && member_enter_leaf(m, leaf[0], leaf[1], (int)ask->flags)))
+    if (!m || (has_leaf && member_enter_leaf(m, program_of(m), leaf, (int)ask->flags)))
         answer.error = errno ? errno : EINVAL;
     if (has_hello)
         close(fd[0]);
     if (!m && has_leaf)
-        close_all(leaf, 2);
+        close_all(leaf, LEAF_FDS);
     if (m && answer.error)
         member_kill(m);
     say(&answer);
 }
 
+/* How long a session's process has starved in its cell. */
+static int64_t look_at_member(struct member *m, int64_t now) {
+    if (m->leaf_usage >= 0)
+        return meter_group(&m->meter, m->leaf_usage, m->leaf_threads, &m->known, now);
+    return meter_one(&m->meter, program_of(m), m->pid, book->slots[m->slot].stub ? 0 : 1, now);
+}
+
+static void begin_cell(struct member *m) {
+    if (m->leaf_usage < 0) {
+        meter_start_one(&m->meter, program_of(m), now_ns());
+        return;
+    }
+    meter_start(&m->meter, m->leaf_usage, now_ns());
+    meter_know(&m->known, m->leaf_threads);
+}
+
 static void say_usage(struct member *m) {
     struct slot *s = &book->slots[m->slot];
-    pid_t pid = s->stub ? m->pid : first_child(m->pid);
     clockid_t clock;
     struct timespec used = {0};
     if (!clock_getcpuclockid(m->pid, &clock))
         clock_gettime(clock, &used);
     say(&(struct say){.kind = SAY_USAGE, .slot = m->slot, .call = m->number,
                       .cpu_ns = (int64_t)used.tv_sec * 1000000000LL + used.tv_nsec,
-                      .waited_ns = waited_for_cpu_ns(pid), .status = first_child(pid) > 0,
+                      .starved_ns = look_at_member(m, now_ns()),
                       .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
                       .processes_peak = read_number(s->cgroup[CG_PIDS_NOW], NULL)});
 }
@@ -656,13 +667,15 @@ static void obey_about_member(struct ask *ask, int *fd) {
         return; /* it has ended, and that was said */
     int is_keeper = !book->slots[m->slot].stub;
     if (ask->kind == ASK_INTERRUPT) {
-        pid_t pid = is_keeper ? first_child(m->pid) : m->pid;
+        pid_t pid = program_of(m);
         if (pid > 0)
             kill(pid, SIGINT);
     } else if (ask->kind == ASK_END_MEMBER && is_keeper)
         end(&book->slots[m->slot], BY_REQUEST);
     else if (ask->kind == ASK_END_MEMBER)
         member_kill(m);
+    else if (ask->flags & USAGE_BEGIN)
+        begin_cell(m);
     else
         say_usage(m);
 }

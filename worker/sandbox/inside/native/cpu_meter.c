@@ -1,0 +1,126 @@
+#define _GNU_SOURCE
+#include "cpu_meter.h"
+#include "members.h"
+#include "watchdog.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define THREADS_MOST 256 /* that are looked at; who has more is a crowd, which gains nothing anyway */
+
+/* Version 1 gives nanoseconds, version 2 a list that begins with "usage_usec". */
+static int64_t usage_ns(int fd) {
+    char text[64];
+    ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
+    if (n <= 0)
+        return 0;
+    text[n] = 0;
+    const char *number = strchr(text, ' ');
+    return number ? 1000 * strtoll(number, NULL, 10) : strtoll(text, NULL, 10);
+}
+
+/* The first two counters of schedstat: time on a CPU, and time runnable without one. The kernel adds a wait when it is over. */
+static int64_t busy_ns(pid_t thread, int64_t *run_ns) {
+    char text[64], *wait;
+    if (read_proc_file(thread, "schedstat", text, sizeof text) <= 0)
+        return 0;
+    *run_ns = strtoll(text, &wait, 10);
+    return *run_ns + strtoll(wait, NULL, 10);
+}
+
+static int is_runnable(pid_t thread) {
+    char text[512];
+    const char *name_end = read_proc_file(thread, "stat", text, sizeof text) > 0 ? strrchr(text, ')') : NULL;
+    return name_end && name_end[1] == ' ' && name_end[2] == 'R';
+}
+
+void meter_start(struct cpu_meter *m, int usage_fd, int64_t now) {
+    *m = (struct cpu_meter){.usage_before_ns = usage_ns(usage_fd), .started_ns = now};
+}
+
+void meter_start_one(struct cpu_meter *m, pid_t program, int64_t now) {
+    int64_t run_ns = 0, busy = busy_ns(program, &run_ns);
+    *m = (struct cpu_meter){.usage_before_ns = run_ns, .one_before_ns = busy, .started_ns = now};
+}
+
+static void know(pid_t thread, void *about) {
+    struct known_threads *known = about;
+    if (known->count == METER_KNOWN_MOST) {
+        known->is_full = 1;
+        return;
+    }
+    int64_t run_ns;
+    known->threads[known->count++] = (struct known_thread){thread, busy_ns(thread, &run_ns)};
+}
+
+void meter_know(struct known_threads *known, int threads_fd) {
+    known->count = known->is_full = 0;
+    for_listed(threads_fd, know, known);
+}
+
+struct look {
+    const struct known_threads *known;
+    int seen;
+    pid_t top;
+    int64_t top_ns;
+};
+
+/* -1: a thread from before the start of which we do not know what it had then. */
+static int64_t known_ns(const struct known_threads *known, pid_t thread) {
+    for (int i = 0; known && i < known->count; i++)
+        if (known->threads[i].id == thread)
+            return known->threads[i].ns;
+    return known && known->is_full ? -1 : 0;
+}
+
+static void look_at(pid_t thread, void *about) {
+    struct look *look = about;
+    int64_t before = known_ns(look->known, thread), run_ns;
+    if (before < 0 || ++look->seen > THREADS_MOST)
+        return;
+    int64_t since = busy_ns(thread, &run_ns) - before;
+    if (since > look->top_ns)
+        look->top = thread, look->top_ns = since;
+}
+
+/* A wait that goes on is not in the counters yet: the top thread is runnable and they stand still, so it has waited at least since
+ * they were first seen so. */
+static int64_t unfinished_wait(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t now) {
+    if (top && top == m->top && top_ns == m->top_ns && is_runnable(top))
+        return now - m->top_since_ns;
+    m->top = top, m->top_ns = top_ns, m->top_since_ns = now;
+    return 0;
+}
+
+static int64_t note(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t used_ns, int64_t now) {
+    int64_t wanted = top_ns + unfinished_wait(m, top, top_ns, now), elapsed = now - m->started_ns;
+    int64_t starved = (wanted < elapsed ? wanted : elapsed) - used_ns;
+    if (starved > m->starved_ns)
+        m->starved_ns = starved;
+    return m->starved_ns;
+}
+
+int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const struct known_threads *known, int64_t now) {
+    struct look look = {.known = known};
+    for_listed(threads_fd, look_at, &look);
+    return note(m, look.top, look.top_ns, usage_ns(usage_fd) - m->usage_before_ns, now);
+}
+
+/* /proc/PID/task has a link for each thread besides its own two. */
+static int has_one_thread(pid_t pid) {
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    return !stat(path, &st) && st.st_nlink == 3;
+}
+
+int64_t meter_one(struct cpu_meter *m, pid_t program, pid_t guardian, int own_children, int64_t now) {
+    if (!has_one_thread(program) || count_children(program) || count_children(guardian) > own_children)
+        m->has_company = 1;
+    if (m->has_company)
+        return m->starved_ns;
+    int64_t run_ns = 0, busy = busy_ns(program, &run_ns);
+    return note(m, program, busy - m->one_before_ns, run_ns - m->usage_before_ns, now);
+}
