@@ -12,7 +12,7 @@ ExecError                 .index: position of the call in run_many / as_complete
  │   ├─ NotReady          .retry_after_s: the service starts or drains (503)
  │   ├─ ConnectionFailed  .sent: False if no byte of the request can have arrived
  │   ├─ ServiceFailed     .status: 500, or a proxy's 502 and 504
- │   ├─ InfraFailure      the machine, not the program, failed; more often than `max_attempts`
+ │   ├─ InfraFailure      .attempts: the machine, not the program, failed, more often than `max_attempts`
  │   ├─ SessionLost       the worker that had the session is gone, and the state with it
  │   └─ DeadlineExceeded  no answer within the call's `deadline_s`
  ├─ ProtocolError         the other side does not speak this protocol
@@ -88,9 +88,18 @@ class ServiceFailed(Unavailable):
 
 
 class InfraFailure(Unavailable):
-    def __init__(self, message: str = "", *, result: Result | None = None) -> None:
+    """`attempts`: how often the call was sent. The rest is in `result`: status, error, worker, request_id."""
+
+    def __init__(self, message: str = "", *, result: Result | None = None, attempts: int = 1) -> None:
         super().__init__(message)
         self.result = result
+        self.attempts = attempts
+
+    @classmethod
+    def of(cls, result: Result, attempts: int = 1) -> InfraFailure:
+        where = f"worker {result.worker or 'unknown'}, request {result.request_id or 'unknown'}"
+        tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+        return cls(f"{result.status}: {result.error or 'no reason given'} ({tried}, {where})", result=result, attempts=attempts)
 
 
 class SessionLost(Unavailable):

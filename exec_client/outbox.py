@@ -328,7 +328,7 @@ class Outbox:
             return  # answered before: the first answer wins; or its user left
         if result.blame != "infra":
             return ticket.finish(result)
-        failure = InfraFailure(f"{result.status}: {result.error}" if result.error else result.status, result=result)
+        failure = InfraFailure.of(result, ticket.attempts + 1)
         if result.retryable:
             self._again([ticket], failure)
         else:

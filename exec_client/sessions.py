@@ -196,7 +196,7 @@ class AsyncSession:
         if result.status == "session_lost":
             raise SessionLost(result.error, result=result)
         if result.blame == "infra":
-            raise InfraFailure(f"{result.status}: {result.error}", result=result)
+            raise InfraFailure.of(result)
         return result
 
     async def _put(self, body: Files) -> Files:

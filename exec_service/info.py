@@ -50,9 +50,8 @@ def limit_values() -> LimitValues:
         hints = get_type_hints(owner, include_extras=True)
         defaults = {field.name: field.default for field in msgspec.structs.fields(owner)}
         for name in names:
-            meta = next(
-                part for hint in (hints[name], *get_args(hints[name])) for part in get_args(hint) if isinstance(part, Meta)
-            )
+            kinds = (hints[name], *get_args(hints[name]))  # the type, or those of a union
+            meta = next(part for kind in kinds for part in get_args(kind) if isinstance(part, Meta))
             assert meta.le is not None
             default[name], maximum[name] = defaults[name], meta.le
     return LimitValues(default | {"cpu_s": Limits().cpu_limit_s}, maximum)

@@ -117,7 +117,9 @@ def permit_judge(judge: Judge, account: Account) -> Judge:
         for index, test in enumerate(judge.tests)
     ]
     if judge.checker.kind == "program":  # it gets the usual limits, which may be more than the key allows
-        account.check_limits(Limits(), at=".checker")
+        for name in account.allowance.max_limits:
+            if (usual := getattr(Limits(), name)) is not None:
+                account.check_limit(name, usual, 0, ".checker")
     return account.own(replace(judge, limits=limits, tests=tests))
 
 

@@ -7,6 +7,7 @@ python tests/trust.py --base COMMIT [--section NUMBER]
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "tests" / "trust.md"
+OPTIONS = ["-q", "-rA", "-p", "no:cacheprovider", "--tb=no", "--continue-on-collection-errors"]
 
 
 class Promise(NamedTuple):
@@ -54,24 +56,9 @@ def tree_of(base: str, folder: Path) -> None:
 def outcomes(folder: Path, tests: list[str]) -> dict[str, str]:
     """What became of each test that pytest has found, by its node id."""
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-rA",
-            "-p",
-            "no:cacheprovider",
-            "--tb=no",
-            "--continue-on-collection-errors",
-            *tests,
-        ],
+        [sys.executable, "-m", "pytest", *OPTIONS, *tests],
         cwd=folder,
-        env={
-            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "PYTHONPATH": str(folder),
-            "HOME": "/root",
-        },
+        env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
     )

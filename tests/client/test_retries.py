@@ -52,6 +52,16 @@ async def cut_after_two(exchange: Exchange) -> None:
     raise Cut
 
 
+async def test_infra_failure_says_status_reason_attempts_worker_and_request(
+    client: AsyncClient, server: ScriptedServer
+) -> None:
+    lost = {**LOST, "worker": "w7", "request_id": "a1b2"}
+    server.play(ever_after=answer(**lost))
+    with pytest.raises(InfraFailure, match=r"worker_lost: the worker died \(\d+ attempts, worker w7, request a1b2\)") as raised:
+        await client.run("x")
+    assert raised.value.attempts == len(server.requests) > 1
+
+
 # -- connections that break -------------------------------------------------------------------------------------------------
 
 

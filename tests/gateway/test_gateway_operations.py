@@ -70,7 +70,7 @@ async def test_info_says_what_is_here(service: Service) -> None:
     assert info["worker_list"] == [{"id": "w1", "slots": 4, "busy": 0, "tier": "A", "profiles": ["bare"]}]
     assert info["limits"]["default"] == {
         "wall_s": 10,
-        "cpu_s": 10,
+        "cpu_s": 21,
         "memory_mb": 512,
         "output_kb": 1024,
         "processes": 64,

@@ -98,10 +98,7 @@ async def test_verdicts_are_those_of_math_verify_run_directly(here: Court) -> No
 async def test_expression_that_never_ends_costs_its_own_time_and_no_others(here: Court) -> None:
     items = [Verify(ENDLESS, "$3$", id="endless", wall_s=3)] + [Verify(rf"\boxed{{{n}}}", f"${n}$") for n in range(20)]
     found = await here.client.verify_many(items, deadline_s=60)
-    assert (found[0].equal, found[0].status, found[0].blame, found[0].id) in [
-        (False, "timeout", "model", "endless"),
-        (None, "timeout", "infra", "endless"),  # a machine so busy that it cannot be told, four times in a row
-    ]
+    assert (found[0].equal, found[0].status, found[0].blame, found[0].id) == (False, "timeout", "model", "endless")
     assert all(verification.equal for verification in found[1:])
     # With the endless one in one slot, the others share the other one and are done before it is.
     assert max(verification.timings.total_ms for verification in found[1:]) < found[0].timings.total_ms
@@ -136,7 +133,6 @@ async def test_truth_that_never_ends_is_the_callers_fault_and_not_scored(here: C
     assert (verification.equal, verification.status, verification.blame) in [
         (None, "timeout", "client"),
         (False, "timeout", "model"),  # parsed without being worked out; comparing did not end
-        (None, "timeout", "infra"),  # a busy machine
     ]
 
 

@@ -265,7 +265,7 @@ template <long M> struct F<0, M> { enum { v = 1 }; };
 int main() { return F<30, 0>::v; }
 """
     result = await cpp(lab, fresh(bomb), deadline_s=120)
-    assert (result.status, result.blame) in [("compile_error", "model"), ("timeout", "infra")], result  # a busy machine
+    assert (result.status, result.blame) == ("compile_error", "model"), result
     assert (await lab.output("print(1)")) == "1\n"
 
 

@@ -1,4 +1,4 @@
-"""A program's wall time is what elapsed less the time it was starved of a CPU by others; only its deadline is the machine's fault.
+"""A program's wall time is what elapsed less the time that others kept a CPU from it; only the deadline is the machine's fault.
 
 Nothing here measures speed: each program needs more, or less, time than it may have, whatever else the machine does.
 """
@@ -134,7 +134,7 @@ async def test_wall_time_is_what_the_program_had_and_elapsed_time_is_all(lab: La
     assert 0.2 <= result.usage.wall_s <= result.usage.elapsed_s
 
 
-# -- cells of sessions -----------------------------------------------------------------------------------------------------------
+# -- cells of sessions ----------------------------------------------------------------------------------------------------
 
 
 async def test_endless_cells_on_a_busy_machine_are_the_models_timeouts() -> None:

@@ -149,7 +149,9 @@ def judge(outcome: Outcome, limits: Limits, step_names: list[str]) -> Result:
     if say.ended_by == protocol.BY_REQUEST:
         return verdict("cancelled")
     if say.ended_by == protocol.BY_WALL:
-        return verdict("timeout", infra=say.step != 0)
+        if say.step != 0:
+            return verdict("timeout", infra=True, error="setting up the sandbox took all of the program's time")
+        return verdict("timeout")
     if say.ended_by == protocol.BY_DEADLINE:
         return verdict("timeout", infra=True, error="the deadline passed before the program had the time that its limit allows")
     if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
@@ -170,7 +172,7 @@ def setup_failed(say: Say) -> bool:
 def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
     """The kernel counts a kill here whoever ran out: the program, by reaching its limit, or the whole machine."""
     if 0 < say.memory_peak < OWN_LIMIT_REACHED * (limits.memory_mb << 20):
-        return verdict("signal", infra=True, signal=signal.SIGKILL)
+        return _killed_by_machine()
     return verdict("memory_limit")
 
 
@@ -178,8 +180,11 @@ def _judge_signal(say: Say, limits: Limits, number: int) -> Result:
     used_up = say.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_limit_s) * 1e9
     if used_up and number in (signal.SIGXCPU, signal.SIGKILL):
         return verdict("cpu_limit", signal=number)
-    # Neither we nor its memory limit sent a SIGKILL that arrives here: the machine did, or nobody can tell.
-    return verdict("signal", infra=number == signal.SIGKILL, signal=number)
+    return _killed_by_machine() if number == signal.SIGKILL else verdict("signal", signal=number)
+
+
+def _killed_by_machine() -> Result:
+    return verdict("signal", infra=True, signal=signal.SIGKILL, error="a SIGKILL that no limit of the call sent")
 
 
 def _usage(say: Say) -> Usage:

@@ -574,7 +574,8 @@ class CellRun:
         if not asked.done() and (not ended.done() or ended.exception() is not None):
             return verdict("session_lost", error="the session's zygote died")
         if stop is not None:
-            return verdict(stop.status, infra=stop.infra)  # type: ignore[arg-type]
+            late = "the deadline passed before the cell had the time that its limit allows" if stop.infra else ""
+            return verdict(stop.status, infra=stop.infra, error=late)  # type: ignore[arg-type]
         if asked.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children
             return verdict("memory_limit")
         if asked.done() and self._wrote_too_much:  # between two looks, until no file may grow further or it was done

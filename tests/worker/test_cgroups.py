@@ -1,0 +1,56 @@
+"""Control groups of slots, on the machine's own file system."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from sandbox_harness import need_sandbox
+
+from worker.sandbox import cgroups
+
+BURN = """
+import os, sys, time
+for fd in map(int, sys.argv[1:]): os.write(fd, b'0')
+began = time.process_time()
+while time.process_time() < began + 0.2: pass
+"""
+
+
+@pytest.fixture
+def groups() -> Iterator[cgroups.SlotCgroups]:
+    need_sandbox()
+    made = cgroups.make_root(f"exec-service-test-{os.getpid()}")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def named(fds: list[int | None], *names: str, mode: int) -> list[int]:
+    """Of a slot's files, those with one of these names that are opened so."""
+    return [
+        fd
+        for fd in fds
+        if fd is not None
+        and os.readlink(f"/proc/self/fd/{fd}").rpartition("/")[2] in names
+        and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == mode
+    ]
+
+
+def usage_ns(fds: list[int | None]) -> int:
+    [fd] = named(fds, "cpuacct.usage", "cpu.stat", mode=os.O_RDONLY)
+    words = os.pread(fd, 64, 0).split()
+    return int(words[1]) * 1000 if len(words) > 1 else int(words[0])
+
+
+def test_a_slot_counts_its_own_cpu_time(groups: cgroups.SlotCgroups) -> None:
+    mine, other = groups.make_slot(0), groups.make_slot(1)
+    attach = named(mine, "tasks", "cgroup.procs", mode=os.O_WRONLY)
+    subprocess.run([sys.executable, "-c", BURN, *map(str, attach)], pass_fds=attach, check=True)
+    assert usage_ns(mine) >= 0.2e9
+    assert usage_ns(other) == 0
