@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sandbox_harness import need_sandbox
@@ -37,7 +38,7 @@ def named(fds: list[int | None], *names: str, mode: int) -> list[int]:
         fd
         for fd in fds
         if fd is not None
-        and os.readlink(f"/proc/self/fd/{fd}").rpartition("/")[2] in names
+        and Path(f"/proc/self/fd/{fd}").readlink().name in names
         and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == mode
     ]
 
