@@ -18,7 +18,7 @@ from exec_wire import Limits
 
 CORES = len(os.sched_getaffinity(0))
 TIERS = [(), ("cgroup",), ("userns",)]
-TIER_NAMES = ["tier A", "tier B", "tier D"]
+TIER_NAMES = ["tier-A", "tier-B", "tier-D"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ async def test_endless_programs_on_a_busy_machine_are_the_models_timeouts() -> N
     need_sandbox()
     with busy_machine():
         async with laboratory(slots=3 * CORES) as lab:
-            loops = [lab.run("while True: pass", wall_s=0.3, cpu_s=None, deadline_s=120) for _ in range(6 * CORES)]
+            loops = [lab.run("while True: pass", wall_s=0.3, cpu_s=60, deadline_s=120) for _ in range(6 * CORES)]
             assert verdicts(await asyncio.gather(*loops)) == {("timeout", "model")}
 
 
@@ -92,7 +92,7 @@ def crowd(kind: str, limit_s: float) -> str:
 async def test_a_crowd_gains_no_time(kind: str, mask: tuple[str, ...]) -> None:
     need_sandbox()
     async with laboratory(slots=2, mask_layers=list(mask), min_tier="D") as lab:
-        result = await lab.run(crowd(kind, 1.2), wall_s=1.2, cpu_s=None, deadline_s=120, memory_mb=256)
+        result = await lab.run(crowd(kind, 1.2), wall_s=1.2, cpu_s=60, deadline_s=120, memory_mb=256)
     assert (result.status, result.blame) == ("timeout", "model")
 
 
@@ -100,7 +100,7 @@ async def test_a_crowd_gains_no_time_on_a_busy_machine() -> None:
     need_sandbox()
     with busy_machine():
         async with laboratory(slots=3) as lab:
-            crowds = [lab.run(crowd(kind, 0.5), wall_s=0.5, deadline_s=120, cpu_s=None, memory_mb=256) for kind in CROWDS]
+            crowds = [lab.run(crowd(kind, 0.5), wall_s=0.5, deadline_s=120, cpu_s=60, memory_mb=256) for kind in CROWDS]
             assert verdicts(await asyncio.gather(*crowds)) == {("timeout", "model")}
 
 
