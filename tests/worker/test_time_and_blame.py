@@ -73,8 +73,9 @@ CROWDS = {
     """,
     "threads": """
         import hashlib, threading, time
+        block = bytes(1 << 25)
         def work():
-            while time.process_time() < NEED: hashlib.sha256(bytes(1 << 20))
+            while time.process_time() < NEED: hashlib.sha256(block)
         threads = [threading.Thread(target=work) for _ in range(20)]
         for thread in threads: thread.start()
         work()

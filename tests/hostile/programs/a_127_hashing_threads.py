@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-block = bytes(1 << 20)
+block = bytes(1 << 25)
 
 
 def work():
