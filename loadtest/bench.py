@@ -27,7 +27,7 @@ from loadtest.agent import CUT, SHOWN_CHARS, Outcome
 from loadtest.arms import ARMS, ROUTES, Arm, ArmFailed, Run, info, open_arm
 from loadtest.results import Idle, Results, RunRecord, judge, percentile, summarise
 from loadtest.workload import MIXES, Program, Workload, deal
-from worker.config import three_for_every_core as programs_at_a_time
+from worker.config import default_slots as programs_at_a_time
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "bench.json"

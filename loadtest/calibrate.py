@@ -41,7 +41,7 @@ from loadtest.redis_server import RedisServer
 from loadtest.results import percentile
 from loadtest.simulate import Cost, Costs, Demand, Shape, closed_loop, open_loop, turn_s
 from loadtest.workload import Program, calls, deal
-from worker.config import three_for_every_core, usable_cores
+from worker.config import default_slots, usable_cores
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_JSON = ROOT / "docs" / "results" / "performance" / "calibration.json"
@@ -270,7 +270,7 @@ def _check(report: Report) -> None:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Here]:
-    slots = three_for_every_core()
+    slots = default_slots()
     with (
         RedisServer() as redis,
         Part.gateway(redis.url) as gateway,

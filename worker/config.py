@@ -19,9 +19,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# Between two programs a slot waits for the kernel to clear up, and a core for the slot: with two for each, 8 % of the cores'
-# time is idle; three have 4 % more calls/s. Who shares its core has no less time for it (`is_overdue`, native/zygote.c).
-def three_for_every_core() -> int:
+# Between two programs a slot waits for the kernel to clean up, and its core is idle meanwhile. Three slots per core keep the
+# cores busy; programs that share a core are not charged for that (native/cpu_meter.h). docs/results/slots.md has the figures.
+def default_slots() -> int:
     return min(3 * usable_cores(), UIDS - MAX_SESSIONS)
 
 
@@ -37,7 +37,7 @@ def default_packages() -> str:
 class WorkerConfig(Struct, frozen=True, kw_only=True):
     slots: Annotated[
         int, Meta(ge=1, le=1023, description="Programs that run at the same time; three for every core if not set")
-    ] = field(default_factory=three_for_every_core)
+    ] = field(default_factory=default_slots)
     redis: Annotated[
         str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""
