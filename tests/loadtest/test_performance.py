@@ -117,7 +117,10 @@ def soaked(**changes: object) -> Soak:
         ({"last_p99_ms": 201.0}, "p99"),
         ({"busy": 0.7}, "load"),
         ({"beside_fresh": 0.8}, "speed"),
-        ({"at_rest": 0.5}, "rest"),
+        ({"at_rest": 0.019}, ""),
+        ({"at_rest": 0.021}, "rest"),
+        ({"at_rest": 0.5, "machine_at_rest": 0.6, "threads_at_rest": {"a worker": 0.49}}, "a worker: 49.0 %"),
+        ({"at_rest": 0.01, "machine_at_rest": 0.6}, ""),
         ({"growth": {"gateway": 0.2}, "grown_bytes": {"gateway": 10**8}}, "memory of the gateway"),
     ],
 )
