@@ -10,6 +10,7 @@
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
+# make bench-paired  CPU time per call of this tree beside that of another commit (root; BASE=COMMIT; 10 minutes)
 # make compare  a service that speaks another protocol beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
 # make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
 # make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
@@ -80,6 +81,10 @@ bulk: install-dev
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)
+
+.PHONY: bench-paired
+bench-paired: install
+	@$(BIN)/python -m loadtest.paired --base $(BASE) $(ARGS)
 
 .PHONY: compare
 compare: install-dev

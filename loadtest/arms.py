@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -78,7 +80,8 @@ Service = tuple[Counted, str]  # and its address
 
 
 @contextlib.asynccontextmanager
-async def counted(name: str, command: list[str]) -> AsyncGenerator[Counted, None]:
+async def counted(name: str, command: list[str], root: Path | None = None) -> AsyncGenerator[Counted, None]:
+    """`root`: a source tree whose modules the command uses instead of ours."""
     cpu = meter.make_meter(name)
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -86,6 +89,8 @@ async def counted(name: str, command: list[str]) -> AsyncGenerator[Counted, None
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            cwd=root,
+            env=None if root is None else {**os.environ, "PYTHONPATH": str(root)},
             start_new_session=True,
             limit=1 << 30,
         )
@@ -157,13 +162,13 @@ async def _receive(stream: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def open_arm(name: str, shared: Service | None = None) -> AsyncGenerator[Arm, None]:
-    """`shared`: a service that is there already, for an arm that needs one."""
+async def open_arm(name: str, shared: Service | None = None, root: Path | None = None) -> AsyncGenerator[Arm, None]:
+    """`shared`: a service that is there already, for an arm that needs one. `root`: the source tree of the service."""
     async with contextlib.AsyncExitStack() as stack:
         if name not in ("http", "redis", *ROUTES):
             yield Arm(name, await _agent(stack, name))
             return
-        service, url = shared or await _service(stack, CLUSTER if name == "redis" else UP)
+        service, url = shared or await _service(stack, CLUSTER if name == "redis" else UP, root)
         yield Arm(name, await _agent(stack, "http" if name == "redis" else name, url), service, url)
 
 
@@ -184,11 +189,11 @@ async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -
     return agent
 
 
-async def _service(stack: contextlib.AsyncExitStack, module: Sequence[str]) -> tuple[Counted, str]:
+async def _service(stack: contextlib.AsyncExitStack, module: Sequence[str], root: Path | None) -> tuple[Counted, str]:
     """A service with a port of its own, ready."""
     port = free_port()
     command = [sys.executable, "-m", *module, str(port)]
-    service = await stack.enter_async_context(counted(f"service-{port}", command))
+    service = await stack.enter_async_context(counted(f"service-{port}", command, root))
     stack.callback(_terminate, service.process)
     url = f"http://127.0.0.1:{port}"
     give_up = time.monotonic() + START_S

@@ -21,6 +21,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 class CpuMeter(Protocol):
     how: str
+    parent: Path | None  # the group above, if there are control groups
+    procs: Path | None  # where a process id is written to be counted
 
     def command(self, command: list[str]) -> list[str]:
         """The command that starts `command` where it is counted."""
@@ -37,6 +39,8 @@ class V1Meter:
     def __init__(self, parent: Path, name: str) -> None:
         self._folder = parent / name
         self._folder.mkdir()
+        self.parent: Path | None = parent
+        self.procs: Path | None = self._folder / "cgroup.procs"
 
     def command(self, command: list[str]) -> list[str]:
         return _started_in(self._folder, command)
@@ -58,6 +62,8 @@ class V2Meter:
         self._leaf.mkdir()
         with contextlib.suppress(OSError):  # without these controllers the sandbox has no groups that could lead out
             (self._folder / "cgroup.subtree_control").write_text("+memory +pids")
+        self.parent: Path | None = parent
+        self.procs: Path | None = self._leaf / "cgroup.procs"
 
     def command(self, command: list[str]) -> list[str]:
         return _started_in(self._leaf, command)
@@ -72,6 +78,8 @@ class V2Meter:
 
 class ProcMeter:
     how = "/proc of what is alive and was waited for"
+    parent: Path | None = None
+    procs: Path | None = None
 
     def command(self, command: list[str]) -> list[str]:
         return command
@@ -180,6 +188,66 @@ def peak_bytes(pid: int) -> int:
     """The most memory that one process has had at a time."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
+class OwnProcesses:
+    """This process and all that it starts from now on. With a control group that includes what outlives its parent."""
+
+    def __init__(self, name: str) -> None:
+        self._meter = make_meter(name)
+
+    def __enter__(self) -> OwnProcesses:
+        if self._meter.procs is not None:
+            self._meter.procs.write_text(str(os.getpid()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._meter.parent is not None:
+            (self._meter.parent / "cgroup.procs").write_text(str(os.getpid()))
+        self._meter.close()
+
+    def used_s(self) -> float:
+        """CPU time of all of them, also of those that have ended."""
+        return self._meter.used_s(os.getpid())
+
+    def threads(self) -> dict[tuple[int, int], float]:
+        """CPU time of every thread that is alive, by process and thread."""
+        return {(pid, int(thread.name)): _run_s(thread) for pid in self._pids() for thread in _threads(pid)}
+
+    def _pids(self) -> list[int]:
+        if self._meter.procs is None:
+            return list(tree(os.getpid()))
+        folder = self._meter.procs.parent if isinstance(self._meter, V1Meter) else self._meter.procs.parents[1]
+        pids = []
+        for procs in folder.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):  # the group has just been removed
+                pids += [int(pid) for pid in procs.read_text().split()]
+        return pids
+
+
+def _threads(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
+def _run_s(thread: Path) -> float:
+    try:
+        return int((thread / "schedstat").read_text().split()[0]) / 1e9
+    except OSError:
+        return 0.0
+
+
+def thread_name(pid: int, thread: int) -> str:
+    """In words: what was started, and its thread."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        name = Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return f"process {pid}, which has ended"
+    words = " ".join(Path(word).name for word in command[:4]).strip()
+    return f"{words[:60]} (process {pid}, thread {name})"
 
 
 def machine_s() -> tuple[float, float]:

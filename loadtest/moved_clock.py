@@ -34,11 +34,11 @@ class MovedClock:
 
 
 class MovedServer(RedisServer):
-    """A server in a time of its own."""
+    """A server in a time of its own, at which it looks `hz` times a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, hz: int = 500) -> None:
         self.clock = MovedClock()
-        super().__init__(environment=self.clock.environment, hz="500")
+        super().__init__(environment=self.clock.environment, hz=str(hz))
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()

@@ -45,7 +45,7 @@ STEP_S, SAMPLE_STEPS = 1.0, 5
 PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load follows the machine, and its least and most in one step
 BUSY_WITHIN = 0.05
 FRESH_TURNS, FRESH_LEAST = 3, 0.9
-REST_S, REST_MOST = 5.0, 0.1
+REST_S, REST_MOST, REST_SHOWN = 5.0, 0.02, 5
 CALM_LEAST = 100  # calls in calm, to take a p99 of them; where there are fewer, of all calls
 P99_MOST = 2.0
 GROWTH_MOST, GROWTH_MOST_BYTES = 0.10, 10_000_000
@@ -62,12 +62,20 @@ FAULTS: dict[str, Trouble] = {
 }
 
 
+class Rest(Struct, frozen=True):
+    """Shares of the cores that were busy with nothing to do."""
+
+    cluster: float  # by the cluster's processes, also those that outlived their parent
+    machine: float  # by everything on the machine: other processes, the kernel's threads, what its host took from it
+    threads: dict[str, float]  # the busiest ones of the cluster
+
+
 class Ends(Struct, frozen=True):
     """What was measured before and after."""
 
     capacity_per_s: float
     beside_fresh: float
-    at_rest: float
+    rest: Rest
 
 
 class Fault(Struct, frozen=True):
@@ -114,7 +122,7 @@ class Soak(Struct):
     per_s: float  # sent in calm, on average
     busy: float  # of the cores in calm, on average
     beside_fresh: float  # its capacity at the end, by that of a fresh cluster
-    at_rest: float  # how busy the cores are when the load is over
+    at_rest: float  # how busy the cluster keeps the cores when the load is over
     books: Books
     first_minutes: float  # what the rest is compared with
     first_p99_ms: float
@@ -126,6 +134,8 @@ class Soak(Struct):
     windows: list[Window] = []
     memory: list[Memory] = []
     paces: list[Pace] = []  # of every fifth second
+    machine_at_rest: float = 0.0
+    threads_at_rest: dict[str, float] = {}
 
     def misses(self) -> list[str]:
         """What is not as it should be, in words."""
@@ -135,13 +145,19 @@ class Soak(Struct):
             f"the p99: {worst:.0f} ms after {self.first_p99_ms:.0f} ms at first": worst <= P99_MOST * self.first_p99_ms,
             f"the load: cores {100 * self.busy:.0f} % busy": abs(self.busy - LOAD) <= BUSY_WITHIN,
             f"its speed: {self.beside_fresh:.2f} of a fresh cluster's": self.beside_fresh >= FRESH_LEAST,
-            f"rest: cores {100 * self.at_rest:.0f} % busy afterwards": self.at_rest <= REST_MOST,
+            f"rest: cores {100 * self.at_rest:.1f} % busy afterwards ({self.busiest()})": self.at_rest <= REST_MOST,
         }
         for name, share in self.growth.items():
             grown = self.grown_bytes[name]
             flat = share <= GROWTH_MOST or grown <= GROWTH_MOST_BYTES
             checks[f"the memory of the {name}, grown by {100 * share:.0f} % ({grown / 1e6:.0f} MB)"] = flat
         return [words for words, met in checks.items() if not met]
+
+    def busiest(self) -> str:
+        """The threads that were busy at rest."""
+        return (
+            ", ".join(f"{name}: {100 * share:.1f} %" for name, share in self.threads_at_rest.items()) or "no thread stands out"
+        )
 
 
 def resident_bytes(pid: int) -> int:
@@ -243,7 +259,7 @@ class Capacity:
 def soak(minutes: float, seed: int, command: str) -> Soak:
     calm_s = 30.0 if minutes >= 10 else 6.0
     capacity = Capacity()
-    with Cluster(sandbox=True, seed=seed) as cluster:
+    with meter.OwnProcesses("soak") as own, Cluster(sandbox=True, seed=seed) as cluster:
         say(f"two gateways, three workers; measuring what they can do for {2 * calm_s / 3:.0f} s")
         most = capacity.measure(cluster, calm_s / 2)
         load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=LOAD * most)
@@ -251,17 +267,24 @@ def soak(minutes: float, seed: int, command: str) -> Soak:
         began = time.monotonic()
         with load, Watch(cluster, load, began) as watch:
             faults = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
-        at_rest = look_at_rest()
+        at_rest = look_at_rest(own)
+        say(f"at rest {100 * at_rest.cluster:.1f} % of the cores, the machine {100 * at_rest.machine:.1f} %: {at_rest.threads}")
         beside_fresh = capacity.beside_fresh(cluster, calm_s / 3, seed)
     books = together([load.books, *capacity.books])
     return assemble(load, books, faults, watch, began, minutes, Ends(most, beside_fresh, at_rest), command)
 
 
-def look_at_rest() -> float:
+def look_at_rest(own: meter.OwnProcesses) -> Rest:
+    """Without this process, which has the load and the proxy."""
     time.sleep(REST_S)
-    busy = Busy()
+    began, busy, threads = time.monotonic(), Busy(), own.threads()
+    used_s = own.used_s() - time.process_time()
     time.sleep(REST_S)
-    return busy.share()
+    used_s = own.used_s() - time.process_time() - used_s
+    cores_s = (time.monotonic() - began) * (os.cpu_count() or 1)
+    shares = {key: (run_s - threads.get(key, 0.0)) / cores_s for key, run_s in own.threads().items() if key[0] != os.getpid()}
+    busiest = sorted(shares, key=lambda key: -shares[key])[:REST_SHOWN]
+    return Rest(used_s / cores_s, busy.share(), {meter.thread_name(*key): round(shares[key], 4) for key in busiest})
 
 
 def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Fault]:
@@ -335,7 +358,7 @@ def assemble(
         round(sum(visit.calm for visit in visits) / (STEP_S * len(paces)), 1),
         round(fmean(pace.busy for pace in paces), 3),
         round(ends.beside_fresh, 3),
-        round(ends.at_rest, 3),
+        round(ends.rest.cluster, 4),
         books,
         round(first_s / 60, 2),
         calm_p99([visit for visit in visits if visit.at_s < first_s]),
@@ -347,6 +370,8 @@ def assemble(
         windows_of(visits, end_s / 30),
         watch.memory,
         watch.paces[::SAMPLE_STEPS],
+        round(ends.rest.machine, 4),
+        ends.rest.threads,
     )
 
 
@@ -417,7 +442,8 @@ machine, {len(found.faults)} faults. {verdict}
 The cluster could do {found.capacity_per_s:.0f} calls/s at first. The load began with {100 * LOAD:.0f} % of that and, in calm,
 followed the machine, whose speed changes: {low:.0f} to {high:.0f} calls/s, {found.per_s:.0f} on average, the cores
 {100 * found.busy:.0f} % busy. At the end the cluster had {found.beside_fresh:.2f} of the capacity of a fresh one, measured in
-turns, and with nothing to do it kept the cores {100 * found.at_rest:.1f} % busy.
+turns, and with nothing to do it kept the cores {100 * found.at_rest:.1f} % busy (the whole machine: \
+{100 * found.machine_at_rest:.1f} %).
 
 {books.right:,} right results; lost {books.lost}, wrong {books.wrong}, answered twice {books.twice}, blamed on the model \
 {books.model}, given up {books.given_up}; {books.sent_again} were sent again, {books.broken} of them after a broken connection.

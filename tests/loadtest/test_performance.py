@@ -109,6 +109,15 @@ def soaked(**changes: object) -> Soak:
     return msgspec.structs.replace(found, **changes)
 
 
+def test_a_soak_allows_its_cluster_2_percent_of_the_cores_at_rest_and_names_the_busiest_thread() -> None:
+    assert not soaked(at_rest=0.019).misses()
+    [words] = soaked(at_rest=0.021).misses()
+    assert "rest: cores 2.1 % busy" in words
+    [words] = soaked(at_rest=0.5, threads_at_rest={"a worker's thread": 0.49}).misses()
+    assert "a worker's thread: 49.0 %" in words
+    assert not soaked(machine_at_rest=0.6).misses()
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
