@@ -143,7 +143,7 @@ class Consumer:
             self._killable.add(job.id)
             result = verdict("cancelled") if job.id in self._cancelled else await self._run(job, received)
         except asyncio.CancelledError:
-            if self._draining:
+            if self._draining and job.id not in self._cancelled:
                 raise  # handed back with the lease, to be run elsewhere
             result = verdict("cancelled")
         except Exception as error:  # the outermost place that can act: the job is answered, whatever happened
