@@ -7,6 +7,7 @@
     x:gateway:{id}        string, 6 s, renewed      1 if calls wait there       x:gateways   set of ids
     x:idem:{digest}       string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
     x:cancel              channel (with the number of the database)   ids of jobs that their workers shall kill
+    x:cancelled:{job}     string, 30 s              a worker whose subscription broke looks for those of its jobs
     x:cancel@gateways     channel (likewise)                          an `Ask` to all gateways, by tags
     x:cancel@requests     channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
     x:cancel@{gateway}    channel (likewise)                          what one gateway tells another that asked
@@ -187,6 +188,7 @@ for at = 3, #ARGV, 3 do
   else
     if removed == 1 then redis.call('XACK', stream, ARGV[1], id) end
     taken[#taken + 1] = job
+    redis.call('SET', 'x:cancelled:' .. job, '', 'EX', 30)
   end
 end
 if #taken > 0 then redis.call('PUBLISH', ARGV[2], table.concat(taken, ' ')) end
@@ -353,7 +355,7 @@ class RedisGatewayEnd:
         for id in ids:
             entry = self._entries.get(id, Entry(jobs_key("python"), "-"))
             arguments += (streams.number(entry.stream), entry.id, id)
-        [untaken] = await self._commands.call(script(CANCEL, streams.keys, GROUP, self._queue.cancels, *arguments))
+        [untaken] = await self._commands.call(script(_FREELY + CANCEL, streams.keys, GROUP, self._queue.cancels, *arguments))
         for id in ids:
             self._entries.pop(id, None)
         return [id.decode() for id in untaken]
@@ -445,6 +447,7 @@ class RedisWorkerEnd:
         self._gave_in_turn: dict[str, int] = {}  # when a stream last had a job
         self._claimed_at = float("-inf")
         self._taken: dict[str, _Taken] = {}
+        self._missed_cancels = False  # the subscription broke, and what was said meanwhile is lost
         self._directed = Link(queue.url)
         self._directed_read: list[bytes] = []
         self._directed_ids: deque[str] = deque(maxlen=DIRECTED_REMEMBERED)
@@ -695,7 +698,18 @@ class RedisWorkerEnd:
     # -- cancellation, leaving --------------------------------------------------------------------------------------------
 
     async def cancelled(self) -> list[str]:
-        _, data = await self._notes.message()
+        if self._missed_cancels:
+            await self._notes.listen()
+            ids = list(self._taken)
+            [marks] = await self._commands.call(("MGET", "x:", *(f"x:cancelled:{id}" for id in ids)))
+            self._missed_cancels = False
+            if missed := [id for id, mark in zip(ids, marks[1:], strict=True) if mark is not None]:
+                return missed
+        try:
+            _, data = await self._notes.message()
+        except QueueAway:
+            self._missed_cancels = True
+            raise
         return data.decode().split()
 
     async def leave(self) -> None:

@@ -15,6 +15,10 @@ from exec_wire import Call, Result, pack, unpack_result
 from exec_wire.queue import LEASE_S, Job, WorkerInfo
 from exec_wire.redis_link import Subscription
 from exec_wire.redis_queue import RedisQueue
+from loadtest.redis_server import RedisServer
+from worker.config import WorkerConfig
+from worker.consumer import Consumer
+from worker.echo import EchoPool
 
 
 async def settled(*doors: Door, workers: int) -> None:
@@ -212,6 +216,24 @@ async def test_a_worker_does_not_start_what_was_cancelled_before_it_was_handed_o
                 answers |= {answer.id: unpack_result(answer.payload).status for answer in await gateway.receive()}
     await gateway.leave()
     assert answers == {"job-1": "cancelled", "job-2": "ok"}
+
+
+async def test_a_cancel_that_is_sent_while_the_workers_subscription_is_broken_acts_when_it_is_back(
+    own_server: RedisServer,
+) -> None:
+    queue = RedisQueue(own_server.url)
+    gateway = queue.gateway("g")
+    await gateway.announce(False)
+    async with Consumer("w", EchoPool(WorkerConfig(slots=2, echo_ms=120_000)), queue.worker("w")) as consumer:
+        await gateway.publish([Job(id, pack(Call("echo")), 200_000, "g") for id in ("cancelled", "goes-on")])
+        await until(lambda: len(consumer._running) == 2)
+        own_server.say("CLIENT", "KILL", "TYPE", "pubsub")
+        assert await gateway.cancel(["cancelled"]) == []
+        async with asyncio.timeout(20):
+            [answer] = await gateway.receive()
+        assert (answer.id, unpack_result(answer.payload).status) == ("cancelled", "cancelled")
+        await until(lambda: list(consumer._running) == ["goes-on"])
+    await gateway.leave()
 
 
 async def test_a_gateway_of_an_older_version_is_not_asked_to_cancel_by_request(cluster: Cluster) -> None:
