@@ -18,6 +18,8 @@ from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, 
 
 T = TypeVar("T")
 
+CLOSE_S = 2.0  # for requests to cancel, before the client closes without their answers
+
 
 class AsyncClient:
     """Runs programs in the sandboxes of an exec service.
@@ -54,6 +56,7 @@ class AsyncClient:
         self._policy = policy
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._cancelling: set[asyncio.Task[int]] = set()  # requests to cancel by tags
         self._closed = False
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -207,12 +210,22 @@ class AsyncClient:
         0
 
         Whoever waits for one of them gets a `Result` with the status `cancelled`: what has not started at once, what runs when
-        it is dead. Calls of this client that wait to be sent count too. A call whose request is on its way at this moment may
-        be missed by the service and run; it is not sent again.
+        it is dead. Calls of this client that wait to be sent count too. A call of this client whose request is on its way at
+        this moment is cancelled when it arrives, and may not be counted. Cancelling the task that awaits this does not stop it.
         """
         selection = make_selection(run, step, group, rollout, tenant)
         withdrawn = self._bound().withdraw(selection)
-        return withdrawn + await self._ask(lambda left_s: self._transport.cancel(selection, left_s), timeout_s)
+        asking = asyncio.create_task(self._ask(lambda left_s: self._transport.cancel(selection, left_s), timeout_s))
+        self._cancelling.add(asking)
+        asking.add_done_callback(self._asked_to_cancel)
+        return withdrawn + await asyncio.shield(asking)
+
+    def _asked_to_cancel(self, asking: asyncio.Task[int]) -> None:
+        self._cancelling.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # seen: the task that waited for it may be gone
+        if self._outbox is not None:
+            self._outbox.cancel_withdrawn()
 
     async def info(self, timeout_s: float = 10.0) -> Info:
         """What the service says of itself: version, isolation tier, slots, limits."""
@@ -240,6 +253,8 @@ class AsyncClient:
         if self._closed:
             return
         self._closed = True
+        if self._cancelling:
+            await asyncio.wait(self._cancelling, timeout=CLOSE_S)
         if self._outbox is not None:
             await self._outbox.aclose()
         await self._transport.aclose()
@@ -259,7 +274,7 @@ class AsyncClient:
             raise ClientClosed("this client is closed")
         if self._outbox is None:
             self._loop = asyncio.get_running_loop()
-            self._outbox = Outbox(self._transport, self._policy)
+            self._outbox = Outbox(self._transport, self._policy, self._headers.get("x-request-id", ""))
         self._demand_own_loop()
         return self._outbox
 

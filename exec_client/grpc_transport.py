@@ -73,9 +73,10 @@ class GrpcTransport:
         self._metadata = tuple((headers or {}).items())
         self._channel: Any = None
 
-    async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+    async def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
         method = self._opened().unary_stream(f"/{proto.SERVICE}/RunBatch")
-        answer = method(_request(calls), timeout=timeout_s, metadata=self._metadata)
+        metadata = {**dict(self._metadata), "x-request-id": request_id} if request_id else dict(self._metadata)
+        answer = method(_request(calls), timeout=timeout_s, metadata=tuple(metadata.items()))
         try:
             async for message in answer:
                 for fields in _read(proto.RESULT_BATCH, message).get("results", ()):

@@ -16,6 +16,10 @@ What is sent again, always with the same idempotency key
     400, 409, 413, 422: the call that the error names gets it; the others leave again in two halves, and halves of halves, until
     a request holds one call and the error is its own. Calls of strangers share a request and must not share its faults.
 
+What is cancelled at the service
+    A call whose user left: by the id of its request and its position there, when others still wait for the same request; those
+    of one turn of the event loop together. When nobody waits any more, the connection is closed, which cancels what is left.
+
 What is not sent again: a call that was withdrawn (`cancel`) while the service had it, or had not yet; it ends as `cancelled`.
 
 Every call ends: answered, failed, cancelled by its user, or `DeadlineExceeded` by a timer of its own.
@@ -25,12 +29,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import random
 import re
 from collections import deque
 from collections.abc import Iterable
 from contextlib import aclosing
 from functools import partial
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
@@ -49,6 +55,12 @@ from exec_client.errors import (
 )
 from exec_client.transport import Transport
 from exec_wire import Call, Result, Selection, verdict
+
+log = logging.getLogger("exec_client")
+
+CANCEL_S = 5.0  # for one attempt to cancel calls at the service
+CANCELS_AT_ONCE = 256  # calls in one such request, whose query has to fit into what proxies let pass
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,90}")  # with an id of our own after it, the service takes 128 characters
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -140,10 +152,12 @@ class Ticket:
 class Shipment:
     """One request on its way, and who still waits for it."""
 
-    __slots__ = ("accepted", "size", "task", "unanswered")
+    __slots__ = ("abandoned", "accepted", "request_id", "size", "task", "unanswered")
 
-    def __init__(self, tickets: list[Ticket]) -> None:
+    def __init__(self, tickets: list[Ticket], request_id: str) -> None:
+        self.request_id = request_id
         self.size = len(tickets)
+        self.abandoned = False  # somebody left
         self.unanswered = dict(enumerate(tickets))
         self.accepted = False
         self.task: asyncio.Task[None] | None = None
@@ -163,6 +177,7 @@ class Shipment:
     def leave(self, ticket: Ticket) -> None:
         """Its user went away. When the last one did, giving the request up lets the service cancel it."""
         self.pop(ticket.place)
+        self.abandoned = True
         if not self.unanswered and self.task is not None:
             self.task.cancel()
 
@@ -170,8 +185,10 @@ class Shipment:
 class Outbox:
     """Belongs to the event loop that made it."""
 
-    def __init__(self, transport: Transport, policy: Policy) -> None:
+    def __init__(self, transport: Transport, policy: Policy, name: str = "") -> None:
+        """`name`: what the ids of its requests begin with, if the service would take it for a request id."""
         self._transport = transport
+        self._name = f"{name}/" if _REQUEST_ID.fullmatch(name) else ""
         self._policy = policy
         self._loop = asyncio.get_running_loop()
         self._tickets: set[Ticket] = set()  # every call that is not answered yet, wherever it is
@@ -186,6 +203,9 @@ class Outbox:
         self._paused_until = 0.0
         self._refusals = 0  # in a row; those of one pause count once
         self._last_refusal: ExecError = Overloaded()
+        self._to_cancel: dict[tuple[Shipment, str], list[int]] = {}  # places, by shipment and tenant
+        self._cancels: set[asyncio.Task[None]] = set()
+        self._cancel_refused = False  # so that it is logged once
 
     # -- in ------------------------------------------------------------------------------------------------------------------
 
@@ -205,8 +225,9 @@ class Outbox:
         self._tickets.discard(ticket)
         if ticket.timer is not None:
             ticket.timer.cancel()
-        if ticket.shipment is not None:
-            ticket.shipment.leave(ticket)
+        if (shipment := ticket.shipment) is not None:
+            shipment.leave(ticket)
+            self._cancel_soon(shipment, ticket)
 
     def _queue(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -218,6 +239,46 @@ class Outbox:
         """Send none of these any more; how many of them the service does not have."""
         picked = [ticket for ticket in self._tickets if selection.picks(ticket.call.tags, ticket.call.tenant)]
         return sum(ticket.withdraw() for ticket in picked)
+
+    # -- cancelling at the service -------------------------------------------------------------------------------------------
+
+    def cancel_withdrawn(self) -> None:
+        """Have the service cancel what it was sent and has not answered. It may not have had it when it was asked by tags."""
+        for ticket in self._tickets:
+            if ticket.withdrawn and ticket.shipment is not None:
+                self._cancel_soon(ticket.shipment, ticket)
+
+    def _cancel_soon(self, shipment: Shipment, ticket: Ticket) -> None:
+        if self._closed:
+            return  # the requests are given up
+        if not self._to_cancel:
+            self._loop.call_soon(self._send_cancels)
+        self._to_cancel.setdefault((shipment, ticket.call.tenant), []).append(ticket.place)
+
+    def _send_cancels(self) -> None:
+        to_cancel, self._to_cancel = self._to_cancel, {}
+        for (shipment, tenant), places in to_cancel.items():
+            for at in range(0, len(places), CANCELS_AT_ONCE):
+                selection = Selection(request=shipment.request_id, index=places[at : at + CANCELS_AT_ONCE], tenant=tenant)
+                task = self._loop.create_task(self._cancel(shipment, selection))
+                self._cancels.add(task)
+                task.add_done_callback(self._cancels.discard)
+
+    async def _cancel(self, shipment: Shipment, selection: Selection) -> None:
+        """Nobody waits for this. It is tried again while the request is open; the end of the request cancels too."""
+        for attempt in range(1, self._policy.max_attempts + 1):
+            if not shipment.unanswered:
+                return
+            try:
+                await self._transport.cancel(selection, CANCEL_S)
+                return
+            except Unavailable:
+                await asyncio.sleep(self._policy.pause_s(attempt))
+            except ExecError as error:  # such as from a service that is too old to know such requests
+                if not self._cancel_refused:
+                    log.warning("the service does not cancel single calls; they run until their request ends: %s", error)
+                self._cancel_refused = True
+                return
 
     # -- out -----------------------------------------------------------------------------------------------------------------
 
@@ -285,7 +346,7 @@ class Outbox:
         return not ticket.future.done()
 
     def _ship(self, tickets: list[Ticket]) -> None:
-        shipment = Shipment(tickets)
+        shipment = Shipment(tickets, f"{self._name}{uuid4().hex}")
         now = self._loop.time()
         calls = [ticket.with_time_left(now) for ticket in tickets]
         timeout_s = max(ticket.deadline for ticket in tickets) - now + self._policy.grace_s
@@ -295,9 +356,11 @@ class Outbox:
 
     async def _carry(self, shipment: Shipment, calls: list[Call], timeout_s: float) -> None:
         try:
-            async with aclosing(self._transport.send(calls, timeout_s)) as results:
+            async with aclosing(self._transport.send(calls, timeout_s, shipment.request_id)) as results:
                 async for result in results:
                     self._answer(shipment, result)
+                    if shipment.abandoned and not shipment.unanswered:
+                        return  # nobody waits for the rest; closing the connection cancels it
             if shipment.unanswered:
                 raise ConnectionFailed(f"the answer ended {len(shipment.unanswered)} results short of {shipment.size}")
         except CallerError as error:
@@ -426,9 +489,9 @@ class Outbox:
         self._fail(list(self._tickets), ClientClosed("the client was closed before this call was answered"))
         if self._flush_handle is not None:
             self._flush_handle.cancel()
-        for task in self._shipments:
+        for task in [*self._shipments, *self._cancels]:
             task.cancel()
-        await asyncio.gather(*self._shipments, return_exceptions=True)
+        await asyncio.gather(*self._shipments, *self._cancels, return_exceptions=True)
 
 
 def _named_call(error: CallerError) -> tuple[int | None, str]:

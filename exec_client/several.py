@@ -31,8 +31,8 @@ class SeveralTransports:
         self._rests_until = [float("-inf")] * len(transports)
         self._turn = 0
 
-    def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
-        return self._stream(lambda transport: transport.send(calls, timeout_s))
+    def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
+        return self._stream(lambda transport: transport.send(calls, timeout_s, request_id))
 
     def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
         return self._stream(lambda transport: transport.verify(items, timeout_s))

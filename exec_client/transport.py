@@ -106,9 +106,10 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
 class Transport(Protocol):
     """What a client needs of a transport. Used on one event loop only."""
 
-    def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+    def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
         """Send one request; yield each result as it arrives, in any order, `index` being the position in `calls`.
 
+        `request_id` is what the service is to know the request by; `cancel` names single calls of it by that and their index.
         Closing the generator early gives the request up, which tells the service to cancel it. `timeout_s` is the longest
         silence to put up with. A problem with one call is a `CallerError` whose `field` starts with `$.calls[i]`.
         """
@@ -165,8 +166,8 @@ class HttpTransport:
             ),
         )
 
-    async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
-        async with aclosing(self._lines("/v1/batch", Batch(list(calls)), timeout_s)) as lines:
+    async def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
+        async with aclosing(self._lines("/v1/batch", Batch(list(calls)), timeout_s, request_id)) as lines:
             async for line in lines:
                 yield _decode(line, decode_result)
 
@@ -175,8 +176,12 @@ class HttpTransport:
             async for line in lines:
                 yield _decode(line, decode_verification)
 
-    async def _lines(self, path: str, message: msgspec.Struct, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def _lines(
+        self, path: str, message: msgspec.Struct, timeout_s: float, request_id: str = ""
+    ) -> AsyncGenerator[bytes, None]:
         headers = {"content-type": "application/json", "accept": "application/x-ndjson"}
+        if request_id:
+            headers["x-request-id"] = request_id
         try:
             async with self._http.stream(
                 "POST", f"{self._url}{path}", content=encode_json(message), headers=headers, timeout=self._timeout(timeout_s)

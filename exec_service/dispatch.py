@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from typing import NoReturn
 
 import msgspec
+from msgspec import UNSET
 
 from exec_service.accounts import Account
 from exec_service.admission import Admission, Room
@@ -31,6 +32,7 @@ from exec_service.refusals import Draining, IdempotencyConflict, NotReady, Overl
 from exec_service.released import Released
 from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
 from exec_service.waiting import Places, Waiting, same_weight
+from exec_wire.early_cancels import EarlyCancels
 from exec_wire.messages import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
 from exec_wire.queue import FORGOTTEN_S, RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
 
@@ -39,6 +41,7 @@ log = logging.getLogger("exec_service.dispatch")
 RETRY_S = 0.5
 CANCELS_PER_TURN = 500  # of the event loop: answering one takes about 20 µs
 RELEASED_AT_ONCE, BYTES_AT_ONCE = 512, 4 << 20  # in one publication, which is all or nothing
+LAST_CANCELS_S = 3.0  # at a stop, for what is still to be cancelled
 LOOK_UP_S = 1.0  # for the records of other gateways; a call that waits longer for them is run
 EARLY_S = 1.0  # a worker that finds a call late by more than this before its deadline was told a wrong time
 _pack_sorted = msgspec.msgpack.Encoder(order="deterministic").encode  # the order of `files` and `env` says nothing
@@ -74,9 +77,12 @@ class Dispatch:
         self._idempotency = Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock)
         self._deadlines: Deadlines[Waiter] = Deadlines(self._overdue, clock)
         self._to_cancel: list[str] = []
+        self._cancelling: set[asyncio.Task[int]] = set()  # requests to cancel, each until every gateway has answered
+        # By tenant, request id and index; None in place of an index stands for all.
+        self._early_cancels: EarlyCancels[tuple[str, str, int | None]] = EarlyCancels(clock)
         self._forgotten, self._forgetful_until = queue.forgotten, float("-inf")
         self._work = asyncio.Event()
-        self._orders: set[Order] = set()
+        self._orders: dict[str, set[Order]] = {}  # by request id, which callers may choose
         self._rooms: set[Room] = set()  # of requests that make their calls one by one
         self._stopping = False
         self._emptied = asyncio.Event()
@@ -159,7 +165,7 @@ class Dispatch:
         """One that calls join over time, by `accept`."""
         self.check_open()
         order = Order(origin, self._closed, self.admission.give_back, expecting=True)
-        self._orders.add(order)
+        self._orders.setdefault(origin.request_id, set()).add(order)
         return order
 
     def accept(
@@ -188,13 +194,15 @@ class Dispatch:
 
         if order is None:
             order = Order(origin, self._closed, self.admission.give_back)
-            self._orders.add(order)
+            self._orders.setdefault(origin.request_id, set()).add(order)
         now = self._clock()
         for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
             self.admission.charge(1, len(program))
             waiter = Waiter(order, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
             order.pending.add(waiter)
             self._seat(waiter, call, program)
+            if self._early_cancels and self._was_cancelled_early(waiter):
+                self._cancel(waiter)
         self._work.set()
         return order
 
@@ -304,15 +312,22 @@ class Dispatch:
         self._waiters.forget(flight)
         self._idempotency.stop(flight)
         self.waiting.remove(flight)
-        if self.released.remove(flight):
+        if self.released.remove(flight) or flight.publications:  # the queue has it, or may have it after a failed publication
             self._to_cancel.append(flight.id)
         self._work.set()
 
     async def cancel(self, selection: Selection) -> int:
         """Cancel what it picks, here and at other gateways, and say how many that were.
 
-        What waits is answered at once, what runs when it was killed.
+        What waits is answered at once, what runs when it was killed. It runs in a task of its own: it goes on when the caller
+        disconnects, and `stop` waits for it.
         """
+        task = asyncio.create_task(self._cancel_everywhere(selection))
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
+        return await asyncio.shield(task)
+
+    async def _cancel_everywhere(self, selection: Selection) -> int:
         here = await self._cancel_here(selection)
         try:
             return here + await self._queue.ask_others(selection)
@@ -332,14 +347,39 @@ class Dispatch:
                 await asyncio.sleep(RETRY_S)
 
     async def _cancel_here(self, selection: Selection) -> int:
-        flights = [flight for flight in self._waiters.flights() if not flight.cancelled]
-        picked = [waiter for flight in flights for waiter in flight.waiters if selection.picks(waiter.tags, waiter.tenant)]
+        picked = self._picked_of_request(selection) if selection.request is not UNSET else self._picked_of_all(selection)
         count = 0
         for position, waiter in enumerate(picked, 1):
             count += self._cancel(waiter)
             if position % CANCELS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return count
+
+    def _picked_of_all(self, selection: Selection) -> list[Waiter]:
+        flights = [flight for flight in self._waiters.flights() if not flight.cancelled]
+        return [waiter for flight in flights for waiter in flight.waiters if selection.picks(waiter.tags, waiter.tenant)]
+
+    def _picked_of_request(self, selection: Selection) -> list[Waiter]:
+        """An index without a call is remembered: the request may be on its way, or have come to another gateway."""
+        request, wanted = str(selection.request), set(selection.index)
+        pending = [waiter for order in self._orders.get(request, ()) for waiter in order.pending]
+        picked = [
+            waiter
+            for waiter in pending
+            if (not wanted or waiter.index in wanted) and selection.picks(waiter.tags, waiter.tenant)
+        ]
+        if not selection.names_a_tag:  # tags are compared with what is there
+            for index in wanted.difference(waiter.index for waiter in picked):
+                self._early_cancels.add((selection.tenant, request, index))
+            if not wanted and not picked:
+                self._early_cancels.add((selection.tenant, request, None))
+        return picked
+
+    def _was_cancelled_early(self, waiter: Waiter) -> bool:
+        request = waiter.order.origin.request_id
+        return (waiter.tenant, request, None) in self._early_cancels or self._early_cancels.take(
+            (waiter.tenant, request, waiter.index)
+        )
 
     def _cancel(self, waiter: Waiter) -> bool:
         flight = waiter.flight
@@ -370,7 +410,10 @@ class Dispatch:
             if flight is not None:
                 self._unseat(waiter, flight)
         order.pending.clear()
-        self._orders.discard(order)
+        same_id = self._orders[order.origin.request_id]
+        same_id.discard(order)
+        if not same_id:
+            del self._orders[order.origin.request_id]
         self._emptied.set()
 
     def _vacated(self, room: Room) -> None:
@@ -514,7 +557,7 @@ class Dispatch:
             return
         try:
             untaken = await self._queue.cancel(ids)
-        except Exception:
+        except BaseException:  # also when this task is cancelled: they are sent again, which harms nobody
             self._to_cancel = ids + self._to_cancel
             raise
         for id in untaken:
@@ -546,6 +589,8 @@ class Dispatch:
 
     async def stop(self) -> None:
         self.draining = True
+        if self._cancelling:  # while the tasks live that they need
+            await asyncio.wait(self._cancelling, timeout=LAST_CANCELS_S)
         self._answer_the_rest()
         for task in self._tasks:
             task.cancel()
@@ -553,9 +598,17 @@ class Dispatch:
         self._tasks = []
         self._deadlines.close()
         try:
-            await self._send_cancels()
+            async with asyncio.timeout(LAST_CANCELS_S):
+                await self._send_last_cancels()
         except Exception:
-            log.exception("cannot cancel at the queue; the workers will end by the deadlines")
+            log.exception("cannot cancel %d calls at the queue; workers end them at their deadlines", len(self._to_cancel))
+
+    async def _send_last_cancels(self) -> None:
+        while self._to_cancel:
+            try:
+                await self._send_cancels()
+            except QueueAway:
+                await asyncio.sleep(RETRY_S)
 
     async def _until_empty(self) -> None:
         while self._orders or self._rooms:

@@ -229,7 +229,7 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
 
     @router.delete(
         "/v1/calls",
-        summary="Cancel calls by their tags; all that are given must match, and at least one must be given",
+        summary="Cancel calls by their tags, or by the id of their request and their index in it; all given must match",
         responses=answers(Cancelled, "bad_query", "unauthenticated", "foreign_tenant", "foreign_origin"),
         openapi_extra={"parameters": query_parameters(Selection)},
     )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
@@ -165,6 +165,8 @@ class Desk:
         return Files((await self.ask(id, FetchFiles(id, wanted.paths, own(wanted, origin).tenant), Got)).files)
 
     async def list(self, selection: Selection, origin: Origin) -> SessionList:
+        if selection.request is not UNSET or selection.index:
+            raise Refusal("bad_query", "sessions are selected by their tags; request and index name calls", field="request")
         selection = own(selection, origin)
         asked = [self._ask(worker.id, ListSessions(selection), Told, ANSWER_S) for worker in self._fleet.workers]
         told = await asyncio.gather(*asked, return_exceptions=True)

@@ -211,22 +211,29 @@ def _check_test(test: Test, at: str, *, function: bool) -> None:
 
 
 def read_selection(query: bytes, *, any_tag: bool = False) -> Selection:
-    selection = read_query(query, Selection)
-    if not selection.names_a_tag and not any_tag:
-        raise Refusal("bad_query", "at least one of run, step, group and rollout must be given")
+    selection = read_query(query, Selection, repeated=("index",))
+    if not any_tag:
+        _check_names_calls(selection, "bad_query")
     return selection
 
 
-def read_query(query: bytes, message: type[Q]) -> Q:
+def _check_names_calls(selection: Selection, code: str) -> None:
+    if not selection.names_calls:
+        tags = "at least one of run, step, group, rollout and request must be given"
+        raise Refusal(code, "index needs request" if selection.index else tags)
+
+
+def read_query(query: bytes, message: type[Q], repeated: Collection[str] = ()) -> Q:
     given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
     for name, values in given.items():
         if name not in message.__struct_fields__:
             known = ", ".join(message.__struct_fields__)
             raise Refusal("bad_query", f"{_quote(name)} is not one of {known}", field=_short(name))
-        if len(values) > 1:
+        if len(values) > 1 and name not in repeated:
             raise Refusal("bad_query", f"{name} is given {len(values)} times", field=name)
     try:
-        return msgspec.convert({name: values[0] for name, values in given.items()}, message, strict=False)
+        fields = {name: values if name in repeated else values[0] for name, values in given.items()}
+        return msgspec.convert(fields, message, strict=False)
     except msgspec.ValidationError as error:
         wrong = _bad_field(str(error))
         raise Refusal("bad_query", wrong.detail, field=wrong.field.removeprefix("$.")) from None
@@ -254,8 +261,7 @@ def check_fetch(wanted: Fetch, code: str, field: str) -> Fetch:
 def make_selection(fields: dict[str, Any]) -> Selection:
     """As `read_selection`, of what another decoder has read."""
     selection: Selection = decode(_make_selection, fields)
-    if not selection.names_a_tag:
-        raise Refusal("bad_field", "at least one of run, step, group and rollout must be given")
+    _check_names_calls(selection, "bad_field")
     return selection
 
 

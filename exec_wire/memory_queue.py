@@ -139,7 +139,7 @@ class MemoryQueue:
 
     def _cancel(self, ids: Sequence[str]) -> list[str]:
         gone = set(ids)
-        untaken = [job.id for job, _ in self._waiting if job.id in gone]
+        waiting = [job for job, _ in self._waiting if job.id in gone]
         self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
         for id in gone:
             # Without its lease the job cannot lapse and be started again for nobody; the worker may still answer it.
@@ -147,7 +147,11 @@ class MemoryQueue:
             if lease is not None:
                 del self._deadlines[id]
                 self._cancels[lease.worker].put([id])
-        return untaken
+        # The worker whose lease of it lapsed may still run a job that waits again.
+        lapsed = [job.id for job in waiting if job.deliveries > 1]
+        for worker in self._cancels.keys() - self._left:
+            self._cancels[worker].put(lapsed)
+        return [job.id for job in waiting]
 
     def _missing(self, ids: Sequence[str]) -> list[str]:
         waiting = {job.id for job, _ in self._waiting}

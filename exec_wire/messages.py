@@ -54,6 +54,8 @@ MAX_STARTS = 3
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Label = Annotated[str, Meta(max_length=256)]
 GivenLabel = Annotated[str, Meta(min_length=1, max_length=256)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+CallIndexes = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 53)]], Meta(max_length=4096)]
 CompileArgs = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
 
 
@@ -111,19 +113,31 @@ class Batch(Struct, frozen=True):
 
 
 class Selection(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The query of `DELETE /v1/calls`: one tenant's calls whose tags have every value that is given here."""
+    """The query of `DELETE /v1/calls`: one tenant's calls that match every value given here.
+
+    `request` is the id of the request that brought a call (X-Request-Id), `index` the call's position in that request; several
+    positions may be given, none stands for all.
+    """
 
     run: GivenLabel | UnsetType = UNSET
     step: int | UnsetType = UNSET
     group: GivenLabel | UnsetType = UNSET
     rollout: GivenLabel | UnsetType = UNSET
     tenant: Label = ""
+    request: RequestId | UnsetType = UNSET
+    index: CallIndexes = []
 
     @property
     def names_a_tag(self) -> bool:
         return not (self.run is self.step is self.group is self.rollout is UNSET)
 
+    @property
+    def names_calls(self) -> bool:
+        """Whether it says enough to cancel by: a tag or a request; `index` means nothing without its request."""
+        return self.request is not UNSET or (self.names_a_tag and not self.index)
+
     def picks(self, tags: Tags, tenant: str) -> bool:
+        """By tenant and tags; whoever knows the requests compares `request` and `index`."""
         return (
             tenant == self.tenant
             and (self.run is UNSET or self.run == tags.run)

@@ -8,6 +8,8 @@
              leased to anybody is still delivered, and the gateway drops all but the first answer of an id.
   Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone. When
              the queue has `forgotten`, it asks already for what is `FORGOTTEN_S` old.
+  Cancel     A cancel may reach a worker before the job does, and may name jobs of other workers: a worker remembers it for a
+             while (`exec_wire.early_cancels`). A job that was cancelled is never published again.
   Directed   A job for one worker is delivered to it at most once and never to another: it has no lease. If that worker is gone
              before it answered, nobody knows what became of the job.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
@@ -176,7 +178,8 @@ class WorkerQueue(Protocol):
         """Publish answers and end their leases."""
 
     async def cancelled(self) -> list[str]:
-        """Wait for at least one cancellation, then give all that are there."""
+        """Wait for at least one cancellation, then give all that are there: also of jobs that are with other workers, or that
+        this worker gets only after this."""
 
     async def leave(self) -> None:
         """Be gone at once: jobs still leased are handed to another worker, no further ones come."""

@@ -7,7 +7,9 @@
     x:gateway:{id}        string, 6 s, renewed      1 if calls wait there       x:gateways   set of ids
     x:idem:{digest}       string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
     x:cancel              channel (with the number of the database)   ids of jobs that their workers shall kill
-    x:cancel@gateways     channel (likewise)                          an `Ask` to all gateways
+    x:cancelled:{job}     string, 30 s              a worker whose subscription broke looks for those of its jobs
+    x:cancel@gateways     channel (likewise)                          an `Ask` to all gateways, by tags
+    x:cancel@requests     channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
     x:cancel@{gateway}    channel (likewise)                          what one gateway tells another that asked
 
 Rules (`exec_wire.queue`) and how they are kept here:
@@ -36,6 +38,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from exec_wire.messages import Selection
 from exec_wire.queue import LEASE_S, RECORD_S, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint
@@ -185,6 +188,7 @@ for at = 3, #ARGV, 3 do
   else
     if removed == 1 then redis.call('XACK', stream, ARGV[1], id) end
     taken[#taken + 1] = job
+    redis.call('SET', 'x:cancelled:' .. job, '', 'EX', 30)
   end
 end
 if #taken > 0 then redis.call('PUBLISH', ARGV[2], table.concat(taken, ' ')) end
@@ -278,6 +282,7 @@ class RedisQueue:
         self.url = url
         self.cancels = f"x:cancel:{database}"
         self.asks = f"x:cancel@gateways:{database}"
+        self.asks_by_request = f"x:cancel@requests:{database}"
 
     def told(self, gateway: str) -> str:
         return f"x:cancel@{gateway}:{self.asks.rpartition(':')[2]}"
@@ -296,7 +301,7 @@ class RedisGatewayEnd:
         self.name = name
         self._queue = queue
         self._commands, self._reads = Link(queue.url), Link(queue.url)
-        self._notes = Subscription(queue.url, [queue.asks, queue.told(name)])
+        self._notes = Subscription(queue.url, [queue.asks, queue.asks_by_request, queue.told(name)])
         self._reply = reply_key(name)
         self._read: list[bytes] = []  # entries of the reply stream that were handed out
         self._entries: dict[str, Entry] = {}  # of published jobs that were not answered
@@ -350,7 +355,7 @@ class RedisGatewayEnd:
         for id in ids:
             entry = self._entries.get(id, Entry(jobs_key("python"), "-"))
             arguments += (streams.number(entry.stream), entry.id, id)
-        [untaken] = await self._commands.call(script(CANCEL, streams.keys, GROUP, self._queue.cancels, *arguments))
+        [untaken] = await self._commands.call(script(_FREELY + CANCEL, streams.keys, GROUP, self._queue.cancels, *arguments))
         for id in ids:
             self._entries.pop(id, None)
         return [id.decode() for id in untaken]
@@ -376,12 +381,14 @@ class RedisGatewayEnd:
         return list(found)
 
     async def ask_others(self, selection: Selection) -> int:
+        # A channel of its own: a gateway of an older version would not see `request`, and cancel all calls of the tenant.
+        channel = self._queue.asks if selection.request is UNSET else self._queue.asks_by_request
         ask = Ask(self.name, secrets.token_hex(8), selection)
         told = self._told[ask.id] = asyncio.Queue()
         total = 0
         try:
             await self._notes.listen()
-            [listeners] = await self._commands.call(("PUBLISH", self._queue.asks, _pack(ask)))
+            [listeners] = await self._commands.call(("PUBLISH", channel, _pack(ask)))
             async with asyncio.timeout(ASK_S):
                 for _ in range(listeners - 1):
                     total += await told.get()
@@ -394,7 +401,7 @@ class RedisGatewayEnd:
     async def asked(self) -> list[Ask]:
         while True:
             channel, data = await self._notes.message()
-            if channel == self._queue.asks:
+            if channel in (self._queue.asks, self._queue.asks_by_request):
                 ask = _unpack_ask(data)
                 if ask.asker != self.name:
                     return [ask]
@@ -440,6 +447,7 @@ class RedisWorkerEnd:
         self._gave_in_turn: dict[str, int] = {}  # when a stream last had a job
         self._claimed_at = float("-inf")
         self._taken: dict[str, _Taken] = {}
+        self._missed_cancels = False  # the subscription broke, and what was said meanwhile is lost
         self._directed = Link(queue.url)
         self._directed_read: list[bytes] = []
         self._directed_ids: deque[str] = deque(maxlen=DIRECTED_REMEMBERED)
@@ -690,10 +698,19 @@ class RedisWorkerEnd:
     # -- cancellation, leaving --------------------------------------------------------------------------------------------
 
     async def cancelled(self) -> list[str]:
-        while True:
+        if self._missed_cancels:
+            await self._notes.listen()
+            ids = list(self._taken)
+            [marks] = await self._commands.call(("MGET", "x:", *(f"x:cancelled:{id}" for id in ids)))
+            self._missed_cancels = False
+            if missed := [id for id, mark in zip(ids, marks[1:], strict=True) if mark is not None]:
+                return missed
+        try:
             _, data = await self._notes.message()
-            if mine := [id for id in data.decode().split() if id in self._taken]:
-                return mine
+        except QueueAway:
+            self._missed_cancels = True
+            raise
+        return data.decode().split()
 
     async def leave(self) -> None:
         self._left = True

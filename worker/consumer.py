@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
+from exec_wire.early_cancels import EarlyCancels
 from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
 from exec_wire.sessions import Refused, pack_sessions, unpack_order
 from worker.echo import EchoPool
@@ -33,7 +34,8 @@ class Consumer:
         self._slot_of: dict[str, int] = {}
         self._directed: dict[str, asyncio.Task[None]] = {}  # what is asked of sessions
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._answering: set[str] = set()  # have ended; their results are on their way
+        self._killable: set[str] = set()  # have begun, have not ended, and were not cancelled
+        self._cancelled: EarlyCancels[str] = EarlyCancels()  # also jobs of other workers, and jobs that come later
         self._away = False
         self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
         self.taken = self.taken_again = 0  # the latter: had been delivered before, here or elsewhere
@@ -138,21 +140,20 @@ class Consumer:
     async def _work(self, job: Job) -> None:
         received = time.monotonic()
         try:
-            result = await self._run(job, received)
+            self._killable.add(job.id)
+            result = verdict("cancelled") if job.id in self._cancelled else await self._run(job, received)
         except asyncio.CancelledError:
-            if self._draining:
+            if self._draining and job.id not in self._cancelled:
                 raise  # handed back with the lease, to be run elsewhere
             result = verdict("cancelled")
         except Exception as error:  # the outermost place that can act: the job is answered, whatever happened
             log.exception("a call failed inside the worker")
             result = verdict("internal_error", error=f"{type(error).__name__} in the worker")
+        finally:
+            self._killable.discard(job.id)
         self._leave_slot(job.id)
         result.worker = self._name
-        self._answering.add(job.id)
-        try:
-            await self._answer(job, result, received)
-        finally:
-            self._answering.discard(job.id)
+        await self._answer(job, result, received)
 
     async def _answer(self, job: Job, result: Result, received: float) -> None:
         stay_ms = (time.monotonic() - received) * 1000
@@ -246,8 +247,15 @@ class Consumer:
                 await self._wait_for_queue(away)
                 continue
             for id in ids:
-                if id in self._running and id not in self._answering:
-                    self._running[id].cancel()
+                self._cancel(id)
+
+    def _cancel(self, id: str) -> None:
+        """Kill the job, or remember not to start it. A task that was only created must not be cancelled: it would end without
+        running, and nobody would answer. Nor must one be cancelled twice: it waits for the death of its program."""
+        self._cancelled.add(id)
+        if id in self._killable:
+            self._killable.discard(id)
+            self._running[id].cancel()
 
     def _info(self) -> WorkerInfo:
         pool = self._pool

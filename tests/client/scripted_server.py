@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs, parse_qsl
 
 import uvicorn
 
@@ -26,6 +26,10 @@ class Cut(Exception):
     """Raised by an act: the connection closes where it is."""
 
 
+class Unknown(Exception):
+    """Raised when a cancellation comes: the service is too old to know what is asked."""
+
+
 class Exchange:
     """One request, and the means to answer it."""
 
@@ -33,6 +37,7 @@ class Exchange:
         self.connection: tuple[str, int] = scope["client"]
         self.headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.query = dict(parse_qsl(scope["query_string"].decode()))
+        self.indexes = [int(index) for index in parse_qs(scope["query_string"].decode()).get("index", [])]
         self.path: str = scope["path"]
         self.calls: list[Call] = decode_batch(body).calls if self.path == "/v1/batch" else []
         self.body = body
@@ -167,7 +172,8 @@ class ScriptedServer:
         self._ever_after = ever_after
         self.requests: list[Exchange] = []
         self.cancels: list[dict[str, str]] = []  # the query of each cancellation
-        self.on_cancel: Callable[[], int] = lambda: 0  # gives how many were cancelled; raises `Cut`
+        self.cancelled_calls: list[tuple[str, int]] = []  # request id and index
+        self.on_cancel: Callable[[], int] = lambda: 0  # gives how many were cancelled; raises `Cut` or `Unknown`
         self._open = OpenRequests()
         self.given_up = threading.Semaphore(0)  # released for each request whose client went away
 
@@ -216,7 +222,11 @@ class ScriptedServer:
 
     async def _cancel(self, exchange: Exchange) -> None:
         self.cancels.append(exchange.query)
-        count = self.on_cancel()
+        self.cancelled_calls += [(exchange.query.get("request", ""), index) for index in exchange.indexes]
+        try:
+            count = self.on_cancel()
+        except Unknown:
+            return await exchange.problem("bad_query")
         await exchange.start(content_type="application/json")
         await exchange.write(encode_json(Cancelled(count)))
         await exchange.end()

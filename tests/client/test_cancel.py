@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from exec_client import AsyncClient, BadRequest, ClientClosed, Policy, ServiceFailed, Tags
+from exec_client import AsyncClient, BadRequest, Client, ClientClosed, Policy, ServiceFailed, Tags
 
 from .conftest import QUICK, until
-from .scripted_server import Cut, Exchange, Gate, ScriptedServer, answer, refuse
+from .scripted_server import Cut, Exchange, Gate, ScriptedServer, Unknown, answer, refuse
 
 LOST = {"status": "worker_lost", "blame": "infra", "retryable": True}
 MINE, OTHER = Tags(run="r", step=1), Tags(run="r", step=2)
@@ -160,3 +164,204 @@ async def test_cancel_that_always_fails_raises(server: ScriptedServer) -> None:
         with pytest.raises(ServiceFailed):
             await client.cancel(run="r")
     assert len(server.cancels) == 2
+
+
+# -- single calls of a request --------------------------------------------------------------------------------------------
+
+
+async def test_runs_that_are_cancelled_are_named_by_request_and_index_while_another_waits_for_the_request(
+    client: AsyncClient, server: ScriptedServer
+) -> None:
+    gate = Gate()
+    server.play(gate)
+    runs = [asyncio.create_task(client.run(f"c{number}")) for number in range(6)]
+    await until(lambda: len(server.requests) == 1)
+    for run in runs[:5]:
+        run.cancel()
+    await until(lambda: len(server.cancelled_calls) == 5)
+    request = server.requests[0].headers["x-request-id"]
+    assert sorted(server.cancelled_calls) == [(request, index) for index in range(5)]
+    assert len(server.cancels) == 1  # those of one turn together
+    gate.open()
+    assert (await runs[5]).stdout == "c5"
+
+
+async def test_each_tenants_calls_are_cancelled_as_that_tenants(client: AsyncClient, server: ScriptedServer) -> None:
+    server.play(server.hold)
+    runs = [asyncio.create_task(client.run("c", tenant=tenant)) for tenant in ("a", "b", "a", "b")]
+    await until(lambda: len(server.requests) == 1)
+    for run in runs[:3]:
+        run.cancel()
+    await until(lambda: len(server.cancelled_calls) == 3)
+    assert sorted((query["tenant"], query["index"]) for query in server.cancels) == [("a", "2"), ("b", "1")]
+
+
+async def test_many_cancelled_calls_are_named_in_queries_that_proxies_let_pass(server: ScriptedServer) -> None:
+    server.play(server.hold)
+    async with AsyncClient(server.url, policy=msgspec.structs.replace(QUICK, calls_per_request=1000)) as client:
+        runs = [asyncio.create_task(client.run("c")) for _ in range(600)]
+        await until(lambda: len(server.requests) == 1)
+        for run in runs[1:]:
+            run.cancel()
+        await until(lambda: len(server.cancelled_calls) == 599)
+        assert len(server.cancels) == 3
+
+
+async def test_nothing_is_asked_when_all_users_of_a_request_left(client: AsyncClient, server: ScriptedServer) -> None:
+    server.play(server.hold)
+    runs = [asyncio.create_task(client.run("c")) for _ in range(3)]
+    await until(lambda: len(server.requests) == 1)
+    for run in runs:
+        run.cancel()
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert server.cancels == []
+
+
+async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_request(
+    client: AsyncClient, server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses the query. When nobody waits for the rest of the request any more, the connection is closed."""
+
+    def unknown() -> int:
+        raise Unknown
+
+    answered = threading.Event()
+
+    async def answer_the_last(exchange: Exchange) -> None:
+        await exchange.start()
+        await until(answered.is_set, 30)
+        await exchange.result(2)
+        await exchange.disconnected()
+        server.given_up.release()
+
+    server.play(answer_the_last)
+    server.on_cancel = unknown
+    with caplog.at_level(logging.WARNING, "exec_client"):
+        runs = [asyncio.create_task(client.run(f"c{number}")) for number in range(3)]
+        await until(lambda: len(server.requests) == 1)
+        for count, run in enumerate(runs[:2], 1):
+            run.cancel()
+            await until(lambda count=count: len(server.cancels) == count)  # type: ignore[misc]
+        await until(lambda: bool(caplog.records))
+    answered.set()
+    assert (await runs[2]).stdout == "c2"
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert len([record for record in caplog.records if record.name == "exec_client"]) == 1
+    assert (await client.run("next")).stdout == "next"
+
+
+async def test_a_cancel_that_fails_is_sent_again_while_the_request_is_open(client: AsyncClient, server: ScriptedServer) -> None:
+    failures = iter([True, True])
+
+    def cut_twice() -> int:
+        if next(failures, False):
+            raise Cut
+        return 1
+
+    server.play(server.hold)
+    server.on_cancel = cut_twice
+    leaving, staying = (asyncio.create_task(client.run(code)) for code in ("a", "b"))
+    await until(lambda: len(server.requests) == 1)
+    leaving.cancel()
+    await until(lambda: len(server.cancels) == 3)
+    assert not staying.done()
+
+
+async def test_a_call_that_was_on_its_way_when_it_was_cancelled_by_tags_is_named_by_request_and_index(
+    client: AsyncClient, server: ScriptedServer
+) -> None:
+    """The service may not have had it when it looked at the tags; it remembers a request and an index."""
+    server.play(server.hold)
+    run = asyncio.create_task(client.run("a", tags=MINE))
+    await until(lambda: len(server.requests) == 1)
+    assert await client.cancel(run="r") == 0
+    await until(lambda: server.cancelled_calls == [(server.requests[0].headers["x-request-id"], 0)])
+    run.cancel()
+
+
+async def test_a_cancel_by_tags_outlives_the_task_that_asked_for_it(server: ScriptedServer) -> None:
+    answers = iter([Cut(), 1])
+
+    def fail_once() -> int:
+        told = next(answers)
+        if isinstance(told, Cut):
+            raise told
+        return told
+
+    server.on_cancel = fail_once
+    async with AsyncClient(server.url, policy=Policy(backoff_s=0.5)) as client:
+        cancelling = asyncio.create_task(client.cancel(run="r"))
+        await until(lambda: len(server.cancels) == 1)
+        cancelling.cancel()
+        await asyncio.wait({cancelling})
+        assert cancelling.cancelled()
+        await until(lambda: len(server.cancels) == 2)
+
+
+async def test_closing_the_client_waits_for_a_cancel_on_its_way(server: ScriptedServer) -> None:
+    answers = iter([Cut(), 1])
+
+    def fail_once() -> int:
+        told = next(answers)
+        if isinstance(told, Cut):
+            raise told
+        return told
+
+    server.on_cancel = fail_once
+    async with AsyncClient(server.url, policy=Policy(backoff_s=0.3)) as client:
+        cancelling = asyncio.create_task(client.cancel(run="r"))
+        await until(lambda: len(server.cancels) == 1)
+        cancelling.cancel()
+    assert len(server.cancels) == 2
+
+
+async def test_requests_of_a_client_with_a_request_id_of_its_own_can_be_told_apart(server: ScriptedServer) -> None:
+    async with AsyncClient(server.url, headers={"X-Request-Id": "job-7"}) as client:
+        for _ in range(2):
+            await client.run("a")
+    ids = [request.headers["x-request-id"] for request in server.requests]
+    assert len(set(ids)) == 2 and all(id.startswith("job-7/") and len(id) <= 128 for id in ids)
+
+
+def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request_with_others(server: ScriptedServer) -> None:
+    first, rest = Gate(), threading.Event()
+
+    async def quick_then_rest(exchange: Exchange) -> None:
+        await exchange.start()
+        await exchange.result(exchange.codes.index("quick"))
+        await until(rest.is_set, 30)
+        await exchange.result(exchange.codes.index("other"))
+        await exchange.disconnected()
+
+    server.play(first, quick_then_rest)
+    with Client(server.url, policy=msgspec.structs.replace(QUICK, connections=1, max_connections=1)) as client:
+        printed: list[str] = []
+        threads = [
+            threading.Thread(target=lambda code=code: printed.append(client.run(code).stdout)) for code in ("1", "other")
+        ]  # type: ignore[misc]
+        threads[0].start()
+        happens(lambda: len(server.requests) == 1)
+        threads[1].start()  # waits until the first request has ended, as do the two below
+        opening = threading.Thread(target=lambda: (happens(lambda: waiting_in(client) == 3), first.open()))
+        opening.start()
+        arrivals = client.as_completed(["quick", "slow"])
+        assert next(arrivals).stdout == "quick"
+        arrivals.close()
+        request = server.requests[1]
+        happens(lambda: server.cancelled_calls == [(request.headers["x-request-id"], request.codes.index("slow"))])
+        rest.set()
+        for thread in (*threads, opening):
+            thread.join()
+    assert sorted(printed) == ["1", "other"]
+
+
+def waiting_in(client: Client) -> int:
+    assert client._thread is not None and client._thread._client._outbox is not None
+    return len(client._thread._client._outbox._waiting)
+
+
+def happens(true: Callable[[], bool], patience_s: float = 10) -> None:
+    give_up = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)

@@ -115,7 +115,7 @@ class Echo:
     def __init__(self) -> None:
         self.closed = False
 
-    async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+    async def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
         for index, call in enumerate(calls):
             yield Result("ok", index=index, stdout=call.code)
 
@@ -130,7 +130,7 @@ class Echo:
 
 
 class Broken(Echo):
-    async def send(self, calls: Sequence[Call], timeout_s: float) -> AsyncGenerator[Result, None]:
+    async def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
         yield Result("ok", index=0)
         raise ZeroDivisionError("a bug")
 

@@ -7,12 +7,18 @@ from collections import Counter
 
 import pytest
 from cluster_harness import Cluster, Door
-from gateway_harness import problem, soon, until
+from gateway_harness import lines, problem, soon, until
 from redis_harness import MovedServer
 
-from exec_wire import Result
-from exec_wire.queue import LEASE_S, WorkerInfo
+from exec_client import AsyncClient
+from exec_wire import Call, Result, pack, unpack_result
+from exec_wire.queue import LEASE_S, Job, WorkerInfo
+from exec_wire.redis_link import Subscription
 from exec_wire.redis_queue import RedisQueue
+from loadtest.redis_server import RedisServer
+from worker.config import WorkerConfig
+from worker.consumer import Consumer
+from worker.echo import EchoPool
 
 
 async def settled(*doors: Door, workers: int) -> None:
@@ -156,6 +162,90 @@ async def test_a_tenants_cancellation_leaves_other_tenants_alone_everywhere(clus
     assert (await two.client.delete("/v1/calls", params={"run": "r", "tenant": "b"})).json() == {"cancelled": 0}
     worker.let_go.set()
     assert (await running).json()["status"] == "ok"
+
+
+async def test_a_cancelled_run_frees_its_slot_while_others_share_its_request(cluster: Cluster) -> None:
+    """Request and cancel go to different gateways."""
+    one, two, worker = await cluster.add_gateway(), await cluster.add_gateway(), await cluster.add_worker(slots=6)
+    await settled(one, two, workers=1)
+    async with AsyncClient(f"{one.client.base_url},{two.client.base_url}") as client:
+        runs = [soon(client.run("hold")) for _ in range(6)]
+        await until(lambda: len(worker.jobs) == 6)
+        for run in runs[:5]:
+            run.cancel()
+        await until(lambda: len(set(worker.cancelled)) == 5)
+        worker.let_go.set()
+        assert (await runs[5]).status == "ok"
+
+
+async def test_calls_are_cancelled_by_request_and_index_through_any_gateway(cluster: Cluster) -> None:
+    one, two, worker = await cluster.add_gateway(), await cluster.add_gateway(), await cluster.add_worker()
+    headers = {"x-request-id": "r"}
+    running = soon(one.client.post("/v1/batch", json={"calls": [{"code": "hold", "tenant": "a"}] * 3}, headers=headers))
+    await until(lambda: len(worker.jobs) == 3)
+    query = "request=r&index=0&index=2"
+    assert (await two.client.delete(f"/v1/calls?{query}&tenant=b")).json() == {"cancelled": 0}
+    assert (await two.client.delete(f"/v1/calls?{query}&tenant=a")).json() == {"cancelled": 2}
+    await until(lambda: len(worker.cancelled) == 2)
+    worker.let_go.set()
+    assert {result.index: result.status for result in lines(await running)} == {0: "cancelled", 1: "ok", 2: "cancelled"}
+
+
+async def test_a_cancel_that_comes_to_another_gateway_before_the_request_acts_when_that_comes(cluster: Cluster) -> None:
+    one, two, worker = await cluster.add_gateway(), await cluster.add_gateway(), await cluster.add_worker()
+    await settled(one, two, workers=1)
+    assert (await two.client.delete("/v1/calls?request=early&index=0")).json() == {"cancelled": 0}
+    answer = await one.client.post("/v1/run", json={"code": "say never"}, headers={"x-request-id": "early"})
+    assert answer.json()["status"] == "cancelled"
+    assert worker.codes == []
+
+
+async def test_a_worker_does_not_start_what_was_cancelled_before_it_was_handed_out(cluster: Cluster) -> None:
+    """The cancel is heard on another connection than the job comes on."""
+    gateway = RedisQueue(cluster.url).gateway("g")
+    await gateway.announce(False)
+    async with cluster.echo_worker("w1") as consumer:
+        await until(lambda: consumer._queue._notes._connection is not None)  # type: ignore[attr-defined]
+        assert await gateway.cancel(["job-1"]) == []
+        await asyncio.sleep(0.2)
+        payload = pack(Call("echo"))
+        await gateway.publish([Job("job-1", payload, 60_000, "g"), Job("job-2", payload, 60_000, "g")])
+        answers: dict[str, str] = {}
+        async with asyncio.timeout(10):
+            while len(answers) < 2:
+                answers |= {answer.id: unpack_result(answer.payload).status for answer in await gateway.receive()}
+    await gateway.leave()
+    assert answers == {"job-1": "cancelled", "job-2": "ok"}
+
+
+async def test_a_cancel_that_is_sent_while_the_workers_subscription_is_broken_acts_when_it_is_back(
+    own_server: RedisServer,
+) -> None:
+    queue = RedisQueue(own_server.url)
+    gateway = queue.gateway("g")
+    await gateway.announce(False)
+    async with Consumer("w", EchoPool(WorkerConfig(slots=2, echo_ms=120_000)), queue.worker("w")) as consumer:
+        await gateway.publish([Job(id, pack(Call("echo")), 200_000, "g") for id in ("cancelled", "goes-on")])
+        await until(lambda: len(consumer._running) == 2)
+        own_server.say("CLIENT", "KILL", "TYPE", "pubsub")
+        assert await gateway.cancel(["cancelled"]) == []
+        async with asyncio.timeout(20):
+            [answer] = await gateway.receive()
+        assert (answer.id, unpack_result(answer.payload).status) == ("cancelled", "cancelled")
+        await until(lambda: list(consumer._running) == ["goes-on"])
+    await gateway.leave()
+
+
+async def test_a_gateway_of_an_older_version_is_not_asked_to_cancel_by_request(cluster: Cluster) -> None:
+    """It would not know the field, take the selection for one without tags, and cancel everything of the tenant."""
+    one, _ = await cluster.add_gateway(), await cluster.add_gateway()
+    older = Subscription(cluster.url, [RedisQueue(cluster.url).asks])
+    await older.listen()
+    assert (await one.client.delete("/v1/calls?request=r&index=0")).json() == {"cancelled": 0}
+    assert (await one.client.delete("/v1/calls?run=r")).json() == {"cancelled": 0}
+    _, said = await older.message()
+    assert b"request" not in said
+    await older.close()
 
 
 async def test_a_caller_who_leaves_has_its_programs_killed(cluster: Cluster) -> None:

@@ -190,6 +190,22 @@ async def test_ids_tags_idempotency_keys_and_cancellation_are_the_tenants_own(se
     assert (await held).json()["status"] == "cancelled"
 
 
+async def test_calls_are_cancelled_by_request_only_with_their_tenants_key(service: Locked) -> None:
+    """Neither those that run nor those that come later."""
+    headers = service.as_("lab") | {"x-request-id": "same"}
+    held = soon(service.client.post("/v1/run", json={"code": "hold"}, headers=headers))
+    await until(lambda: len(service.worker.calls) == 1)
+    query = {"request": "same", "index": 0}
+    gone = await service.client.delete("/v1/calls", params=query, headers=service.as_("rival"))
+    assert gone.json() == {"cancelled": 0} and not held.done()
+    gone = await service.client.delete("/v1/calls", params=query, headers=service.as_("lab"))
+    assert gone.json() == {"cancelled": 1}
+    assert (await held).json()["status"] == "cancelled"
+    assert (await service.client.post("/v1/run", json={"code": "say x"}, headers=headers)).json()["status"] == "ok"
+    theirs = service.as_("rival") | {"x-request-id": "same"}
+    assert (await service.client.post("/v1/run", json={"code": "say x"}, headers=theirs)).json()["status"] == "cancelled"
+
+
 async def test_judging_and_verifying_run_as_the_keys_tenant(service: Locked) -> None:
     judge = {"code": "echo", "tests": [{"stdin": "1", "expected": "1"}] * 3}
     answer = await service.client.post("/v1/judge", json=judge, headers=service.as_("lab"))

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from service_harness import Service, mixed_case, until_no_program_runs, until_program_runs
+from service_harness import Service, mixed_case, serving, slots_in_use, until_no_program_runs, until_program_runs
 
 from exec_client import AsyncClient, Call, Client, Conflict, Limits, Result, Tags
+from loadtest.ports import free_port
 
 SLEEP = "import time\nprint('began', flush=True)\ntime.sleep(30)"
 LONG = Limits(wall_s=40, cpu_s=40)
@@ -107,6 +108,25 @@ async def test_cancelled_task_kills_its_program(service: Service, client: AsyncC
     with pytest.raises(asyncio.CancelledError):
         await task
     await until_no_program_runs(service)
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+async def test_five_of_six_cancelled_tasks_free_five_slots(transport: str) -> None:
+    port = free_port()
+    with serving("--grpc-port", str(port), slots=6) as service:
+        async with AsyncClient(service.url if transport == "http" else f"grpc://127.0.0.1:{port}") as client:
+            tasks = [asyncio.create_task(client.run(SLEEP, limits=LONG)) for _ in range(6)]
+            await until_program_runs(service, 6)
+            for task in tasks[:5]:
+                task.cancel()
+            async with asyncio.timeout(15):
+                while len(slots_in_use(service.block)) > 1:  # noqa: ASYNC110 - it happens in other processes
+                    await asyncio.sleep(0.02)
+            assert not tasks[5].done()
+            results = await asyncio.gather(*(client.run(f"print({number})") for number in range(5)))
+            assert [result.stdout for result in results] == [f"{number}\n" for number in range(5)]
+            tasks[5].cancel()
+        await until_no_program_runs(service, patience_s=15)
 
 
 @pytest.mark.parametrize("path", ["/v1/run", "/v1/batch", "/v1/batch?stream=false"])

@@ -14,7 +14,7 @@ from sandbox_harness import Lab, call_of, until
 
 from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, verdict
 from exec_wire.memory_queue import MemoryQueue
-from exec_wire.queue import Job
+from exec_wire.queue import LEASE_S, Job
 from worker.consumer import Consumer
 from worker.pool import Pool, SlotBusy, ZygoteLost
 
@@ -61,7 +61,7 @@ class Desk:
     """The gateway's side of a queue with one worker."""
 
     def __init__(self, queue: MemoryQueue, consumer: Consumer) -> None:
-        self._gateway = queue.gateway("g")
+        self._queue, self._gateway = queue, queue.gateway("g")
         self.consumer = consumer
         self._numbers = 0
 
@@ -87,6 +87,10 @@ class Desk:
 
     async def cancel(self, id: str) -> None:
         await self._gateway.cancel([id])
+
+    def tell_cancelled(self, *ids: str) -> None:
+        """As the queue does, whether or not the worker has these jobs."""
+        self._queue._cancels["w"].put(ids)
 
     async def workers(self) -> list[str]:
         return [info.id for info in await self._gateway.workers()]
@@ -185,6 +189,85 @@ async def test_cancelled_job_is_killed_and_answered_cancelled(real: tuple[Desk, 
     assert (result.status, result.blame) == ("cancelled", "client")
     assert lab.sandboxed_pids == []
     assert (await there.ask("print(1)")).stdout == "1\n"
+
+
+async def test_cancel_that_comes_before_its_job_was_taken_acts_when_it_is_taken() -> None:
+    pool = ScriptedPool()
+    async with desk(pool) as there:
+        there.tell_cancelled("job1", "of-another-worker")
+        await asyncio.sleep(0)
+        result = await there.ask()
+        assert (result.status, result.blame, pool.starts) == ("cancelled", "client", 0)
+        assert (await there.ask()).status == "ok"
+    assert pool.free_slots == 1
+
+
+async def test_cancel_that_comes_while_the_task_of_its_job_is_being_created_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ScriptedPool()
+    async with desk(pool) as there:
+        start = there.consumer._start
+
+        def start_cancelled(job: Job) -> None:
+            there.tell_cancelled(job.id)  # heard in this turn of the loop, before the new task's first step
+            start(job)
+
+        monkeypatch.setattr(there.consumer, "_start", start_cancelled)
+        async with asyncio.timeout(10):
+            result = await there.ask()
+        assert (result.status, pool.starts, pool.free_slots) == ("cancelled", 0, 1)
+
+
+async def test_program_that_is_cancelled_twice_is_answered_only_when_it_is_dead() -> None:
+    begun, dead = asyncio.Event(), asyncio.Event()
+
+    class SlowToDie(ScriptedPool):
+        async def run(self, call: Call, slot: int, remaining_s: float) -> Result:
+            begun.set()
+            try:
+                return await asyncio.Future()
+            except asyncio.CancelledError:
+                await dead.wait()
+                raise
+
+    pool = SlowToDie()
+    async with desk(pool) as there:
+        id = await there.send()
+        await begun.wait()
+        for _ in range(2):
+            there.tell_cancelled(id)
+            await asyncio.sleep(0.05)
+        assert pool.free_slots == 0
+        dead.set()
+        assert (await there.answers())[id].status == "cancelled"
+
+
+async def test_draining_worker_answers_what_is_cancelled_meanwhile() -> None:
+    begun = asyncio.Event()
+    async with desk(ScriptedPool(begun)) as there:
+        id = await there.send()
+        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(there.consumer.drain(30))
+        await asyncio.sleep(0.05)
+        await there.cancel(id)
+        async with asyncio.timeout(10):
+            assert (await there.answers())[id].status == "cancelled"
+            await draining
+
+
+async def test_program_whose_lease_lapsed_is_killed_when_its_call_is_cancelled() -> None:
+    """The job waits again for a worker, and the worker that was too slow to renew it still runs it."""
+    now = [1000.0]
+    queue = MemoryQueue(lambda: now[0])
+    async with Consumer("w", ScriptedPool(asyncio.Event()), queue.worker("w")) as consumer:  # type: ignore[arg-type]
+        there = Desk(queue, consumer)
+        id = await there.send()
+        await until(lambda: not consumer._pool.free_slots, "the program runs")
+        now[0] += LEASE_S + 1
+        queue._return_lapsed()
+        await there.cancel(id)
+        await until(lambda: bool(consumer._pool.free_slots), "the program was killed")
 
 
 async def test_draining_worker_finishes_what_runs() -> None:
