@@ -296,7 +296,7 @@ def serve(worker: socket.socket, options: RunnerOptions) -> None:
         log.error("the worker's connection is closed, it sent what it may not send: %s", error)
         _tell_failed(worker, {"failed": f"the runner does not allow this: {error}"})
     except TooWeak as error:
-        log.error("%s", error)
+        log.error("no zygote is started: %s", str(error).partition(";")[0])
         _tell_failed(worker, {"failed": str(error), "missing": error.missing})
     except (OSError, NotBuilt, uids.NoFreeUids) as error:
         log.error("the sandbox cannot be built: %s", error)
