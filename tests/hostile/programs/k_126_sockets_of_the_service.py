@@ -1,4 +1,4 @@
-# K 124: looks for the sockets of the runner, the worker and other zygotes, and talks to what it finds
+# K 126: looks for the sockets of the runner, the worker and other zygotes, and talks to what it finds
 # expect: status=ok
 import os
 import socket
