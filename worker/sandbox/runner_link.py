@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exec_wire import Tier
 from worker.sandbox import protocol
+from worker.sandbox.runner_options import RunnerOptions
+
+log = logging.getLogger("worker")
 
 CONFIGURE_S = 60.0
 JOIN_S, JOIN_PAUSE_S = 60.0, 0.2  # the containers of a pod start in any order
@@ -49,11 +54,18 @@ class Leaf(NamedTuple):
             os.close(fd)
 
 
-def _close_late(future: asyncio.Future[tuple[dict[str, Any], list[int]]]) -> None:
+Answer = asyncio.Future[tuple[dict[str, Any], list[int]]]
+
+
+def _close_late(future: Answer) -> None:
     """The answer came when nobody waited for it any more."""
     if not future.cancelled() and future.exception() is None:
-        for fd in future.result()[1]:
-            os.close(fd)
+        close_all(future.result()[1])
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 class RunnerLink:
@@ -67,16 +79,17 @@ class RunnerLink:
         self.steps: list[str] = []
         self.missing: dict[str, str] = {}
         self.languages: dict[str, str] = {}
-        self._answers: dict[str, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        # By what was asked, in the order of asking: the runner answers in that order, also what nobody waits for any more.
+        self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
 
     @classmethod
-    def start(cls, packages: Path) -> RunnerLink:
+    def start(cls, options: RunnerOptions) -> RunnerLink:
         """A runner of our own, with nothing of this process's environment but what it needs to find its code."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).parents[2]
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(theirs.fileno()), "--packages", str(packages)],
+                [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(theirs.fileno()), *options.arguments()],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(root)},
@@ -119,11 +132,12 @@ class RunnerLink:
     def retire(self, number: int) -> None:
         self._tell({"retire": number})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: dict[str, Any]) -> bool:
         try:
             protocol.send_message(self._link, message)
         except OSError:
-            pass  # the runner is gone, and the zygote with it: `_read` sees it
+            return False  # the runner is gone, and the zygote with it: `_read` sees it
+        return True
 
     async def place(self, index: int) -> Place:
         """The control group of a session. Its descriptors are the caller's."""
@@ -139,8 +153,10 @@ class RunnerLink:
     async def _ask(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
         if self.lost.is_set():
             raise SandboxUnavailable("the runner ended")
-        future = self._answers[name] = asyncio.get_running_loop().create_future()
-        self._tell(message)
+        if not self._tell(message):
+            raise SandboxUnavailable("the runner does not take messages")
+        future: Answer = asyncio.get_running_loop().create_future()
+        self._answers[name].append(future)
         try:
             words, fds = await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
         except (TimeoutError, asyncio.CancelledError):
@@ -164,21 +180,31 @@ class RunnerLink:
         if "zygote" in message and fds:
             self._on_zygote(message["zygote"]["number"], message["zygote"]["profile"], socket.socket(fileno=fds[0]))
         elif "place" in message or "leaf" in message:
-            name = next(f"{kind} {message[kind]}" for kind in ("place", "leaf") if kind in message)
-            self._answers.pop(name).set_result((message, fds))
-        elif "ready" in message:
+            self._answer(message, fds)
+        elif "ready" in message and not self._configured.done():
             self._configured.set_result(message["ready"])
         elif "failed" in message:
-            self._fail(message["failed"])
+            if self._configured.done():
+                log.error("the runner gives up: %s", message["failed"])
+            self._fail(message["failed"], message.get("missing"))
 
-    def _fail(self, words: str) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(SandboxUnavailable(words))
-                answer.exception()  # somebody may have stopped waiting
+    def _answer(self, message: dict[str, Any], fds: list[int]) -> None:
+        name = next(f"{kind} {message[kind]}" for kind in ("place", "leaf") if kind in message)
+        waiting = self._answers.get(name)
+        if not waiting:
+            close_all(fds)  # it was not asked for
+            return
+        waiting.popleft().set_result((message, fds))
+        if not waiting:
+            del self._answers[name]
+
+    def _fail(self, words: str, missing: dict[str, str] | None = None) -> None:
+        for answer in (answer for waiting in self._answers.values() for answer in waiting):
+            answer.set_exception(SandboxUnavailable(words))
+            answer.exception()  # somebody may have stopped waiting
         self._answers.clear()
         if not self._configured.done():
-            self._configured.set_exception(SandboxUnavailable(words))
+            self._configured.set_exception(SandboxUnavailable(words, missing))
 
     async def close(self, patience_s: float = 10.0) -> None:
         """Let the runner go: it kills what runs and removes what it made."""

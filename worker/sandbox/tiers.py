@@ -53,3 +53,9 @@ def missing_for(layers: list[str], wanted: Tier) -> list[str]:
     """Which layers stand between what is there and a tier, in the order of ALL_LAYERS."""
     needed = _NEEDED.get(wanted, set())
     return [layer for layer in ALL_LAYERS if layer in needed and layer not in layers]
+
+
+def shortfall(tier: Tier, wanted: Tier, layers: list[str], missing: dict[str, str]) -> str:
+    """Words for an operator whose machine does not reach the tier that is wanted: what is missing, why, and what to do."""
+    lacking = [f"{layer} ({missing.get(layer, 'not there')}): {REMEDY.get(layer, '')}" for layer in missing_for(layers, wanted)]
+    return f"tier {wanted} is required and this is tier {tier}; missing is\n  " + "\n  ".join(lacking)

@@ -1,21 +1,32 @@
-"""Blocks of user ids, one per runner, so that two services on one host never share one.
+"""Blocks of user ids, one per runner, so that two services on one host never share one; and who may be killed.
 
-A block is held by a lock on a file and named by its first uid. The lock goes with its owner, however that ends; whoever takes a
-block next first kills and removes what the last owner left.
+A block is held by a lock on a file and named by its first uid. The rule: processes are killed only under the uids of a block
+that was taken. A block can be taken if it lies between fixed bounds, if no user of this machine has a uid in it, and if no
+process runs under its uids. Only then its lock file is marked. The lock goes with its owner, however that ends; an owner that
+ends in order removes the file. So a marked file that nobody holds is a dead owner's, and what runs under its uids is what that
+owner left.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from worker.sandbox import kernel
+
+log = logging.getLogger("runner")
 
 BLOCK_SIZE = 1024
 BLOCKS = 512
 DEFAULT_BASE = 2_000_000_000  # beyond the ranges that distributions and systemd hand out
+LEAST_UID = 100_000  # below are the users and services of a machine
+LEAST_MAPPED_UID = 32_768  # the same in a user namespace of our own: that of a pod ends at 65,535
+MOST_BASE = 2**32 - 1 - BLOCK_SIZE  # the last uid means "none" to the kernel
 STATE_FOLDER = Path("/run/exec-service")
 
 
@@ -26,9 +37,9 @@ class NoFreeUids(Exception):
 class UidBlock:
     """`root` is the jail's uid 0; `first` to `first + capacity - 1` belong to sandboxes."""
 
-    def __init__(self, base: int, lock_fd: int) -> None:
+    def __init__(self, base: int, lock: Path, lock_fd: int) -> None:
         self.base = base
-        self._lock_fd = lock_fd
+        self._lock, self._lock_fd = lock, lock_fd
         self.root, self.first, self.capacity = base, base + 1, BLOCK_SIZE - 1
 
     @property
@@ -39,57 +50,131 @@ class UidBlock:
     def uids(self) -> range:
         return range(self.base, self.base + BLOCK_SIZE)
 
+    @property
+    def is_marked(self) -> bool:
+        return os.fstat(self._lock_fd).st_size > 0
+
+    def mark(self) -> None:
+        os.pwrite(self._lock_fd, b"taken\n", 0)
+
     def release(self) -> None:
+        """Nothing is left of what ran here."""
+        self._lock.unlink(missing_ok=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """Something is left: the next runner removes it."""
         os.close(self._lock_fd)
 
 
 def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBlock:
+    """The first block from `base` on that is free. What a dead owner left to run under its uids is killed."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for number in range(BLOCKS):
-        first = base + number * BLOCK_SIZE
-        fd = os.open(folder / f"uids-{first}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+    refused = ""
+    for first in range(base, base + BLOCKS * BLOCK_SIZE, BLOCK_SIZE):
+        if why := refusal(first):
+            refused = why
             continue
-        block = UidBlock(first, fd)
-        kill_all_of(block.uids)
+        if (block := _hold(first, folder, os.O_CREAT)) is None:
+            continue
+        if block.is_marked:
+            kill_all_of(block.uids)
+        elif foreign := list(processes_of(block.uids)):
+            block.release()
+            refused = f"processes {foreign} run under uids of {first}-{first + BLOCK_SIZE - 1} and are not ours"
+            log.warning("uid block %s is left alone: %s", first, refused)
+            continue
+        block.mark()
         return block
-    raise NoFreeUids(f"all {BLOCKS} uid blocks from {base} on are in use; see {folder}")
+    raise NoFreeUids(f"none of {BLOCKS} uid blocks from {base} on is free; see {folder}{refused and f' ({refused})'}")
 
 
-def mapped_base(base: int, maps: str) -> int:
-    """`base`, or where our user namespace does not reach so high, the upper half of what it has: that of a pod ends at 65,535.
-
-    `maps` is the text of /proc/self/uid_map.
-    """
-    ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in maps.splitlines())]
-    if any(first <= base and base + BLOCK_SIZE <= first + count for first, count in ranges):
-        return base
-    first, count = max(ranges, key=lambda ids: ids[1])
-    return first + count // 2
-
-
-def abandoned_blocks(folder: Path = STATE_FOLDER) -> Iterator[UidBlock]:
-    """Blocks whose owner is dead; each is held while the caller cleans it, and free afterwards."""
+def sweep_abandoned(sweep: Callable[[UidBlock], None], folder: Path = STATE_FOLDER) -> None:
+    """Have `sweep` clean each block whose owner is dead; it is held meanwhile and free afterwards."""
     for lock in folder.glob("uids-*.lock"):
-        first = int(lock.stem.removeprefix("uids-"))
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+        number = lock.stem.removeprefix("uids-")
+        if not number.isdecimal() or refusal(int(number)):
             continue
-        block = UidBlock(first, fd)
+        if (block := _hold(int(number), folder, 0)) is None:
+            continue
         try:
-            yield block
-        finally:
+            if block.is_marked:
+                sweep(block)
+        except (OSError, NoFreeUids) as error:
+            log.warning("what the last owner of uid block %s left cannot be removed: %s", block.base, error)
+            block.leave()
+        else:
             block.release()
 
 
+def _hold(first: int, folder: Path, flags: int) -> UidBlock | None:
+    """Lock this block's file; None if somebody else holds it, or has just removed it."""
+    lock = folder / f"uids-{first}.lock"
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), lock.lstat()):
+            return UidBlock(first, lock, fd)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    return None
+
+
+def refusal(first: int) -> str:
+    """Why the block from this uid on must not be used, whoever runs there; empty if it may be."""
+    last = first + BLOCK_SIZE - 1
+    if first < least_uid() or first > MOST_BASE:
+        return f"uids {first}-{last} are not between {least_uid()} and {MOST_BASE + BLOCK_SIZE - 1}"
+    if not any(start <= first and last < start + count for start, count in _mapped(Path("/proc/self/uid_map").read_text())):
+        return f"uids {first}-{last} are not in our user namespace"
+    for name, start, count in _accounts():
+        if start <= last and first < start + count:
+            return f"uids {first}-{last} belong to {name}"
+    return ""
+
+
+def least_uid() -> int:
+    return LEAST_UID if kernel.root_is_root() else LEAST_MAPPED_UID
+
+
+def _accounts() -> Iterator[tuple[str, int, int]]:
+    """Who has uids on this machine: a name, the first one, how many."""
+    for file, uid, count in (("/etc/passwd", 2, None), ("/etc/subuid", 1, 2)):
+        try:
+            lines = Path(file).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        for parts in (line.split(":") for line in lines):
+            numbers = [parts[i] if len(parts) > i else "" for i in (uid, count) if i is not None]
+            if all(number.isdecimal() for number in numbers):
+                yield f"{parts[0]} in {file}", int(numbers[0]), int(numbers[1]) if count else 1
+
+
+def _mapped(maps: str) -> list[tuple[int, int]]:
+    return [(int(first), int(count)) for first, _, count in (line.split() for line in maps.splitlines())]
+
+
+def mapped_base(base: int, maps: str) -> int | None:
+    """`base`, or where our user namespace does not reach so high, the upper half of what it has; None if that is too little.
+
+    `maps` is the text of /proc/self/uid_map.
+    """
+    ranges = _mapped(maps)
+    if any(first <= base and base + BLOCK_SIZE <= first + count for first, count in ranges):
+        return base
+    first, count = max(ranges, key=lambda ids: ids[1])
+    middle = first + count // 2
+    return middle if middle >= LEAST_MAPPED_UID and count // 2 >= BLOCK_SIZE else None
+
+
 def kill_all_of(uids: range, patience_s: float = 5.0) -> None:
-    """Kill every process that runs under one of these uids, and see them gone."""
+    """Kill every process that runs under one of these uids, and see them gone. The uids are those of a block that was taken."""
+    if uids.start < least_uid():
+        raise NoFreeUids(f"uids {uids.start}-{uids.stop - 1} are not a sandbox's: nothing was killed")
     give_up = time.monotonic() + patience_s
     while pids := list(processes_of(uids)):
         for pid in pids:

@@ -15,7 +15,7 @@ HEAP_MOST = 1 << 30  # address space, not memory
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    sys.path[0:0] = ["/tmp", settings["own_code"]]
+    sys.path.insert(0, settings["own_code"])
     from worker.sandbox.inside import _zygote
 
     _zygote.use_huge_pages(HEAP_MOST)
@@ -31,7 +31,8 @@ def main() -> None:
     os.environ["MPLCONFIGDIR"] = f"{folder}/.matplotlib"
     warmup.warm_up(settings["imports"], settings["packages"])
     os.environ["MPLCONFIGDIR"] = "/tmp/.matplotlib"
-    sys.path_importer_cache.pop("/tmp", None)  # what is in there is each program's own
+    sys.path.insert(0, "/tmp")  # each program's own; only now, for without a jail it is the machine's, where anybody can write
+    sys.path_importer_cache.pop("/tmp", None)
     if layers & _zygote.LAYER_PIDNS:
         close_user_namespaces(_zygote)
         _zygote.forbid_dumps()
@@ -45,8 +46,8 @@ def main() -> None:
     )
     program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS, own_pids=bool(layers & _zygote.LAYER_PIDNS))
     rules = [tuple(rule) for rule in settings["landlock"]]
-    foreign_processes, faults = settings["foreign_processes"], settings["faults"]
-    arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], foreign_processes, faults
+    more = settings["foreign_processes"], settings["faults"], *settings["uids"]
+    arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], *more
     gc.collect()
     gc.freeze()
     program.run(_zygote.serve(*arguments))

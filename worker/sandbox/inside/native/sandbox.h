@@ -38,6 +38,7 @@ struct house { /* what all programs of one zygote share */
     int filter_error;         /* if the zygote's could not be put on */
     struct progress *progress; /* MAP_SHARED, one per slot */
     int faults;                /* honour ask.fail_step */
+    int64_t first_uid, last_uid; /* of programs; a slot with another uid is refused */
     int64_t base_address_space;
 };
 

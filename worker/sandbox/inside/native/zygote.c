@@ -571,6 +571,10 @@ static int receive(struct ask *ask, int *fd, int most) {
 /* ASK_SLOT: wall_ns carries the uid, cpu_s a bit per descriptor that is present. */
 static void learn_slot(struct ask *ask, int *fd) {
     struct slot *s = &book->slots[ask->slot];
+    if (house.layers & LAYER_UID && (ask->wall_ns < house.first_uid || ask->wall_ns > house.last_uid)) {
+        close_all(fd, SLOT_FDS); /* a worker cannot choose whom a program runs as */
+        return;
+    }
     if (s->state == SLOT_FREE) /* a session's place, in which nothing could be started last time */
         close_all(s->cgroup, SLOT_FDS);
     s->uid = ask->wall_ns;
@@ -832,8 +836,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     const char *early, *late, *scratch;
     Py_ssize_t early_bytes, late_bytes;
     PyObject *rules;
-    if (!PyArg_ParseTuple(args, "iIO!y#y#sLp", &control_fd, &house.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
-                          &late_bytes, &scratch, &house.foreign_processes, &house.faults))
+    if (!PyArg_ParseTuple(args, "iIO!y#y#sLpLL", &control_fd, &house.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
+                          &late_bytes, &scratch, &house.foreign_processes, &house.faults, &house.first_uid, &house.last_uid))
         return NULL;
     if (read_rules(rules))
         return NULL;
