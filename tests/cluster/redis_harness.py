@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+from typing import Any
 
 import pytest
 
-from loadtest import moved_clock
+from loadtest import moved_clock, redis_server
 from loadtest.redis_server import NoServer, find_server
 
 
@@ -19,6 +21,18 @@ def need_redis() -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+@functools.cache
+def server_params() -> list[Any]:
+    """The paths of all servers, named by their versions such as `redis-7.0.15`; a name alone where there is none."""
+    params = [pytest.param(path, id=_name(redis_server.version(path))) for path in redis_server.servers()]
+    return params or [pytest.param("", id="no server")]
+
+
+def _name(version: str) -> str:
+    kind, _, number = version.partition(" server v=")
+    return f"{kind.lower()}-{number}"
 
 
 class MovedServer(moved_clock.MovedServer):
