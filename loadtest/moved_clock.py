@@ -36,9 +36,9 @@ class MovedClock:
 class MovedServer(RedisServer):
     """A server in a time of its own."""
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self) -> None:
         self.clock = MovedClock()
-        super().__init__(environment=self.clock.environment, path=path, hz="500")
+        super().__init__(environment=self.clock.environment, hz="500")
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()

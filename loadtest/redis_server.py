@@ -58,23 +58,18 @@ def servers() -> list[str]:
     return list(there.values())
 
 
-def version(path: str = "") -> str:
+def version() -> str:
     """Of the server that would be started, such as `Valkey server v=9.1.2`."""
-    words = subprocess.run([path or find_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    words = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
     return words.partition(" sha")[0].strip()
 
 
 class RedisServer:
-    """`options` are lines of its configuration, by name. It can be stopped and started again on the same port.
+    """`options` are lines of its configuration, by name. It can be stopped and started again on the same port."""
 
-    `path`: of the program; `find_server` chooses one if there is none.
-    """
-
-    def __init__(
-        self, port: int = 0, environment: Mapping[str, str] | None = None, path: str | None = None, **options: str
-    ) -> None:
+    def __init__(self, port: int = 0, environment: Mapping[str, str] | None = None, **options: str) -> None:
         self.port = port or free_port()
-        self._path = path or find_server()
+        self._path = find_server()
         self._environment = {**os.environ, **(environment or {})}
         self._options = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "loglevel": "warning", **options}
         self._folder = Path(tempfile.mkdtemp(prefix="exec-redis-"))

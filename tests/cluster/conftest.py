@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 sys.path.append(str(Path(__file__).parents[1] / "worker"))  # for what needs a real sandbox
 
 from cluster_harness import Cluster, cluster_on
-from redis_harness import MovedServer, need_redis, server_params
+from redis_harness import MovedServer, chosen, server_params
 
 from loadtest.redis_server import RedisServer
 
@@ -32,10 +32,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def redis_path(request: pytest.FixtureRequest) -> str:
-    need_redis()
-    path: str = request.param
-    return path
+def redis_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    with chosen(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +45,8 @@ def moved_server_at() -> Iterator[Callable[[str], MovedServer]]:
 
         def at(path: str) -> MovedServer:
             if path not in servers:
-                servers[path] = stack.enter_context(MovedServer(path))
+                with chosen(path):
+                    servers[path] = stack.enter_context(MovedServer())
             return servers[path]
 
         yield at
@@ -60,7 +60,7 @@ def moved_server(moved_server_at: Callable[[str], MovedServer], redis_path: str)
 @pytest.fixture
 def own_server(redis_path: str) -> Iterator[RedisServer]:
     """A server of the test's own, to be broken."""
-    with RedisServer(path=redis_path) as server:
+    with RedisServer() as server:
         yield server
 
 

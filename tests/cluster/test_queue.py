@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
-from redis_harness import MovedServer, need_redis, server_params
+from redis_harness import MovedServer, server_params
 
 from exec_wire import Call, pack, unpack_result
 from exec_wire.memory_queue import MemoryQueue
@@ -91,8 +91,6 @@ MEMORY = "in memory"
 @pytest.fixture(params=[pytest.param(MEMORY, id="memory"), *server_params()])
 async def bench(request: pytest.FixtureRequest, moved_server_at: Callable[[str], MovedServer]) -> AsyncIterator[Bench]:
     path: str = request.param
-    if path != MEMORY:
-        need_redis()
     async with memory_bench() if path == MEMORY else redis_bench(moved_server_at(path)) as bench:
         yield bench
 

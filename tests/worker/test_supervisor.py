@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from exec_wire.queue import QueueAway
-from exec_wire.supervisor import MOST_FAILURES, Supervisor, TaskKeepsFailing, stop
+
+MOST_FAILURES = 5
 
 
-async def watch(run: Callable[[], Awaitable[None]], until: Callable[[Supervisor], bool]) -> Supervisor:
+async def watch(run: Callable[[], Awaitable[None]], until: Callable[[Any], bool]) -> Any:
+    from exec_wire.supervisor import Supervisor, stop
+
     supervisor = Supervisor()
 
     async def task() -> None:
@@ -70,12 +74,14 @@ async def test_an_unavailable_queue_is_no_failure(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_task_that_keeps_failing_is_given_up_and_told() -> None:
+    from exec_wire import supervisor as module
+
     told = 0
 
     async def run() -> None:
         raise ZeroDivisionError("again")
 
-    supervisor = Supervisor()
+    supervisor = module.Supervisor()
 
     def tell() -> None:
         nonlocal told
@@ -86,9 +92,9 @@ async def test_a_task_that_keeps_failing_is_given_up_and_told() -> None:
     async with asyncio.timeout(30):
         while supervisor.failures["mine"] <= MOST_FAILURES:  # noqa: ASYNC110 - it goes on all the same
             await asyncio.sleep(0.005)
-    await stop([task])
+    await module.stop([task])
     assert told == 1 and "mine" in supervisor.gave_up_because and supervisor.is_failing("mine")
-    with pytest.raises(TaskKeepsFailing, match="ZeroDivisionError: again"):
+    with pytest.raises(module.TaskKeepsFailing, match="ZeroDivisionError: again"):
         supervisor.check()
 
 
