@@ -1,7 +1,8 @@
 #!/bin/sh
 # Fetches what the tests of the web page and of the metrics look with, once: Chromium (Debian and Ubuntu, as root, into the
 # system) and Prometheus with promtool (Debian's, unpacked into .tools; nothing is started). Where that cannot be done it says so
-# and ends well: those tests are skipped then, or fail in CI.
+# and ends well: those tests are skipped then, or fail in CI. Also Debian's Redis (as root), so that the cluster is tested on it
+# beside the server that pip brings.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -28,11 +29,26 @@ get_prometheus() {
     rm -rf .tools/download
 }
 
+get_redis() {
+    command -v redis-server >/dev/null && return
+    server=.tools/debian/usr/bin/redis-server
+    [ ! -x "$server" ] || return 0
+    if [ "$(id -u)" != 0 ]; then say "no redis-server: the cluster is tested with another server only (apt-get install redis-server)"; return; fi
+    say "installing Redis for the tests of a cluster"
+    # The package redis-server would start a service. The program itself is in redis-tools, by another name: it is a server if
+    # it is called one.
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-tools >/dev/null || { say "that failed"; return; }
+    mkdir -p .tools/debian/usr/bin
+    ln -sf "$(command -v redis-check-rdb)" "$server"
+    "$server" --version >/dev/null || { say "that failed"; rm "$server"; }
+}
+
 if ! command -v apt-get >/dev/null; then
-    say "neither Chromium nor Prometheus are fetched here (no apt-get); put chromium, prometheus and promtool on PATH to have their tests run"
+    say "Chromium, Prometheus and Redis are not fetched here (no apt-get); put chromium, prometheus, promtool and redis-server on PATH to have their tests run"
     exit 0
 fi
 # A fresh container has no lists of packages.
 if [ "$(id -u)" = 0 ] && [ -z "$(apt-cache policy prometheus 2>/dev/null)" ]; then apt-get update -qq; fi
 get_chromium
 get_prometheus
+get_redis

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="exec-service",
         description="Runs programs in sandboxes, for agentic RL.",
         epilog="Settings come from EXEC_* variables too, see docs/configuration.md. Exit codes: 0 all well, 2 wrong usage, "
-        "69 not available here, 75 our fault (try again); `run` ends as its program did.",
+        "69 not available here, 70 a task of ours kept failing, 75 our fault (try again); `run` ends as its program did.",
     )
     parser.add_argument("--version", action="version", version=f"exec-service {package_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -226,6 +226,7 @@ def run_up(options: argparse.Namespace) -> int:
     from exec_service.guard import BindRefused
     from exec_service.logs import log_json_lines
     from exec_service.up import up
+    from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
     from worker.config import WorkerConfig
 
     log_json_lines(sys.stderr, logging.WARNING)
@@ -249,6 +250,8 @@ def run_up(options: argparse.Namespace) -> int:
         return fail(f"{error}. Another port: exec-service up --port 9000 (or make run PORT=9000)", EXIT_UNAVAILABLE)
     except (ConfigError, BindRefused) as error:
         return fail(str(error), EXIT_USAGE)
+    except TaskKeepsFailing as error:
+        return fail(str(error), EXIT_TASK_FAILED)
     return 0
 
 
@@ -414,6 +417,7 @@ def _run_part(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
     from exec_service.config import ConfigError
     from exec_service.guard import BindRefused
     from exec_service.logs import log_json_lines
+    from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
     from worker.sandbox.runner_link import SandboxUnavailable
 
     log_json_lines(sys.stderr, logging.WARNING)
@@ -423,6 +427,8 @@ def _run_part(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
         return fail(str(error), EXIT_UNAVAILABLE)
     except (ConfigError, BindRefused) as error:
         return fail(str(error), EXIT_USAGE)
+    except TaskKeepsFailing as error:
+        return fail(str(error), EXIT_TASK_FAILED)
     return 0
 
 

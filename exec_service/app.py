@@ -14,8 +14,9 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -50,6 +51,7 @@ from exec_service.validate import Validator
 from exec_service.waiting import same_weight
 from exec_service.web_page import page_routes
 from exec_wire.queue import GatewayQueue, QueueAway
+from exec_wire.supervisor import Supervisor
 
 log = logging.getLogger("exec_service")
 
@@ -67,16 +69,19 @@ class GrpcPortTaken(PortTaken):
 class Gateway:
     """One gateway: an async context manager that starts and stops its tasks. Needs nothing but its end of a queue."""
 
-    def __init__(self, config: GatewayConfig, queue: GatewayQueue) -> None:
+    def __init__(self, config: GatewayConfig, queue: GatewayQueue, supervisor: Supervisor | None = None) -> None:
         self.config = config
+        self.supervisor = supervisor or Supervisor()
+        self.supervisor.on_give_up(self._give_up)
         self.metrics = Metrics()
+        self.metrics.watch_tasks(self.supervisor, queue)
         self._queue = queue
         if config.otlp_endpoint:
             self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor)
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
         weight_of = self.keys.weight if self.keys is not None else same_weight
-        self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of)
+        self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of, supervisor=self.supervisor)
         self.desk = Desk(config, queue, self.fleet, self.dispatch, self.metrics)
         self._door_tasks: set[asyncio.Task[None]] = set()
         self.jobs = JobDesk(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
@@ -88,11 +93,15 @@ class Gateway:
             self.metrics,
             self.desk,
             self._door_tasks,
+            self.supervisor,
             keys=self.keys,
             cluster=self.cluster,
             jobs=self.jobs,
         )
-        self._tasks: list[asyncio.Task[NoReturn]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _give_up(self) -> None:
+        self.not_ready_because = f"shutting down: {self.supervisor.gave_up_because}"
 
     async def __aenter__(self) -> Gateway:
         try:
@@ -100,10 +109,10 @@ class Gateway:
         except QueueAway as away:
             self.dispatch.queue_is(str(away))
         dispatch = self.dispatch
-        refresh = self.fleet.refresh_forever(lambda: bool(dispatch.waiting), dispatch.look_again)
-        self._tasks.append(asyncio.create_task(refresh))
+        refresh = partial(self.fleet.refresh_forever, lambda: bool(dispatch.waiting), dispatch.look_again)
+        self._tasks.append(self.supervisor.start("fleet", refresh))
         if self.keys is not None:
-            self._tasks.append(asyncio.create_task(self.keys.reread_forever()))
+            self._tasks.append(self.supervisor.start("keys", self.keys.reread_forever))
         self.dispatch.start()
         return self
 
@@ -111,7 +120,7 @@ class Gateway:
         """Hand the chunks of bulk jobs to those at the other end of `line` from now on. Needs a folder of jobs."""
         assert self.jobs is not None
         self.jobs.keeper = Keeper(self.jobs.store, line, self.config.jobs_keep_s)
-        self._tasks.append(asyncio.create_task(self.jobs.keeper.keep_forever()))
+        self._tasks.append(self.supervisor.start("jobs", self.jobs.keeper.keep_forever))
 
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.stop()
@@ -144,6 +153,7 @@ def build_app(
     metrics: Metrics,
     desk: Desk,
     door_tasks: set[asyncio.Task[None]],
+    supervisor: Supervisor,
     *,
     keys: Keys | None = None,
     cluster: bool = False,
@@ -160,7 +170,7 @@ def build_app(
     validator = Validator(fleet, config.max_calls_per_request)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(session_routes(config, dispatch, validator, desk))
-    house = House(config, dispatch, validator, fleet, metrics, desk, door_tasks)
+    house = House(config, dispatch, validator, fleet, metrics, desk, door_tasks, supervisor)
     doors = door_routes(house)
     app.router.routes.extend(route for routes in doors.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))

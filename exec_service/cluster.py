@@ -21,6 +21,7 @@ from exec_service.up import prove, say, stop_on_signals, unless
 from exec_service.worker_metrics import WorkerMetrics
 from exec_wire.redis_link import where
 from exec_wire.redis_queue import RedisQueue
+from exec_wire.supervisor import Supervisor
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool
@@ -32,17 +33,20 @@ WORKER = "exec-service: worker {name} takes calls: {slots} slots, sandbox tier {
 
 
 async def run_gateway(config: GatewayConfig) -> None:
-    """Serve until a signal comes. Raises `ConfigError`, `BindRefused` or `PortTaken`, with words for the user."""
-    queue, name, stop = open_queue(config.redis), own_name(), stop_on_signals()
-    gateway = Gateway(config, queue.gateway(name))
+    """Serve until a signal comes. Raises `ConfigError`, `BindRefused` or `PortTaken`, with words for the user; at the end
+    `TaskKeepsFailing` if that was the reason to stop."""
+    queue, name, stop, supervisor = open_queue(config.redis), own_name(), stop_on_signals(), Supervisor()
+    supervisor.on_give_up(stop.set)
+    gateway = Gateway(config, queue.gateway(name), supervisor)
     door = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))
-    async with gateway, side_door(door, config.metrics_host, config.metrics_port) as side:
+    async with gateway, side_door(door, config.metrics_host, config.metrics_port, supervisor) as side:
         if gateway.jobs is not None:
             from exec_service.jobs_celery import CeleryLine  # Celery takes a while to load, and is not always wanted
 
             gateway.keep_jobs(CeleryLine(config.redis))
         words = GATEWAY.format(name=name, url="{}", queue=where(config.redis), side=side)
         await serve(gateway, stop=stop, listening=lambda url: say(words.format(url)))
+    supervisor.check()
 
 
 def not_ready_because(gateway: Gateway) -> str:
@@ -54,35 +58,37 @@ def not_ready_because(gateway: Gateway) -> str:
 
 
 async def run_worker(config: WorkerConfig) -> None:
-    """Work until a signal comes. Raises `ConfigError`, `PortTaken` or `SandboxUnavailable`, with words for the user."""
-    queue, name, stop = open_queue(config.redis), own_name(), stop_on_signals()
+    """Work until a signal comes. Raises `ConfigError`, `PortTaken` or `SandboxUnavailable`, with words for the user; at the
+    end `TaskKeepsFailing` if that was the reason to stop."""
+    queue, name, stop, supervisor = open_queue(config.redis), own_name(), stop_on_signals(), Supervisor()
+    supervisor.on_give_up(stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        pool = await _pool(config, stack, stop)
+        pool = await _pool(config, stack, stop, supervisor)
         if pool is None:
-            return
-        sessions = await stack.enter_async_context(Sessions(name, pool)) if isinstance(pool, Pool) else None
-        consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions))
-        door = SideDoor(WorkerMetrics(pool, consumer).text, lambda: _cannot_work_because(pool, consumer))
-        side = await stack.enter_async_context(side_door(door, config.metrics_host, config.metrics_port))
+            return supervisor.check()
+        sessions = await stack.enter_async_context(Sessions(name, pool, supervisor)) if isinstance(pool, Pool) else None
+        consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions, supervisor))
+        metrics = WorkerMetrics(pool, consumer, supervisor)
+        door = SideDoor(metrics.text, lambda: supervisor.gave_up_because or _cannot_work_because(consumer))
+        side = await stack.enter_async_context(side_door(door, config.metrics_host, config.metrics_port, supervisor))
         say(WORKER.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), side=side))
         await stop.wait()
         await consumer.drain(config.drain_s)
+    supervisor.check()
 
 
-async def _pool(config: WorkerConfig, stack: contextlib.AsyncExitStack, stop: asyncio.Event) -> Pool | EchoPool | None:
+async def _pool(
+    config: WorkerConfig, stack: contextlib.AsyncExitStack, stop: asyncio.Event, supervisor: Supervisor
+) -> Pool | EchoPool | None:
     """Warm and proven; None if `stop` came first."""
     if config.runtime == "echo":
         return EchoPool(config)
-    pool = await stack.enter_async_context(Pool(config))
+    pool = await stack.enter_async_context(Pool(config, supervisor))
     return pool if await unless(stop, prove(pool)) else None
 
 
-def _cannot_work_because(pool: Pool | EchoPool, consumer: Consumer) -> str:
-    if consumer.draining:
-        return "draining: what runs is finished, nothing more is taken"
-    if not pool.alive:
-        return "there is no runner"
-    return "the queue is away" if consumer.queue_is_away else ""
+def _cannot_work_because(consumer: Consumer) -> str:
+    return consumer.cannot_take_because or ("the queue is away" if consumer.queue_is_away else "")
 
 
 def open_queue(url: str) -> RedisQueue:

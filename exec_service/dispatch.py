@@ -35,6 +35,7 @@ from exec_service.waiting import Places, Waiting, same_weight
 from exec_wire.early_cancels import EarlyCancels
 from exec_wire.messages import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
 from exec_wire.queue import FORGOTTEN_S, RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
+from exec_wire.supervisor import Supervisor, stop
 
 log = logging.getLogger("exec_service.dispatch")
 
@@ -64,7 +65,9 @@ class Dispatch:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         weight_of: Callable[[str], float] = same_weight,
+        supervisor: Supervisor | None = None,
     ) -> None:
+        self._supervisor = supervisor or Supervisor()
         self._config, self._queue, self._fleet, self._metrics, self._clock = config, queue, fleet, metrics, clock
         self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock)
         self.waiting = Waiting(weight_of)
@@ -73,9 +76,9 @@ class Dispatch:
         self.away_because = ""  # if not empty, the queue cannot be used, in these words
         self._reached = False  # since it was last away, the queue has answered
         self.not_ready_because = ""  # if not empty, nothing can be run here, in these words
-        self._waiters = Waiters(queue, self._answered, metrics.late, self.queue_is)
+        self._waiters = Waiters(queue, self._answered, metrics.late, self.queue_is, self._supervisor)
         self._idempotency = Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock)
-        self._deadlines: Deadlines[Waiter] = Deadlines(self._overdue, clock)
+        self._deadlines: Deadlines[Waiter] = Deadlines(self._supervisor.guarded("deadlines", self._overdue), clock)
         self._to_cancel: list[str] = []
         self._cancelling: set[asyncio.Task[int]] = set()  # requests to cancel, each until every gateway has answered
         # By tenant, request id and index; None in place of an index stands for all.
@@ -86,7 +89,7 @@ class Dispatch:
         self._rooms: set[Room] = set()  # of requests that make their calls one by one
         self._stopping = False
         self._emptied = asyncio.Event()
-        self._tasks: list[asyncio.Task[NoReturn]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         # Ids of a restarted gateway must not meet answers to its former self.
         self._ids = (f"{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
 
@@ -112,10 +115,10 @@ class Dispatch:
 
     def check_open(self) -> None:
         """Raise a `Refusal` if no call would be accepted, whatever it is."""
-        if self.draining:
-            raise Draining
         if self.not_ready_because:
             raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
+        if self.draining:
+            raise Draining
 
     def asking(self, id: str) -> AbstractContextManager[asyncio.Future[Answer]]:
         """Wait for the answer of one worker to what is not a call."""
@@ -342,9 +345,6 @@ class Dispatch:
                     await self._queue.tell(ask, await self._cancel_here(ask.selection))
             except QueueAway:
                 await asyncio.sleep(RETRY_S)
-            except Exception:
-                log.exception("cannot serve another gateway")
-                await asyncio.sleep(RETRY_S)
 
     async def _cancel_here(self, selection: Selection) -> int:
         picked = self._picked_of_request(selection) if selection.request is not UNSET else self._picked_of_all(selection)
@@ -428,6 +428,7 @@ class Dispatch:
         self._work.set()
 
     async def _release_forever(self) -> NoReturn:
+        self._work.set()  # after a failure there is work left
         while True:
             await self._work.wait()
             self._work.clear()
@@ -439,8 +440,6 @@ class Dispatch:
                 continue
             except QueueAway as away:
                 self.queue_is(str(away))
-            except Exception:
-                log.exception("cannot hand calls to the queue; trying again")
             await asyncio.sleep(RETRY_S)
             self._work.set()
 
@@ -530,8 +529,6 @@ class Dispatch:
                 await self._reconcile()
             except QueueAway as away:
                 self.queue_is(str(away))
-            except Exception:
-                log.exception("cannot look for lost calls")
 
     async def _reconcile(self) -> None:
         """Publish again what the queue does not have any more and nobody has answered."""
@@ -573,10 +570,10 @@ class Dispatch:
     # -- life -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        loops = [self._waiters.read_forever, self._release_forever]
+        start = self._supervisor.start
+        self._tasks = [start("answers", self._waiters.read_forever), start("release", self._release_forever)]
         if self._queue.shared:  # else it cannot lose anything, and nobody asks
-            loops += [self._reconcile_forever, self._serve_asks_forever]
-        self._tasks = [asyncio.create_task(loop()) for loop in loops]
+            self._tasks += [start("reconcile", self._reconcile_forever), start("asks", self._serve_asks_forever)]
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing, wait for what is inside, answer what is left when the time is over."""
@@ -592,9 +589,7 @@ class Dispatch:
         if self._cancelling:  # while the tasks live that they need
             await asyncio.wait(self._cancelling, timeout=LAST_CANCELS_S)
         self._answer_the_rest()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(self._tasks)
         self._tasks = []
         self._deadlines.close()
         try:

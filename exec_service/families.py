@@ -7,12 +7,27 @@ them. Here one event loop writes, so a dictionary does: all that is noted of a c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from exec_wire.supervisor import Supervisor
+
 Labels = tuple[str, ...]
+
+
+def counted(name: str, help: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """A counter of what somebody else counts."""
+    family = CounterMetricFamily(name, help, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
+def task_failures(supervisor: Supervisor) -> CounterMetricFamily:
+    help = "Unexpected failures of long-lived tasks of this process, each of which was started again"
+    return counted("exec_task_failures", help, "task", supervisor.failures)
 
 
 class Counts(Collector):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from typing import NoReturn
 
 from exec_wire.queue import TIERS, GatewayQueue, QueueAway, WorkerInfo
-
-log = logging.getLogger("exec_service.fleet")
 
 
 def strength(tier: str) -> int:
@@ -29,7 +26,8 @@ class Fleet:
 
     @property
     def alive(self) -> bool:
-        return bool(self.workers)
+        """Some worker can take calls."""
+        return self.slots > 0
 
     @property
     def window(self) -> int:
@@ -37,14 +35,14 @@ class Fleet:
 
         Gateways with calls waiting share the slots equally.
         """
-        return self._window(self.slots if self.workers else None)
+        return self._window(self.slots)
 
     def window_for(self, needs: str) -> int:
         """As `window`, of calls that only the workers of a class can run."""
-        return self._window(self._slots_for.get(needs))
+        return self._window(self._slots_for.get(needs, 0))
 
-    def _window(self, slots: int | None) -> int:
-        return max(1, math.ceil(self._release_factor * slots / self.sharing)) if slots is not None else 0
+    def _window(self, slots: int) -> int:
+        return max(1, math.ceil(self._release_factor * slots / self.sharing)) if slots else 0
 
     @property
     def best_tier(self) -> str:
@@ -95,6 +93,4 @@ class Fleet:
                 changed()
             except QueueAway:
                 pass  # whoever has something to send says so; the last list is kept
-            except Exception:
-                log.exception("cannot read the list of workers; keeping the last one")
             await asyncio.sleep(self._refresh_s)

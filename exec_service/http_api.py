@@ -34,6 +34,7 @@ from exec_service.validate import Validator, read_selection
 from exec_service.waiters import Order
 from exec_wire.info import Info
 from exec_wire.messages import Call, Cancelled, Result, Selection, encode_json
+from exec_wire.supervisor import logged
 
 NDJSON = "application/x-ndjson"
 
@@ -160,7 +161,7 @@ async def closed_by_disconnect(order: Order, receive: Receive) -> AsyncIterator[
             pass
         order.close()
 
-    watcher = asyncio.create_task(watch())
+    watcher = logged(asyncio.create_task(watch()), "the end of a connection is not watched for any more")
     try:
         yield
     finally:

@@ -8,17 +8,24 @@ for, the gateways hand the chunk out again (`exec_service.jobs_keeper`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
+from celery.platforms import EX_FAILURE
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from exec_service.chunks import ChunkOptions, run_chunk
 from exec_service.config import JobsWorkerConfig
 from exec_service.jobs import JobStore
 from exec_service.up import say
+from exec_wire.queue import QueueAway
 from exec_wire.redis_link import where
+from exec_wire.supervisor import EXIT_TASK_FAILED
 
 QUEUE = "chunks"
 TASK = "exec_service.run_chunk"
@@ -56,6 +63,15 @@ def broker_url(redis: str) -> str:
     return redis.replace("unix://", "redis+socket://", 1) if redis.startswith("unix://") else redis
 
 
+@contextlib.contextmanager
+def _unavailable() -> Iterator[None]:
+    """Errors of the broker, as everybody else calls them."""
+    try:
+        yield
+    except (OperationalError, RedisError) as error:
+        raise QueueAway(f"{type(error).__name__}: {error}", sent=False) from error
+
+
 class CeleryLine:
     """The gateway's end."""
 
@@ -64,7 +80,8 @@ class CeleryLine:
 
     async def room(self) -> int:
         async with asyncio.timeout(ANSWER_S):
-            return LINE - await asyncio.to_thread(self._length)
+            with _unavailable():
+                return LINE - await asyncio.to_thread(self._length)
 
     def _length(self) -> int:
         with self._app.connection_or_acquire() as connection:
@@ -73,7 +90,8 @@ class CeleryLine:
 
     async def put(self, job: str, chunk: int) -> None:
         async with asyncio.timeout(ANSWER_S):
-            await asyncio.to_thread(self._app.send_task, TASK, (job, chunk), queue=QUEUE, retry=False)
+            with _unavailable():
+                await asyncio.to_thread(self._app.send_task, TASK, (job, chunk), queue=QUEUE, retry=False)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._app.close)
@@ -107,5 +125,5 @@ def work(config: JobsWorkerConfig) -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
-    worker.start()
-    return int(worker.exitcode or 0)
+    worker.start()  # takes up its work again after any error of the broker; what ends it, it has logged with a traceback
+    return EXIT_TASK_FAILED if worker.exitcode == EX_FAILURE else int(worker.exitcode or 0)

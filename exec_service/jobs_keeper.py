@@ -22,6 +22,7 @@ from msgspec import Struct
 from exec_service.chunks import ChunkOptions, run_chunk
 from exec_service.jobs import Beat, JobMeta, JobStore, NoSuchJob
 from exec_wire.jobs import ENDED
+from exec_wire.queue import QueueAway
 
 log = logging.getLogger("exec_service.jobs")
 
@@ -115,6 +116,7 @@ class Keeper:
         self._store, self._line, self._keep_s = store, line, keep_s
         self._metas: dict[str, JobMeta] = {}
         self._ended: set[str] = set()
+        self._unreadable: set[str] = set()
         self._paces: dict[str, Pace] = {}
         self._beats: dict[ChunkName, tuple[Beat, float]] = {}  # as seen, and since when it has not changed
         self._sent: dict[ChunkName, float] = {}
@@ -129,7 +131,7 @@ class Keeper:
         while True:
             try:
                 await self._look()
-            except Exception as error:  # the outermost catch: a folder or a broker that is away comes back
+            except (QueueAway, OSError) as error:  # the folder or the broker is unavailable, and comes back
                 log.warning(
                     "bulk jobs cannot be looked after; trying again", extra={"reason": f"{type(error).__name__}: {error}"}
                 )
@@ -154,6 +156,7 @@ class Keeper:
             self._store.sweep()
             self._swept_at = time.monotonic()
         ids = self._store.ids()
+        self._unreadable &= set(ids)
         for job in self._metas.keys() - set(ids):
             self._forget(job)
         found = []
@@ -161,6 +164,11 @@ class Keeper:
             try:
                 chunks = self._examine(job)
             except NoSuchJob:  # removed meanwhile
+                continue
+            except ValueError as error:  # one job that cannot be read does not hold up the others
+                if job not in self._unreadable:
+                    log.error("a bulk job cannot be read; it is left alone", extra={"job": job, "reason": str(error)})
+                self._unreadable.add(job)
                 continue
             if chunks is not None:
                 found.append(chunks)

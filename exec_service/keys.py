@@ -93,8 +93,6 @@ class Keys:
                 self._reread()
             except ConfigError as error:
                 log.error("the file of keys cannot be used; the keys read before stay in force", extra={"reason": str(error)})
-            except Exception:
-                log.exception("the file of keys cannot be read; trying again")
 
     def _reread(self) -> None:
         state = state_of(self._path)

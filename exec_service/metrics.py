@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from exec_service.families import Counts, Times
+from exec_service.families import Counts, Times, counted, task_failures
 from exec_service.fleet import Fleet
 from exec_service.recent_names import RecentNames
 from exec_service.tally import Tally, slot_ms
@@ -23,7 +23,8 @@ from exec_service.tracing import Traces
 from exec_service.web_page import PAGE_ROUTES
 from exec_wire.messages import BLAME, Blame, Result, Status, Tags
 from exec_wire.problems import PROBLEMS
-from exec_wire.queue import TIERS
+from exec_wire.queue import TIERS, GatewayQueue
+from exec_wire.supervisor import Supervisor
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -117,6 +118,9 @@ class Metrics:
         self.registry.register(Layers(fleet))
         self.registry.register(SessionsOfWorkers(fleet))
 
+    def watch_tasks(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
+        self.registry.register(Trouble(supervisor, queue))
+
     def finished(self, result: Result, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
         timings = result.timings
         run = self._count(result.status, result.blame, door, tenant, tags)
@@ -200,6 +204,18 @@ class Layers(Collector):
         for layer, everywhere in self._fleet.layer_everywhere().items():
             gauges.add_metric([layer], everywhere)
         yield gauges
+
+
+class Trouble(Collector):
+    """What should never happen: tasks that fail, messages that cannot be read."""
+
+    def __init__(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
+        self._supervisor, self._queue = supervisor, queue
+
+    def collect(self) -> Iterator[Metric]:
+        yield task_failures(self._supervisor)
+        help = "Messages from workers and other gateways that could not be read, by kind"
+        yield counted("exec_unreadable_messages", help, "kind", self._queue.unreadable)
 
 
 class SessionsOfWorkers(Collector):

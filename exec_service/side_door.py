@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from exec_service.app import CLOSE_S, PortTaken, Server, url_of
 from exec_service.metrics import CONTENT_TYPE
+from exec_wire.supervisor import Supervisor, stop
 
 
 class SideDoor:
@@ -39,7 +40,7 @@ class SideDoor:
 
 
 @contextlib.asynccontextmanager
-async def side_door(app: SideDoor, host: str, port: int) -> AsyncIterator[str]:
+async def side_door(app: SideDoor, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
     """Open until the end of the block; gives its URL. Raises `PortTaken`."""
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -55,13 +56,24 @@ async def side_door(app: SideDoor, host: str, port: int) -> AsyncIterator[str]:
         server_header=False,
         timeout_graceful_shutdown=CLOSE_S,
     )
-    started = asyncio.Event()
-    server = Server(config, started.set)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    started, ended, servers = asyncio.Event(), asyncio.Event(), list[Server]()
+
+    async def serve() -> None:
+        ended.clear()
+        servers[:] = [Server(config, started.set)]
+        try:
+            await servers[0].serve(sockets=[sock.dup()])  # a server closes its sockets when it ends
+        finally:
+            ended.set()
+        if servers[0].should_exit:
+            await asyncio.Event().wait()  # the end that was wanted: the task is about to be cancelled
+
+    serving = supervisor.start("metrics", serve)
     try:
         await started.wait()
         yield url_of(sock)
     finally:
-        server.should_exit = True
-        await serving
+        servers[0].should_exit = True
+        await ended.wait()
+        await stop([serving])
         sock.close()

@@ -20,6 +20,7 @@ from exec_service.config import GatewayConfig
 from exec_service.jobs_keeper import LocalLine
 from exec_service.worker_metrics import WorkerMetrics
 from exec_wire.memory_queue import MemoryQueue
+from exec_wire.supervisor import Supervisor
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool
@@ -50,10 +51,12 @@ The documentation is served at {url}/docs; /readyz answers 503. Two commands tha
 
 
 async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None:
-    """Serve until a signal comes. Raises `BindRefused` or `PortTaken`, with words for the user."""
-    queue = MemoryQueue()
+    """Serve until a signal comes. Raises `BindRefused` or `PortTaken`, with words for the user; at the end `TaskKeepsFailing`
+    if that was the reason to stop."""
+    queue, supervisor = MemoryQueue(), Supervisor()
     stop, url = stop_on_signals(), asyncio.get_running_loop().create_future()
-    async with Gateway(gateway_config, queue.gateway(NAME)) as gateway:
+    supervisor.on_give_up(stop.set)
+    async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway:
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))
         try:
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
@@ -66,6 +69,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
         finally:
             stop.set()
             await serving
+    supervisor.check()
 
 
 async def _work(
@@ -73,10 +77,14 @@ async def _work(
 ) -> None:
     """The worker's life: until the gateway has drained, so that what was accepted is finished."""
     say("warming up the interpreters …")
-    async with Pool(config) as pool:
+    supervisor = gateway.supervisor
+    async with Pool(config, supervisor) as pool:
         if not await unless(stop, prove(pool)):
             return
-        async with Sessions(NAME, pool) as sessions, Consumer(NAME, pool, queue.worker(NAME), sessions) as consumer:
+        async with (
+            Sessions(NAME, pool, supervisor) as sessions,
+            Consumer(NAME, pool, queue.worker(NAME), sessions, supervisor) as consumer,
+        ):
             await gateway.fleet.refresh()
             gateway.dispatch.look_again()
             if gateway.jobs is not None:

@@ -6,7 +6,6 @@ One reader per gateway receives all answers. The first answer of an id wins; lat
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -17,8 +16,7 @@ from exec_service.accounts import Account
 from exec_service.flight import Flight, Waiter
 from exec_wire.messages import Call, Result
 from exec_wire.queue import Answer, GatewayQueue, QueueAway
-
-log = logging.getLogger("exec_service.waiters")
+from exec_wire.supervisor import Supervisor
 
 RETRY_S = 0.5
 # Between two visits of a reader who waits for more: to write and read each result by itself costs 5 % of a short call.
@@ -156,9 +154,11 @@ class Waiters:
         answered: Callable[[Flight, Answer], None],
         late: Callable[[], None],
         queue_is: Callable[[str], None],
+        supervisor: Supervisor,
     ) -> None:
         """`queue_is` is told why the queue is away."""
         self._queue, self._answered, self._late, self._queue_is = queue, answered, late, queue_is
+        self._resolve_guarded = supervisor.guarded("answers", self._resolve)
         self._flights: dict[str, Flight] = {}
         self._asked: dict[str, asyncio.Future[Answer]] = {}  # of single workers
 
@@ -193,14 +193,13 @@ class Waiters:
     async def read_forever(self) -> NoReturn:
         while True:
             try:
-                for answer in await self._queue.receive():
-                    self._resolve(answer)
+                answers = await self._queue.receive()
             except QueueAway as away:
                 self._queue_is(str(away))
                 await asyncio.sleep(RETRY_S)
-            except Exception:
-                log.exception("cannot receive answers; trying again")
-                await asyncio.sleep(RETRY_S)
+                continue
+            for answer in answers:
+                self._resolve_guarded(answer)  # they come once: a failure at one must not lose the others
 
     def _resolve(self, answer: Answer) -> None:
         asked = self._asked.get(answer.id)

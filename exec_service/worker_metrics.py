@@ -8,14 +8,17 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from exec_service.families import counted, task_failures
+from exec_wire.supervisor import Supervisor
 from worker.consumer import Consumer
 from worker.echo import EchoPool
 from worker.pool import Pool
 
 
 class WorkerMetrics(Collector):
-    def __init__(self, pool: Pool | EchoPool, consumer: Consumer) -> None:
-        self._pool, self._consumer = pool, consumer
+    def __init__(self, pool: Pool | EchoPool, consumer: Consumer, supervisor: Supervisor | None = None) -> None:
+        """`supervisor`: of a worker in a process of its own; else the gateway tells of its tasks."""
+        self._pool, self._consumer, self._supervisor = pool, consumer, supervisor
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
@@ -41,3 +44,7 @@ class WorkerMetrics(Collector):
             "exec_worker_started_again", "Programs started again because they were lost with a zygote", consumer.started_again
         )
         yield CounterMetricFamily("exec_worker_zygote_restarts", "Warm interpreters replaced", pool.zygote_restarts)
+        help = "Entries of the job queue that could not be read, by kind"
+        yield counted("exec_worker_unreadable_entries", help, "kind", consumer.unreadable)
+        if self._supervisor is not None:
+            yield task_failures(self._supervisor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -175,6 +175,7 @@ class MemoryGatewayEnd:
 
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self.name = queue, name
+        self.unreadable: Counter[str] = Counter()  # nothing here is packed
 
     async def announce(self, backlog: bool) -> int:
         return 0
@@ -217,6 +218,7 @@ class MemoryGatewayEnd:
 class MemoryWorkerEnd:
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self._name = queue, name
+        self.unreadable: Counter[str] = Counter()  # nothing here is packed
         self._reply_to: dict[str, str] = {}  # of what this worker runs, also when the lease went to another one
 
     async def announce(self, info: WorkerInfo) -> None:

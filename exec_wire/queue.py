@@ -14,6 +14,9 @@
              before it answered, nobody knows what became of the job.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
              no two hosts' clocks are compared.
+  Unreadable A job whose contents cannot be read is handed out with an empty payload, which the worker answers
+             `internal_error`. A job of a newer `WIRE_VERSION` is left to workers that can read it; one for a single worker is
+             answered by it. What does not even say who waits for it is removed and counted. None of these stops a reader.
 
 Ids are made by the gateway; a caller's own `Call.id` is a label that never comes here.
 """
@@ -21,10 +24,11 @@ Ids are made by the gateway; a caller's own `Call.id` is a label that never come
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol, get_args
+from typing import Annotated, Protocol, get_args
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from exec_wire.messages import Selection, Tier
 
@@ -33,6 +37,8 @@ LEASE_S = 6.0
 RECONCILE_S = 12.0
 FORGOTTEN_S = 2.0  # in which most calls that a worker has are answered; those are not lost, whatever the queue has forgotten
 RECORD_S = 120  # how long a result is kept for who sends its idempotency key again
+
+WIRE_VERSION = 1  # of `Job` and `Answer`; a change that the readers of today misunderstand gets the next number
 
 TIERS: tuple[str, ...] = get_args(Tier)  # strongest first
 
@@ -70,7 +76,7 @@ class WorkerInfo(Struct, frozen=True):
     """What a worker says of itself, renewed every `RENEW_S` and forgotten after `LEASE_S`."""
 
     id: str
-    slots: int
+    slots: Annotated[int, Meta(ge=0)]  # none while it cannot take jobs
     busy: int = 0
     needs: list[str] = field(default_factory=lambda: ["python"])  # languages
     tier: str = "none"
@@ -118,6 +124,7 @@ class GatewayQueue(Protocol):
     name: str  # what its jobs carry as `reply_to`
     shared: bool  # other gateways may use the same queue
     forgotten: int  # how often it was found to have lost what it had: restarted without its data, flushed, evicted
+    unreadable: Counter[str]  # answers, heartbeats and asks that could not be read, by kind
 
     async def announce(self, backlog: bool) -> int:
         """Be seen for the next `LEASE_S`. Gives how many other gateways have calls waiting."""
@@ -158,6 +165,8 @@ class GatewayQueue(Protocol):
 
 class WorkerQueue(Protocol):
     """The worker's end."""
+
+    unreadable: Counter[str]  # entries that could not be read, by kind
 
     async def announce(self, info: WorkerInfo) -> None:
         """Be seen for the next `LEASE_S`, and take jobs of `info.classes` from now on."""

@@ -25,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
 from exec_wire.queue import QueueAway
+from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -36,15 +37,23 @@ PING_S = 2.0
 Word = str | bytes | int | float
 Command = tuple[Word, ...]
 
-# Errors that pass: the server starts, is a replica, waits for its replicas or for a script, cannot write to its disk.
-_PASSING = ("LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN")
+# What a server answers to a command of a group if the stream or the group is not there. The second one ends a blocking
+# XREADGROUP on Redis 7.0 when its stream is deleted; newer servers answer NOGROUP then too.
+_GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists")
+# The server did nothing: it starts, is a replica, waits for its replicas or for a script, cannot write to its disk.
+_NOT_DONE = (
+    *("LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"),
+)
 
 
 _NOT_ENOUGH = object()
 
 
-class NoGroup(Exception):
-    """A stream or its group is not there (any more)."""
+class NoGroup(QueueAway):
+    """A stream or its group is not there (any more). To those who cannot make it again the queue is unavailable."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, sent=False)
 
 
 def where(url: str) -> str:
@@ -120,7 +129,7 @@ class Link:
         self.client_id = 0  # of the connection, as the server knows it
 
     async def call(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
-        """The answers of the server, in order. `QueueAway` if there are none, or if one says so; `NoGroup`.
+        """The answers of the server, in order. `QueueAway` if there are none, or if one is an error; `NoGroup` is one of these.
 
         `block_s`: how long the server may wait before it answers.
         """
@@ -199,21 +208,24 @@ class Link:
             exchange.fail(QueueAway(f"{self._where}: {why}", sent=True))
         self._hold(connection.disconnect(nowait=True))
 
-    def _translated(self, error: ResponseError) -> Exception:
+    def _translated(self, error: ResponseError) -> QueueAway:
+        """The one place that says what an error of the server means: the stream or its group is gone, or the queue is
+        unavailable. An error that is not known here may have come after a part of the work was done."""
         words = str(error)
-        if "NOGROUP" in words:
+        if any(gone in words for gone in _GONE):
             return NoGroup(words)
         if isinstance(error, ReadOnlyError) or words.startswith("READONLY"):
             # The address may lead to the new primary when it is asked again.
             if self._connection is not None:
                 self._drop(self._connection, words)
             return QueueAway(f"{self._where}: {words}", sent=False)
-        if isinstance(error, OutOfMemoryError) or words.startswith(_PASSING):
+        if isinstance(error, OutOfMemoryError) or words.startswith(_NOT_DONE):
             return QueueAway(f"{self._where}: {words}", sent=False)
-        return error
+        log.error("the server refused a command: %s", words)
+        return QueueAway(f"{self._where} refused a command: {words}", sent=True)
 
     def _hold(self, coroutine: Any) -> None:
-        task = asyncio.ensure_future(coroutine)
+        task = logged(asyncio.ensure_future(coroutine), "a connection to the job queue was not closed properly")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

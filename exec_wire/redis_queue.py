@@ -1,8 +1,8 @@
 """The job queue on Redis or Valkey streams: any number of gateways and workers, one primary (7.0 or newer), no Redis Cluster.
 
-    x:jobs:{class}        stream, group `workers`   released calls: one entry each, field j = a packed `Job`
-    x:jobs@{worker}       stream, 120 s             jobs for one worker: field j, as above; deleted when they were read
-    x:reply@{gateway}     stream, 60 s, renewed     answers: field a = packed `Answer`s; a dead gateway's is not made again
+    x:jobs:{class}        stream, group `workers`   released calls: one entry each, see below
+    x:jobs@{worker}       stream, 120 s             jobs for one worker: the same entries; deleted when they were read
+    x:reply@{gateway}     stream, 60 s, renewed     answers, see below; a dead gateway's is not made again
     x:worker:{id}         string, 6 s, renewed      `WorkerInfo` as JSON        x:workers    set of ids
     x:gateway:{id}        string, 6 s, renewed      1 if calls wait there       x:gateways   set of ids
     x:idem:{digest}       string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
@@ -12,6 +12,10 @@
     x:cancel@requests     channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
     x:cancel@{gateway}    channel (likewise)                          what one gateway tells another that asked
 
+Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that waits for its answer, j = the packed `Job`. Of an
+entry with answers: v, id = of all its jobs, with spaces between, a = the packed `Answer`s. Whoever cannot read the packed part
+still knows from the others what to do.
+
 Rules (`exec_wire.queue`) and how they are kept here:
 
   Take       A worker with free slots asks for exactly so many, over all streams that it can serve; only if there is nothing
@@ -20,6 +24,8 @@ Rules (`exec_wire.queue`) and how they are kept here:
              Handing back is an XCLAIM to nobody that makes the entry look idle; its id stays, so its gateway can still find it.
   Answer     One script: XACK, XDEL, XADD NOMKSTREAM, SET. If the gateway's stream is not there, the worker keeps the answer for
              a while: after a FLUSHALL the gateway makes its stream again.
+  Unreadable An entry of a newer version is handed back to the consumer `version N`; only workers that read N look there for
+             lapsed leases.
   Time       How long an entry waited in its stream is told by the clock that stamped its id: the primary's own.
   Memory     In a script that has written once, Redis lets further writes pass although `maxmemory` is reached. So nothing new
              is published then, but whatever frees memory or keeps a lease alive still works.
@@ -33,7 +39,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,8 +47,9 @@ import msgspec
 from msgspec import UNSET
 
 from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, RECORD_S, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint
+from exec_wire.queue import LEASE_S, RECORD_S, WIRE_VERSION, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint
 from exec_wire.redis_link import Command, Link, NoGroup, Subscription, Word, opener
+from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -66,35 +73,44 @@ _unpack_answers = msgspec.msgpack.Decoder(list[Answer]).decode
 _unpack_ask = msgspec.msgpack.Decoder(Ask).decode
 _unpack_told = msgspec.msgpack.Decoder(tuple[str, int]).decode
 _read_info = msgspec.json.Decoder(WorkerInfo).decode
+_UNREADABLE = (msgspec.DecodeError, ValueError)  # text that is not UTF-8 is a ValueError
 
-# KEYS: streams. ARGV: the number of a stream and a job, again and again.
+# KEYS: streams. ARGV: the version, then the number of a stream, the id of a job, its gateway and the job, again and again.
 PUBLISH = """
 local ids = {}
-for at = 1, #ARGV, 2 do
-  ids[#ids + 1] = redis.call('XADD', KEYS[tonumber(ARGV[at])], '*', 'j', ARGV[at + 1])
+for at = 2, #ARGV, 4 do
+  ids[#ids + 1] = redis.call('XADD', KEYS[tonumber(ARGV[at])], '*',
+    'v', ARGV[1], 'id', ARGV[at + 1], 'to', ARGV[at + 2], 'j', ARGV[at + 3])
 end
 return ids
 """
-# KEYS: the stream of one worker. ARGV: a job, seconds that it is kept if nobody reads it.
+# KEYS: the stream of one worker. ARGV: the version, the id of a job, its gateway, the job, seconds that it is kept if nobody
+# reads it.
 PUBLISH_TO = """
-redis.call('XADD', KEYS[1], '*', 'j', ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[2])
+redis.call('XADD', KEYS[1], '*', 'v', ARGV[1], 'id', ARGV[2], 'to', ARGV[3], 'j', ARGV[4])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
 """
 # KEYS: streams, in the order in which they are served. ARGV: group, consumer, how many, idle time from which a lease has lapsed
-# (0: do not look for any). Gives the time, then {stream, id, job, deliveries} of each.
+# (0: do not look for any), version. Gives the time, then {stream, id, fields, deliveries} of each. What was handed back as
+# newer than this version is passed over.
 TAKE = """
-local group, me, left, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local group, me, left, lease, version = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = redis.call('TIME')
 local found = {string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))}
 local function add(number, entry, deliveries)
-  found[#found + 1] = {number, entry[1], entry[2][2], deliveries}
+  found[#found + 1] = {number, entry[1], entry[2], deliveries}
   left = left - 1
 end
 for number, stream in ipairs(KEYS) do
-  if lease > 0 and left > 0 then
-    for _, pending in ipairs(redis.call('XPENDING', stream, group, 'IDLE', lease, '-', '+', left)) do
-      local claimed = redis.call('XCLAIM', stream, group, me, lease, pending[1])
-      if claimed[1] and claimed[1][2] then add(number, claimed[1], pending[4] + 1) end
+  local first = '-'
+  while lease > 0 and left > 0 and first do
+    local page = redis.call('XPENDING', stream, group, 'IDLE', lease, first, '+', left)
+    first = #page == left and '(' .. page[#page][1]
+    for _, pending in ipairs(page) do
+      if (tonumber(string.match(pending[2], '^version (%d+)$')) or 0) <= version then
+        local claimed = redis.call('XCLAIM', stream, group, me, lease, pending[1])
+        if claimed[1] and claimed[1][2] then add(number, claimed[1], pending[4] + 1) end
+      end
     end
   end
 end
@@ -115,14 +131,21 @@ for at = 3, #ARGV, 2 do
   end
 end
 """
-# As if it had not been delivered. KEYS: streams. ARGV: group, consumer, idle time to set, then stream, id and the deliveries
-# before this one, again and again.
+# As if it had not been delivered. KEYS: streams. ARGV: group, consumer, idle time to set, then stream, id, the deliveries
+# before this one and to whom, again and again.
 HAND_BACK = """
-for at = 4, #ARGV, 3 do
+for at = 4, #ARGV, 4 do
   local stream, id = KEYS[tonumber(ARGV[at])], ARGV[at + 1]
   if #redis.call('XPENDING', stream, ARGV[1], id, id, 1, ARGV[2]) > 0 then
-    redis.call('XCLAIM', stream, ARGV[1], 'nobody', 0, id, 'IDLE', ARGV[3], 'RETRYCOUNT', ARGV[at + 2], 'JUSTID')
+    redis.call('XCLAIM', stream, ARGV[1], ARGV[at + 3], 0, id, 'IDLE', ARGV[3], 'RETRYCOUNT', ARGV[at + 2], 'JUSTID')
   end
+end
+"""
+# Entries that nobody can read or answer. KEYS: streams. ARGV: group, then stream and id, again and again.
+REMOVE = """
+for at = 2, #ARGV, 2 do
+  redis.call('XACK', KEYS[tonumber(ARGV[at])], ARGV[1], ARGV[at + 1])
+  redis.call('XDEL', KEYS[tonumber(ARGV[at])], ARGV[at + 1])
 end
 """
 # All that a worker has. A consumer is deleted only when nothing is pending with it: what is would never be delivered again.
@@ -151,11 +174,11 @@ for _, stream in ipairs(KEYS) do
   end
 end
 """
-# KEYS: job streams, reply streams, records. ARGV: group, seconds of a record, how many job streams and reply streams, then for
-# each job stream how many ids and the ids, for each reply stream its answers, for each record its value.
-# Gives for each reply stream whether it was there.
+# KEYS: job streams, reply streams, records. ARGV: group, seconds of a record, how many job streams and reply streams, the
+# version, then for each job stream how many ids and the ids, for each reply stream the ids of its jobs and its answers, for
+# each record its value. Gives for each reply stream whether it was there.
 ANSWER = """
-local jobs, replies, at, delivered = tonumber(ARGV[3]), tonumber(ARGV[4]), 5, {}
+local jobs, replies, at, delivered = tonumber(ARGV[3]), tonumber(ARGV[4]), 6, {}
 for number = 1, jobs do
   local last = at + tonumber(ARGV[at])
   redis.call('XACK', KEYS[number], ARGV[1], unpack(ARGV, at + 1, last))
@@ -163,8 +186,9 @@ for number = 1, jobs do
   at = last + 1
 end
 for number = jobs + 1, jobs + replies do
-  delivered[#delivered + 1] = redis.call('XADD', KEYS[number], 'NOMKSTREAM', '*', 'a', ARGV[at]) and 1 or 0
-  at = at + 1
+  delivered[#delivered + 1] = redis.call('XADD', KEYS[number], 'NOMKSTREAM', '*',
+    'v', ARGV[5], 'id', ARGV[at], 'a', ARGV[at + 1]) and 1 or 0
+  at = at + 2
 end
 for number = jobs + replies + 1, #KEYS do
   redis.call('SET', KEYS[number], ARGV[at], 'EX', ARGV[2])
@@ -214,11 +238,12 @@ redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'a', ''))
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-# KEYS: a set of ids. ARGV: what their keys begin with. Gives the values of those that are alive.
+# KEYS: a set of ids. ARGV: what their keys begin with. Gives the values of those that are alive; '' of one that is no text.
 ALIVE = """
 local values = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local value = redis.call('GET', ARGV[1] .. id)
+  local value = redis.pcall('GET', ARGV[1] .. id)
+  if type(value) == 'table' then value = '' end
   if value then values[#values + 1] = value else redis.call('SREM', KEYS[1], id) end
 end
 return values
@@ -253,6 +278,27 @@ class Entry(NamedTuple):
     stream: str
     id: str
     deliveries: int = 1
+
+
+class Envelope(NamedTuple):
+    """What an entry says beside its packed part."""
+
+    version: int
+    id: str
+    reply_to: str
+
+
+def _named(fields: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def _envelope(named: dict[bytes, bytes]) -> Envelope | None:
+    """None if a part of it is missing, or is nothing that a gateway has written."""
+    try:
+        envelope = Envelope(int(named[b"v"]), named[b"id"].decode(), named[b"to"].decode())
+    except (KeyError, ValueError):
+        return None
+    return envelope if envelope.version > 0 and envelope.id and envelope.reply_to else None
 
 
 def _rotated(streams: list[str], by: int) -> list[str]:
@@ -308,6 +354,8 @@ class RedisGatewayEnd:
         self._told: dict[str, asyncio.Queue[int]] = {}
         self._reply_made = False
         self.forgotten = 0
+        self.unreadable: Counter[str] = Counter()
+        self._unreadable_heartbeats: set[bytes] = set()
 
     async def announce(self, backlog: bool) -> int:
         _, made, gateways = await self._commands.call(
@@ -321,15 +369,16 @@ class RedisGatewayEnd:
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
-        arguments: list[Word] = []
+        arguments: list[Word] = [WIRE_VERSION]
         for job in jobs:
-            arguments += (streams.number(jobs_key(job.needs)), _pack(job))
+            arguments += (streams.number(jobs_key(job.needs)), job.id, job.reply_to, _pack(job))
         [ids] = await self._commands.call(script(PUBLISH, streams.keys, *arguments))
         for job, id in zip(jobs, ids, strict=True):
             self._entries[job.id] = Entry(jobs_key(job.needs), id.decode())
 
     async def publish_to(self, worker: str, job: Job) -> None:
-        await self._commands.call(script(PUBLISH_TO, [directed_key(worker)], _pack(job), DIRECTED_S))
+        arguments = (WIRE_VERSION, job.id, job.reply_to, _pack(job), DIRECTED_S)
+        await self._commands.call(script(PUBLISH_TO, [directed_key(worker)], *arguments))
 
     async def receive(self) -> list[Answer]:
         while True:
@@ -343,11 +392,24 @@ class RedisGatewayEnd:
                 continue
             entries = streams[0][1]
             self._read = [id for id, _ in entries]
-            answers = [answer for _, (_, packed) in entries for answer in _unpack_answers(packed)]
+            answers = [answer for _, fields in entries for answer in self._open_answers(fields)]
             for answer in answers:
                 self._entries.pop(answer.id, None)
             if answers:
                 return answers
+
+    def _open_answers(self, fields: list[bytes]) -> list[Answer]:
+        """Answers without contents, if this is all that can be known of them."""
+        named = _named(fields)
+        try:
+            if int(named[b"v"]) <= WIRE_VERSION:
+                return _unpack_answers(named[b"a"])
+        except (KeyError, *_UNREADABLE):
+            pass
+        self.unreadable["answer"] += 1
+        ids = named.get(b"id", b"").decode(errors="replace").split()
+        log.error("an answer cannot be read", extra={"jobs": ids, "version": named.get(b"v", b"").decode(errors="replace")})
+        return [Answer(id, b"") for id in ids]
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         streams = Streams()
@@ -374,7 +436,19 @@ class RedisGatewayEnd:
 
     async def workers(self) -> list[WorkerInfo]:
         [values] = await self._commands.call(script(ALIVE, ["x:workers"], "x:worker:"))
-        return sorted((_read_info(value) for value in values), key=lambda info: info.id)
+        infos = [info for value in values if (info := self._read_heartbeat(value)) is not None]
+        self._unreadable_heartbeats &= set(values)
+        return sorted(infos, key=lambda info: info.id)
+
+    def _read_heartbeat(self, value: bytes) -> WorkerInfo | None:
+        try:
+            return _read_info(value)
+        except _UNREADABLE as error:
+            if value not in self._unreadable_heartbeats:  # counted and logged once, not at every look
+                self.unreadable["heartbeat"] += 1
+                self._unreadable_heartbeats.add(value)
+                log.error("the heartbeat of a worker cannot be read; the worker is ignored: %s", error)
+            return None
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
         [found] = await self._commands.call(("MGET", *map(record_key, names)))
@@ -401,14 +475,18 @@ class RedisGatewayEnd:
     async def asked(self) -> list[Ask]:
         while True:
             channel, data = await self._notes.message()
-            if channel in (self._queue.asks, self._queue.asks_by_request):
-                ask = _unpack_ask(data)
-                if ask.asker != self.name:
-                    return [ask]
-            else:
-                id, cancelled = _unpack_told(data)
-                if id in self._told:
-                    self._told[id].put_nowait(cancelled)
+            try:
+                if channel in (self._queue.asks, self._queue.asks_by_request):
+                    ask = _unpack_ask(data)
+                    if ask.asker != self.name:
+                        return [ask]
+                else:
+                    id, cancelled = _unpack_told(data)
+                    if id in self._told:
+                        self._told[id].put_nowait(cancelled)
+            except _UNREADABLE as error:
+                self.unreadable["ask"] += 1
+                log.error("a message of another gateway cannot be read: %s", error)
 
     async def tell(self, ask: Ask, cancelled: int) -> None:
         await self._commands.call(("PUBLISH", self._queue.told(ask.asker), _pack((ask.id, cancelled))))
@@ -446,6 +524,7 @@ class RedisWorkerEnd:
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # when a stream last had a job
         self._claimed_at = float("-inf")
+        self.unreadable: Counter[str] = Counter()
         self._taken: dict[str, _Taken] = {}
         self._missed_cancels = False  # the subscription broke, and what was said meanwhile is lost
         self._directed = Link(queue.url)
@@ -479,7 +558,10 @@ class RedisWorkerEnd:
         taking, self._taking = self._taking, None
         jobs = taking.result()
         if len(jobs) > most:
-            await self._hand_back(jobs[most:])
+            try:
+                await self._hand_back(jobs[most:])
+            except QueueAway as away:
+                log.warning("jobs were not handed back, their leases expire: %s", away)
         return jobs[:most]
 
     async def _take(self, most: int) -> list[Job]:
@@ -496,11 +578,14 @@ class RedisWorkerEnd:
         look_for_lapsed = time.monotonic() >= self._claimed_at + BLOCK_S
         streams = self._in_turn()
         [(now, *found)] = await self._commands.call(
-            script(TAKE, streams, GROUP, self._name, most, _LEASE_MS if look_for_lapsed else 0)
+            script(TAKE, streams, GROUP, self._name, most, _LEASE_MS if look_for_lapsed else 0, WIRE_VERSION)
         )
         if look_for_lapsed:
             self._claimed_at = time.monotonic()
-        return [self._keep(streams[number - 1], id, job, deliveries, int(now)) for number, id, job, deliveries in found]
+        return await self._open(
+            [(Entry(streams[number - 1], id.decode(), deliveries), fields) for number, id, fields, deliveries in found],
+            int(now),
+        )
 
     async def take_directed(self) -> list[Job]:
         """As a gateway reads its answers: what was handed out is deleted with the next read, and never handed out again."""
@@ -512,12 +597,16 @@ class RedisWorkerEnd:
             entries = streams[0][1] if streams else []
             self._directed_read = [id for id, _ in entries]
             now_ms = int(seconds) * 1000 + int(micros) // 1000
-            if jobs := [job for id, fields in entries if (job := self._take_once(id, fields[1], now_ms)) is not None]:
+            if jobs := [job for id, fields in entries if (job := self._take_once(id, fields, now_ms)) is not None]:
                 return jobs
         return await asyncio.Future()
 
-    def _take_once(self, id: bytes, packed: bytes, now_ms: int) -> Job | None:
-        job = _unpack_job(packed)
+    def _take_once(self, id: bytes, fields: list[bytes], now_ms: int) -> Job | None:
+        named = _named(fields)
+        if (envelope := _envelope(named)) is None:
+            self._count_unaddressed(1)
+            return None
+        job = self._open_job(envelope, named)
         if job.id in self._directed_ids:
             return None
         self._directed_ids.append(job.id)
@@ -545,14 +634,52 @@ class RedisWorkerEnd:
         read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
         streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S)
         now = int(seconds) * 1000 + int(micros) // 1000
-        return [
-            self._keep(stream.decode(), id, fields[1], 1, now) for stream, entries in streams or [] for id, fields in entries
-        ]
+        found = [(Entry(stream.decode(), id.decode()), fields) for stream, entries in streams or [] for id, fields in entries]
+        return await self._open(found, now)
 
-    def _keep(self, stream: str, id: bytes, packed: bytes, deliveries: int, now_ms: int) -> Job:
-        job = _unpack_job(packed)
-        self._gave_in_turn[stream] = self._turn
-        entry = Entry(stream, id.decode(), deliveries)
+    async def _open(self, found: list[tuple[Entry, list[bytes]]], now_ms: int) -> list[Job]:
+        """The jobs of these entries. Those of a newer version are handed back, those that say nothing of their job removed."""
+        jobs: list[Job] = []
+        newer: list[tuple[Entry, str]] = []
+        unaddressed: list[Entry] = []
+        for entry, fields in found:
+            self._gave_in_turn[entry.stream] = self._turn
+            named = _named(fields)
+            if (envelope := _envelope(named)) is None:
+                unaddressed.append(entry)
+            elif envelope.version > WIRE_VERSION:
+                newer.append((entry, f"version {envelope.version}"))
+            else:
+                jobs.append(self._keep(entry, self._open_job(envelope, named), now_ms))
+        try:
+            if newer:
+                self.unreadable["newer"] += len(newer)
+                log.warning("%d jobs of a newer version were left to other workers", len(newer))
+                await self._give_away(newer)
+            if unaddressed:
+                self._count_unaddressed(len(unaddressed))
+                await self._remove(unaddressed)
+        except QueueAway as away:  # the jobs that can be read must not be lost for those that cannot
+            log.warning("entries that cannot be read stay for a while: %s", away)
+        return jobs
+
+    def _open_job(self, envelope: Envelope, named: dict[bytes, bytes]) -> Job:
+        """The job; with an empty payload, which no worker can read, if nothing else can be known of it."""
+        if envelope.version <= WIRE_VERSION:
+            try:
+                return _unpack_job(named.get(b"j", b""))
+            except _UNREADABLE:
+                pass
+        self.unreadable["payload"] += 1
+        log.error("a job cannot be read", extra={"job": envelope.id, "version": envelope.version})
+        return Job(envelope.id, b"", 0, envelope.reply_to)
+
+    def _count_unaddressed(self, count: int) -> None:
+        self.unreadable["unaddressed"] += count
+        log.error("%d entries without id, gateway and version were removed", count)
+
+    def _keep(self, entry: Entry, job: Job, now_ms: int) -> Job:
+        deliveries = entry.deliveries
         waited_ms = max(0, now_ms - int(entry.id.partition("-")[0]))
         job = msgspec.structs.replace(
             job, remaining_ms=job.remaining_ms - waited_ms, deliveries=job.deliveries + deliveries - 1
@@ -571,12 +698,21 @@ class RedisWorkerEnd:
         await self._commands.call(script(SWEEP, self._streams, GROUP, SWEEP_MS))
 
     async def _hand_back(self, jobs: Sequence[Job]) -> None:
+        await self._give_away([(entry, NOBODY) for job in jobs for entry in self._taken.pop(job.id).entries])
+
+    async def _give_away(self, entries: Sequence[tuple[Entry, str]]) -> None:
         streams = Streams()
         arguments: list[Word] = []
-        for job in jobs:
-            for entry in self._taken.pop(job.id).entries:
-                arguments += (streams.number(entry.stream), entry.id, entry.deliveries - 1)
+        for entry, consumer in entries:
+            arguments += (streams.number(entry.stream), entry.id, entry.deliveries - 1, consumer)
         await self._commands.call(script(HAND_BACK, streams.keys, GROUP, self._name, 2 * _LEASE_MS, *arguments))
+
+    async def _remove(self, entries: Sequence[Entry]) -> None:
+        streams = Streams()
+        arguments: list[Word] = []
+        for entry in entries:
+            arguments += (streams.number(entry.stream), entry.id)
+        await self._commands.call(script(REMOVE, streams.keys, GROUP, *arguments))
 
     # -- leases -----------------------------------------------------------------------------------------------------------
 
@@ -651,17 +787,19 @@ class RedisWorkerEnd:
                 entries.setdefault(entry.stream, []).append(entry.id)
             if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
                 records[record_key(taken.job.record_as)] = taken.fingerprint + answer.payload
-        packed = {gateway: _pack(answers) for gateway, answers in replies.items()}
-        arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed)]
+        packed = {gateway: (" ".join(answer.id for answer in answers), _pack(answers)) for gateway, answers in replies.items()}
+        arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed), WIRE_VERSION]
         for ids in entries.values():
             arguments += (len(ids), *ids)
+        for words in packed.values():
+            arguments += words
         keys = [*entries, *map(reply_key, packed), *records]
-        [delivered] = await self._commands.call(script(ANSWER, keys, *arguments, *packed.values(), *records.values()))
+        [delivered] = await self._commands.call(script(ANSWER, keys, *arguments, *records.values()))
         for answer, _, _ in part:
             self._taken.pop(answer.id, None)
         for gateway, there in zip(packed, delivered, strict=True):
             if not there:
-                self._keep_trying(gateway, packed[gateway])
+                self._keep_trying(gateway, *packed[gateway])
 
     def _may_record(self, size: int) -> bool:
         """Within the budget: what this worker has recorded and is not forgotten yet."""
@@ -674,7 +812,7 @@ class RedisWorkerEnd:
         self._recorded_bytes += size
         return True
 
-    def _keep_trying(self, gateway: str, packed: bytes) -> None:
+    def _keep_trying(self, gateway: str, ids: str, packed: bytes) -> None:
         """Its stream is not there. If the gateway lives it makes the stream again; if not, nobody waits for this."""
 
         async def deliver() -> None:
@@ -683,7 +821,7 @@ class RedisWorkerEnd:
                 await asyncio.sleep(UNDELIVERED_PAUSE_S)
                 try:
                     [[delivered]] = await self._commands.call(
-                        script(_FREELY + ANSWER, [reply_key(gateway)], GROUP, RECORD_S, 0, 1, packed)
+                        script(_FREELY + ANSWER, [reply_key(gateway)], GROUP, RECORD_S, 0, 1, WIRE_VERSION, ids, packed)
                     )
                 except QueueAway:
                     continue
@@ -691,7 +829,7 @@ class RedisWorkerEnd:
                     return
             log.warning("answers for a gateway that is gone were dropped", extra={"gateway": gateway})
 
-        task = asyncio.create_task(deliver())
+        task = logged(asyncio.create_task(deliver()), "answers were not delivered")
         self._undelivered.add(task)
         task.add_done_callback(self._undelivered.discard)
 

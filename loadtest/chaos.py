@@ -441,7 +441,12 @@ def run(troubles: Sequence[str], calls: int, sandboxed_calls: int, seed: int) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="chaos",
+        description=__doc__,
+        epilog=redis_server.CHOICE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--only", metavar="WORDS", default="", help="troubles that have these words in their names")
     parser.add_argument("--calls", type=int, default=5000, help="at least, for each trouble (default 5000)")
     parser.add_argument("--sandboxed-calls", type=int, default=2000, help="where programs really run (default 2000)")

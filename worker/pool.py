@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from exec_wire import Call, Limits, Result, Sandbox, verdict
+from exec_wire.supervisor import Supervisor, logged, stop
 from worker.compile_cache import OUTPUT, CompileCache, CompileFailed
 from worker.config import WorkerConfig
 from worker.languages import LANGUAGES, Compiled, Interpreted
@@ -57,12 +58,13 @@ class SlotBusy(Exception):
 class Pool:
     """`async with Pool(...)`: a runner and its zygotes are there, and gone afterwards."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, supervisor: Supervisor | None = None) -> None:
         self.config = config
+        self._supervisor = supervisor or Supervisor()
         self._choice = ProfileChoice(config.profiles)
         self._zygotes: list[ZygoteLink] = []
         self._change = asyncio.Condition()
-        self._tasks: list[asyncio.Task[NoReturn]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._free = list(range(config.slots))
         self.when_free: Callable[[], None] = lambda: None  # told of every slot that becomes free
         self._cells: deque[asyncio.Future[int]] = deque()  # that wait for a slot
@@ -77,13 +79,12 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         await self._start_runner()
-        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._keep_runner())]
+        start = self._supervisor.start
+        self._tasks = [start("zygotes", self._beat), start("runner", self._keep_runner)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(self._tasks)
         self._drop_zygotes()
         self._compiled.close()
         await self._runner.close()
@@ -304,7 +305,7 @@ class Pool:
     def _add_zygote(self, number: int, profile: str, link: socket.socket) -> None:
         zygote = ZygoteLink(number, profile, link)
         self._zygotes = [other for other in self._zygotes if not other.lost] + [zygote]
-        task = asyncio.create_task(self._announce_when_ready(zygote))
+        task = logged(asyncio.create_task(self._announce_when_ready(zygote)), "a zygote was not waited for")
         self._warming.add(task)
         task.add_done_callback(self._warming.discard)
 

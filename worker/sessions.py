@@ -41,6 +41,7 @@ from exec_wire.sessions import (
     new_session_id,
     read_session_id,
 )
+from exec_wire.supervisor import Supervisor, stop
 from worker.pool import Pool, ZygoteLost
 from worker.sandbox.execution import Outcome, judge
 from worker.sandbox.protocol import Say
@@ -146,20 +147,20 @@ class Session:
 class Sessions:
     """Use as a context manager."""
 
-    def __init__(self, worker: str, pool: Pool) -> None:
+    def __init__(self, worker: str, pool: Pool, supervisor: Supervisor | None = None) -> None:
         self._worker, self._pool, self._config = worker, pool, pool.config
+        self._supervisor = supervisor or Supervisor()
         self._life = secrets.token_hex(4)
         self._sessions: dict[str, Session] = {}
         self._coming = 0  # that are being made
         self.counts: Counter[str] = Counter({"started": 0, "forks": 0, "rollbacks": 0, "expired": 0, "lost": 0})
 
     async def __aenter__(self) -> Sessions:
-        self._sweeper = asyncio.create_task(self._sweep_forever())
+        self._sweeper = self._supervisor.start("sessions", self._sweep_forever)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._sweeper.cancel()
-        await asyncio.gather(self._sweeper, return_exceptions=True)
+        await stop([self._sweeper])
         await asyncio.gather(*(tree.kill() for tree in self._trees()), return_exceptions=True)
 
     @property
@@ -436,10 +437,7 @@ class Sessions:
     async def _sweep_forever(self) -> NoReturn:
         while True:
             await asyncio.sleep(SWEEP_S)
-            try:
-                await self._sweep()
-            except Exception:  # the outermost loop: sessions must go on expiring
-                log.exception("cannot look after the sessions; trying again")
+            await self._sweep()
 
     async def _sweep(self) -> None:
         now = time.monotonic()

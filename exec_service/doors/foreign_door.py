@@ -29,6 +29,7 @@ from exec_service.sessions import Desk as SessionDesk
 from exec_service.validate import Validator
 from exec_service.waiters import Origin
 from exec_wire.messages import Call, Limits, Result, encode_json
+from exec_wire.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class House(NamedTuple):
     metrics: Metrics
     sessions: SessionDesk
     tasks: set[asyncio.Task[None]]  # that are cancelled when the gateway stops
+    supervisor: Supervisor
 
 
 WARM = "math"  # the interpreter that sessions of other services' clients get, where there is one

@@ -84,9 +84,19 @@ class McpDoor:
                 running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 task = asyncio.create_task(_run(manager, running))
                 self._house.tasks.add(task)
-                await running
+                task.add_done_callback(self._ended)
+                await asyncio.wait({task, running}, return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    task.result()
                 self._manager = manager
             return self._manager
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The next request starts another manager: one cannot be run twice."""
+        self._manager = None
+        self._house.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._house.supervisor.failed("mcp", error)
 
     def _make(self) -> StreamableHTTPSessionManager:
         from mcp.server.lowlevel import Server

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,23 +12,54 @@ sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 sys.path.append(str(Path(__file__).parents[1] / "worker"))  # for what needs a real sandbox
 
 from cluster_harness import Cluster, cluster_on
-from redis_harness import MovedServer, need_redis
+from redis_harness import MovedServer, chosen, server_params
 
 from loadtest.redis_server import RedisServer
 
 
-@pytest.fixture(scope="session")
-def moved_server() -> Iterator[MovedServer]:
-    """One for all tests that leave it as it was; its clock can be moved."""
-    need_redis()
-    with MovedServer() as server:
-        yield server
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "one_server: tests what does not depend on the server, so it runs on one of those that are there"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Whatever needs a server runs once on each that is there: they differ in what they answer."""
+    if "redis_path" in metafunc.fixturenames:
+        params = server_params()
+        one = metafunc.definition.get_closest_marker("one_server") is not None
+        metafunc.parametrize("redis_path", params[:1] if one else params, indirect=True)
 
 
 @pytest.fixture
-def own_server() -> Iterator[RedisServer]:
+def redis_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    with chosen(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="session")
+def moved_server_at() -> Iterator[Callable[[str], MovedServer]]:
+    """One of each program for all tests that leave it as it was; its clock can be moved."""
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, MovedServer] = {}
+
+        def at(path: str) -> MovedServer:
+            if path not in servers:
+                with chosen(path):
+                    servers[path] = stack.enter_context(MovedServer())
+            return servers[path]
+
+        yield at
+
+
+@pytest.fixture
+def moved_server(moved_server_at: Callable[[str], MovedServer], redis_path: str) -> MovedServer:
+    return moved_server_at(redis_path)
+
+
+@pytest.fixture
+def own_server(redis_path: str) -> Iterator[RedisServer]:
     """A server of the test's own, to be broken."""
-    need_redis()
     with RedisServer() as server:
         yield server
 

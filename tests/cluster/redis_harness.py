@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from loadtest import moved_clock
 from loadtest.redis_server import NoServer, find_server
+
+try:
+    from loadtest.redis_server import servers
+except ImportError:  # a commit that cannot list them: see tests/trust.py
+
+    def servers() -> list[str]:
+        return [find_server()]
 
 
 def need_redis() -> None:
@@ -19,6 +31,27 @@ def need_redis() -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+@functools.cache
+def server_params() -> list[Any]:
+    """The paths of all servers, named by their versions such as `redis-7.0.15`; a name alone where there is none."""
+    return [pytest.param(path, id=_name(path)) for path in servers()] or [pytest.param("", id="no server")]
+
+
+def _name(path: str) -> str:
+    words = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    kind, _, rest = words.partition(" server v=")
+    return f"{kind.lower()}-{rest.split()[0]}"
+
+
+@contextlib.contextmanager
+def chosen(path: str) -> Iterator[None]:
+    """Every server that is started meanwhile is this program."""
+    need_redis()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXEC_REDIS_SERVER", path)
+        yield
 
 
 class MovedServer(moved_clock.MovedServer):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from cluster_harness import Cluster
 from gateway_harness import soon, until
 from grpc_harness import caller, refused
 
 from exec_service.keys import add_key
 from loadtest.ports import free_port
+
+pytestmark = pytest.mark.one_server  # keys and gRPC are the gateway's
 
 
 async def test_tenants_stay_apart_across_gateways_and_doors(cluster: Cluster, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from sandbox_harness import need_sandbox
 
 from exec_service.app import Gateway
@@ -19,6 +20,8 @@ from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool
 from worker.sessions import Sessions
+
+pytestmark = pytest.mark.one_server  # the rules of directed jobs are tested in test_queue.py, on all
 
 SLOW = Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k")
 

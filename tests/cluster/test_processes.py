@@ -10,11 +10,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from redis_harness import need_redis
+from sandbox_harness import need_sandbox
 
 from exec_client import Client
 from exec_wire.queue import Answer, Job, WorkerInfo
@@ -22,6 +25,8 @@ from exec_wire.redis_queue import RedisQueue
 from loadtest.parts import ROOT, Part, environment
 from loadtest.ports import free_port
 from loadtest.redis_server import RedisServer
+
+pytestmark = pytest.mark.one_server  # commands and their words
 
 
 def failed(*arguments: str, **settings: object) -> tuple[int, str]:
@@ -165,3 +170,112 @@ def test_metrics_of_a_gateway_are_at_the_port_that_was_given(own_server: RedisSe
             urllib.request.urlopen(f"{gateway.url}/metrics")
         taken, words = failed("gateway", "--redis", own_server.url, "--port", "0", "--metrics-port", str(port))
     assert taken == 69 and str(port) in words
+
+
+# -- a task that keeps failing ------------------------------------------------------------------------------------------------
+
+BREAK_TAKE = """
+import asyncio, os
+from exec_wire.redis_queue import RedisWorkerEnd
+take = RedisWorkerEnd.take
+async def take_until_broken(self, most):
+    while not os.path.exists({flag!r}):
+        try:
+            return await asyncio.wait_for(take(self, most), 0.2)
+        except TimeoutError:
+            pass
+    raise ZeroDivisionError("broken on purpose")
+RedisWorkerEnd.take = take_until_broken
+"""
+BREAK_REFRESH = """
+import os
+from exec_service.fleet import Fleet
+refresh = Fleet.refresh
+async def refresh_until_broken(self, *arguments):
+    if os.path.exists({flag!r}):
+        raise ZeroDivisionError("broken on purpose")
+    await refresh(self, *arguments)
+Fleet.refresh = refresh_until_broken
+"""
+LONG_MS = 12_000  # what runs while the part gives up
+
+
+class Breakable:
+    """Parts that are started while it is in use break when they are told to."""
+
+    def __init__(self, folder: Path, patch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flag = folder / "broken"
+        (folder / "sitecustomize.py").write_text(patch.format(flag=str(self.flag)))
+        monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
+
+    def wait_not_ready(self, part: Part) -> str:
+        """What it says while it finishes what it has."""
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up:
+            answer = httpx.get(f"{part.side_url}/readyz")
+            if answer.status_code == 503 and "5 times" in answer.text:
+                return answer.text
+            time.sleep(0.02)
+        raise AssertionError("it is still ready, or does not say why not")
+
+
+def run_long(gateway: Part) -> Future[str]:
+    """The status of a call that takes `LONG_MS`."""
+
+    def run() -> str:
+        return str(httpx.post(f"{gateway.url}/v1/run", json={"code": "x"}, timeout=60).json()["status"])
+
+    return ThreadPoolExecutor(1).submit(run)
+
+
+def test_a_worker_whose_task_keeps_failing_announces_no_slots_drains_and_exits_with_70(
+    own_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Part.gateway(own_server.url) as gateway:
+        breakable = Breakable(tmp_path, BREAK_TAKE, monkeypatch)
+        with Part.echo(own_server.url, slots=2, echo_ms=LONG_MS) as worker:
+            gateway.wait_for_workers(1)
+            running = run_long(gateway)
+            wait_for(lambda: worker.metrics()["exec_worker_busy"] == 1)
+            breakable.flag.touch()
+            assert "'take' failed 5 times" in breakable.wait_not_ready(worker)
+            assert worker.metrics()['exec_task_failures_total{task="take"}'] >= 5
+            wait_for(lambda: gateway.metrics()["exec_slots"] == 0)
+            assert running.result(60) == "ok"
+            assert worker.wait() == 70
+            assert "ZeroDivisionError: broken on purpose" in worker.words and "Traceback" in worker.words
+
+
+def test_a_gateway_whose_task_keeps_failing_is_not_ready_drains_and_exits_with_70(
+    own_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Part.echo(own_server.url, slots=2, echo_ms=LONG_MS):
+        breakable = Breakable(tmp_path, BREAK_REFRESH, monkeypatch)
+        with Part.gateway(own_server.url) as gateway:
+            gateway.wait_for_workers(1)
+            running = run_long(gateway)
+            wait_for(lambda: gateway.metrics()["exec_released"] == 1)
+            breakable.flag.touch()
+            assert "'fleet' failed 5 times" in breakable.wait_not_ready(gateway)
+            assert gateway.metrics()['exec_task_failures_total{task="fleet"}'] >= 5
+            assert running.result(60) == "ok"
+            assert gateway.wait() == 70
+            assert "ZeroDivisionError: broken on purpose" in gateway.words and "Traceback" in gateway.words
+
+
+def test_a_service_on_one_machine_whose_task_keeps_failing_exits_with_70(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_sandbox()
+    breakable = Breakable(tmp_path, BREAK_REFRESH, monkeypatch)
+    with Part.up(profiles='{"bare": []}', slots=1) as service:
+        breakable.flag.touch()
+        assert service.wait() == 70
+        assert "ZeroDivisionError: broken on purpose" in service.words
+
+
+def wait_for(true: Callable[[], bool], patience_s: float = 30.0) -> None:
+    give_up = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from redis_harness import MovedServer
 
 from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, Answer, Job, QueueAway, WorkerInfo, fingerprint, record_name
+from exec_wire.queue import LEASE_S, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint, record_name
 from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
 
 
@@ -224,3 +225,152 @@ async def test_nothing_is_left_when_everybody_has_left(ends: Ends) -> None:
     streams = ends.server.say("EVAL", "return table.concat(redis.call('KEYS', '*'), ' ')", "0")
     assert all(key.startswith("x:jobs:") for key in streams.split()), streams
     assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
+
+
+# -- what cannot be read ------------------------------------------------------------------------------------------------------
+
+
+JOBS = "x:jobs:python"
+
+
+def add(ends: Ends, *fields: str, key: str = JOBS) -> None:
+    assert ends.server.say("XADD", key, "*", *fields).strip()
+
+
+async def answered(worker: RedisWorkerEnd) -> list[str]:
+    """The jobs that a worker takes and answers, by id, until the last one, `good`."""
+    taken: list[str] = []
+    while "good" not in taken:
+        jobs = await asyncio.wait_for(worker.take(4), 10)
+        await worker.answer([Answer(job.id, job.payload) for job in jobs])
+        taken += [job.id for job in jobs]
+    return taken
+
+
+async def test_an_entry_tells_job_gateway_and_version_beside_the_packed_job(ends: Ends) -> None:
+    gateway = await ends.gateway()
+    await gateway.publish([job("the-job")])
+    await gateway.publish_to("w1", job("directed"))
+    for key, id in ((JOBS, "the-job"), ("x:jobs@w1", "directed")):
+        fields = "return table.concat(redis.call('XRANGE', KEYS[1], '-', '+')[1][2], ' ', 1, 6)"
+        assert ends.server.say("EVAL", fields, "1", key) == f"v 1 id {id} to g1"
+
+
+async def test_an_unreadable_entry_is_answered_through_its_fields_and_holds_up_no_other(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    add(ends, "v", "1", "id", "garbled", "to", "g1", "j", "no job")
+    add(ends, "v", "1", "id", "empty", "to", "g1")
+    await gateway.publish([job("good")])
+    assert sorted(await answered(worker)) == ["empty", "garbled", "good"]
+    received: dict[str, bytes] = {}
+    while len(received) < 3:
+        received |= {answer.id: answer.payload for answer in await asyncio.wait_for(gateway.receive(), 10)}
+    assert received == {"garbled": b"", "empty": b"", "good": b"payload of good"}  # no worker can read an empty one
+    assert ends.server.say("XLEN", JOBS) == ":0\r\n"
+    assert worker.unreadable == {"payload": 2}
+
+
+async def test_an_entry_without_an_address_is_removed_and_counted(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    add(ends, "j", "a job of nobody")
+    add(ends, "v", "1", "id", "x", "j", "no gateway")
+    add(ends, "v", "one", "id", "x", "to", "g1", "j", "no version")
+    await gateway.publish([job("good")])
+    assert await answered(worker) == ["good"]
+    assert ends.server.say("XLEN", JOBS) == ":0\r\n"
+    assert ends.server.say("EVAL", f"return redis.call('XPENDING', '{JOBS}', 'workers')[1]", "0") == ":0\r\n"
+    assert worker.unreadable == {"unaddressed": 3}
+
+
+async def test_an_entry_of_a_newer_version_is_left_to_workers_that_can_read_it(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    add(ends, "v", "2", "id", "newer", "to", "g1", "j", "of the future")
+    await gateway.publish([job("good")])
+    assert await answered(worker) == ["good"]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(worker.take(1), 2.5)  # more than one look at lapsed leases
+    assert worker.unreadable == {"newer": 1}  # it was not taken again and again
+    assert ends.server.say("XLEN", JOBS) == ":1\r\n"
+    other = await ends.worker("w2")
+    monkeypatch.setattr("exec_wire.redis_queue.WIRE_VERSION", 2)
+    [taken] = await asyncio.wait_for(other.take(1), 10)
+    assert (taken.id, taken.deliveries) == ("newer", 1)
+
+
+async def test_many_entries_of_a_newer_version_do_not_hide_a_lapsed_lease(ends: Ends) -> None:
+    gateway, dead, worker = await ends.gateway(), await ends.worker("dead"), await ends.worker()
+    for number in range(20):
+        add(ends, "v", "2", "id", f"newer{number}", "to", "g1", "j", "of the future")
+    await gateway.publish([job("good")])
+    while not await asyncio.wait_for(dead.take(4), 10):
+        pass
+    await ends.server.pass_s(LEASE_S + 0.1)
+    [taken] = await asyncio.wait_for(worker.take(2), 10)
+    assert (taken.id, taken.deliveries) == ("good", 2)
+
+
+async def test_directed_entries_that_cannot_be_read_are_answered_or_removed(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    for version in ("1", "2"):  # there is no other worker that could read the newer one
+        add(ends, "v", version, "id", f"unreadable{version}", "to", "g1", "j", "garbage", key="x:jobs@w1")
+    add(ends, "j", "of nobody", key="x:jobs@w1")
+    await gateway.publish_to("w1", job("good"))
+    taken = {job.id: job.payload for job in await asyncio.wait_for(worker.take_directed(), 10)}
+    assert taken == {"unreadable1": b"", "unreadable2": b"", "good": b"payload of good"}
+    assert worker.unreadable == {"payload": 2, "unaddressed": 1}
+
+
+async def test_a_reply_that_cannot_be_read_loses_no_other_and_is_an_answer_without_contents(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job("good")])
+    await worker.take(1)
+    reply = "x:reply@g1"
+    add(ends, "v", "1", "id", "j7 j8", "a", "garbage", key=reply)
+    add(ends, "v", "2", "id", "j9", "a", "of the future", key=reply)
+    add(ends, "a", "garbage", key=reply)
+    await worker.answer([Answer("good", b"result")])
+    received: dict[str, bytes] = {}
+    while len(received) < 4:
+        received |= {answer.id: answer.payload for answer in await asyncio.wait_for(gateway.receive(), 10)}
+    assert received == {"j7": b"", "j8": b"", "j9": b"", "good": b"result"}
+    assert gateway.unreadable == {"answer": 3}
+
+
+@pytest.mark.parametrize("value", ["no json", "{}", '{"id": "bad", "slots": -1}', None])
+async def test_one_malformed_heartbeat_does_not_hide_the_other_workers(ends: Ends, value: str | None) -> None:
+    gateway, _ = await ends.gateway(), await ends.worker("good")
+    ends.server.say("SADD", "x:workers", "bad")
+    if value is None:
+        ends.server.say("HSET", "x:worker:bad", "slots", "4")
+    else:
+        ends.server.say("SET", "x:worker:bad", value)
+    for _ in range(3):
+        assert [info.id for info in await gateway.workers()] == ["good"]
+    assert gateway.unreadable == {"heartbeat": 1}
+
+
+async def test_a_message_of_another_gateway_that_cannot_be_read_is_counted(ends: Ends) -> None:
+    gateway = await ends.gateway()
+    await gateway._notes.listen()
+    asking = asyncio.create_task(gateway.asked())
+    ends.server.say("PUBLISH", ends.queue.asks, "garbage")
+    other = await ends.gateway("g2")
+    await other._commands.call(("PUBLISH", ends.queue.asks, msgspec.msgpack.encode(Ask("g2", "a", Selection(run="r")))))
+    assert [ask.id for ask in await asyncio.wait_for(asking, 10)] == ["a"]
+    assert gateway.unreadable == {"ask": 1}
+
+
+async def test_an_error_that_nobody_knows_is_an_unavailable_queue_and_not_the_end_of_a_loop(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job("j1")])
+    ends.server.say("DEL", JOBS)
+    ends.server.say("SET", JOBS, "a text")
+    with pytest.raises(QueueAway, match="WRONGTYPE"):
+        await worker.take(1)
+    with pytest.raises(QueueAway, match="WRONGTYPE"):
+        await gateway.publish([job("j2")])
+    ends.server.say("DEL", JOBS)
+    await gateway.publish([job("j3")])
+    assert [taken.id for taken in await asyncio.wait_for(worker.take(1), 5)] == ["j3"]

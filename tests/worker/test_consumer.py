@@ -13,7 +13,7 @@ import pytest
 from sandbox_harness import Lab, call_of, until
 
 from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, verdict
-from exec_wire.memory_queue import MemoryQueue
+from exec_wire.memory_queue import MemoryQueue, MemoryWorkerEnd
 from exec_wire.queue import LEASE_S, Job
 from worker.consumer import Consumer
 from worker.pool import Pool, SlotBusy, ZygoteLost
@@ -92,8 +92,8 @@ class Desk:
         """As the queue does, whether or not the worker has these jobs."""
         self._queue._cancels["w"].put(ids)
 
-    async def workers(self) -> list[str]:
-        return [info.id for info in await self._gateway.workers()]
+    async def slots(self) -> list[int]:
+        return [info.slots for info in await self._gateway.workers()]
 
 
 @asynccontextmanager
@@ -327,16 +327,65 @@ async def test_program_that_never_finds_a_runner_again_is_answered_expired(
     assert (result.status, result.blame, result.retryable) == ("expired", "infra", True)
 
 
-async def test_worker_without_a_runner_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def slots_become(there: Desk, slots: int) -> None:
+    async with asyncio.timeout(20):
+        while await there.slots() != [slots]:  # noqa: ASYNC110 - the worker announces them in its own time
+            await asyncio.sleep(0.01)
+
+
+async def test_worker_without_a_runner_announces_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.consumer.RENEW_S", 0.02)
-    monkeypatch.setattr("exec_wire.memory_queue.LEASE_S", 0.1)
-    pool = ScriptedPool()
+    pool = ScriptedPool(slots=3)
     async with desk(pool) as there:
-        await asyncio.sleep(0.2)
-        assert await there.workers() == ["w"]
+        await slots_become(there, 3)
         pool.alive = False
-        await asyncio.sleep(0.2)
-        assert await there.workers() == []
+        await slots_become(there, 0)
         pool.alive = True
-        await asyncio.sleep(0.1)
-        assert await there.workers() == ["w"]
+        await slots_become(there, 3)
+
+
+class FailingEnd:
+    """A worker's end of a queue whose `take` raises what the test says, and else does as the real one."""
+
+    def __init__(self, end: MemoryWorkerEnd) -> None:
+        self._end = end
+        self.raises: list[BaseException] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._end, name)
+
+    async def take(self, most: int) -> list[Job]:
+        if self.raises:
+            raise self.raises.pop(0)
+        return await self._end.take(most)
+
+
+@asynccontextmanager
+async def failing_desk(raises: list[BaseException]) -> AsyncIterator[Desk]:
+    queue = MemoryQueue()
+    end = FailingEnd(queue.worker("w"))
+    end.raises = raises
+    async with Consumer("w", ScriptedPool(slots=3), end) as consumer:  # type: ignore[arg-type]
+        yield Desk(queue, consumer)
+
+
+async def test_a_take_loop_that_fails_is_logged_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with failing_desk([ZeroDivisionError("in take"), asyncio.CancelledError()]) as there:
+        assert (await there.ask()).status == "ok"
+    assert "ZeroDivisionError: in take" in caplog.text and "Traceback" in caplog.text
+
+
+async def test_a_worker_whose_take_loop_keeps_failing_announces_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.consumer.RENEW_S", 0.02)
+    raises: list[BaseException] = [ZeroDivisionError() for _ in range(1000)]
+    async with failing_desk(raises) as there:
+        await slots_become(there, 0)
+        del raises[:]
+        await slots_become(there, 3)
+        assert (await there.ask()).status == "ok"
+
+
+async def test_a_job_that_cannot_be_read_is_answered_internal_error() -> None:
+    async with desk(ScriptedPool()) as there:
+        await there._gateway.publish([Job("j", b"\xc1", 30_000, "g")])
+        assert (await there.answers())["j"].status == "internal_error"
