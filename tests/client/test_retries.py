@@ -160,7 +160,7 @@ async def test_refused_until_the_deadline_raises_the_reason(
 
 async def test_retry_after_beyond_the_deadline_raises_at_once(client: AsyncClient, server: ScriptedServer) -> None:
     server.play(refuse("overloaded", retry_after="3600"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(Overloaded) as raised:
             await client.run("a", deadline_s=60)
         assert raised.value.retry_after_s == 3600
@@ -263,7 +263,7 @@ async def test_silent_service_raises_at_the_deadline_and_the_request_is_given_up
     server.play(server.hold)
     with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
         await client.run("a", deadline_s=0.2)
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
 
 
 async def test_deadline_of_one_call_leaves_its_neighbours_alone(client: AsyncClient, server: ScriptedServer) -> None:
@@ -490,7 +490,7 @@ async def test_run_many_raises_the_first_failure_and_gives_up_the_rest(client: A
     with pytest.raises(InfraFailure) as raised:
         await client.run_many(["a", "b", "c"])
     assert raised.value.index == 1
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
 
 
 async def test_run_many_puts_exceptions_in_the_place_of_results(client: AsyncClient, server: ScriptedServer) -> None:

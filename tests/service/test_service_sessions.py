@@ -328,9 +328,9 @@ async def test_sessions_over_grpc() -> None:
 def test_caller_who_leaves_does_not_stop_the_cell_and_gets_its_result_later(service: Service) -> None:
     id = create(service)
     run(service, id, "x = 0")
-    body = {"code": "import time\ntime.sleep(1)\nx += 1\nx", "idempotency_key": "k"}
+    body = {"code": "import time\ntime.sleep(3)\nx += 1\nx", "idempotency_key": "k"}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{service.url}/v1/sessions/{id}/run", json=body, timeout=0.3)
+        httpx.post(f"{service.url}/v1/sessions/{id}/run", json=body, timeout=2)
     again = ask(service, "POST", f"/{id}/run", json=body)
     assert (again["status"], again["value"]) == ("ok", "1")
     assert ask(service, "POST", f"/{id}/run", json=body)["value"] == "1"
@@ -406,11 +406,11 @@ async def test_death_of_a_gateway_is_no_event_for_a_session_and_that_of_its_work
                     await second.desk.run(id, Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k"))
                 ).value == "2"
                 assert (await second.desk.run(id, Cell("x"))).value == "2"
-                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(20)")))
+                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
                 await asyncio.sleep(0.2)
                 started = time.monotonic()
             await second.fleet.refresh()
             result = await running
             assert (result.status, result.blame, result.retryable) == ("session_lost", "infra", False)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             assert (await second.desk.run(id, Cell("x"))).status == "session_lost"
