@@ -47,8 +47,9 @@ if [ "$(cat ".venv/installed-$extras" 2>/dev/null)" != "$wanted" ]; then
     say "installing the service into .venv"
     # shellcheck disable=SC2086
     install $build
+    # What is imported is compiled then; all of torch and transformers would take a minute.
     # shellcheck disable=SC2086
-    install --no-build-isolation $service -e ".[$extras]"
+    install --no-compile --no-build-isolation $service -e ".[$extras]"
     .venv/bin/python -c 'import worker.sandbox.inside._zygote' || fail "the sandbox's C part was not built." \
         "See what the compiler says: .venv/bin/python setup.py build_ext --inplace"
     case $extras in dev*) printf '%s\n' "$wanted" > .venv/installed-server ;; esac

@@ -287,7 +287,7 @@ def test_interrupt_gives_the_program_up(blocking: Client, server: ScriptedServer
 
 def run_in_child(client: Client, code: str, answers: Any) -> None:
     try:
-        answers.put(client.run(code, deadline_s=5).stdout)
+        answers.put(client.run(code, deadline_s=60).stdout)
     except Exception as error:
         answers.put(error)
 

@@ -133,7 +133,7 @@ async def test_refused_calls_are_sent_again_until_accepted(client: AsyncClient, 
     assert len({key for request in server.requests for key in request.keys}) == 1
 
 
-@pytest.mark.parametrize("told", [{"retry_after": "1"}, {"retry_after_s": 0.5}], ids=["header", "body"])
+@pytest.mark.parametrize("told", [{"retry_after": "2"}, {"retry_after_s": 2}], ids=["header", "body"])
 async def test_retry_after_is_honoured_by_every_call(
     client: AsyncClient, server: ScriptedServer, told: dict[str, object]
 ) -> None:
@@ -154,7 +154,7 @@ async def test_refused_until_the_deadline_raises_the_reason(
 ) -> None:
     server.play(ever_after=refuse(code))
     with pytest.raises(kind):
-        await client.run("a", deadline_s=0.4)
+        await client.run("a", deadline_s=2)
     assert len(server.requests) > QUICK.max_attempts
 
 
@@ -269,7 +269,8 @@ async def test_silent_service_raises_at_the_deadline_and_the_request_is_given_up
 async def test_deadline_of_one_call_leaves_its_neighbours_alone(client: AsyncClient, server: ScriptedServer) -> None:
     async def late(exchange: Exchange) -> None:
         await exchange.start()
-        await asyncio.sleep(0.6)
+        while not hasty.done():
+            await asyncio.sleep(0.01)
         await exchange.result(0)
         await exchange.result(1)
         await exchange.end()
@@ -303,14 +304,14 @@ async def test_infra_result_at_the_deadline_raises_deadline_exceeded(
 
     server.play(ever_after=expire)
     with pytest.raises(DeadlineExceeded) as raised:
-        await client.run("a", deadline_s=0.3)
+        await client.run("a", deadline_s=1)
     assert raised.value.result is not None and raised.value.result.status == status
 
 
 async def test_deadline_after_a_failed_attempt_carries_what_happened(client: AsyncClient, server: ScriptedServer) -> None:
     server.play(answer(**LOST), server.hold)
     with pytest.raises(DeadlineExceeded) as raised:
-        await client.run("a", deadline_s=0.4)
+        await client.run("a", deadline_s=2)
     assert raised.value.result is not None and raised.value.result.status == "worker_lost"
     assert isinstance(raised.value.__cause__, InfraFailure)
 

@@ -96,7 +96,7 @@ async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(en
                 await gateway.tell(ask, count)
 
     tasks = [asyncio.create_task(serve(gateway, count)) for gateway, count in zip(gateways, (1, 20, 300), strict=True)]
-    await asyncio.sleep(0.05)
+    await asyncio.gather(*(gateway._notes.listen() for gateway in gateways))
     selection = Selection(run="r", step=3, tenant="t")
     assert await gateways[0].ask_others(selection) == 320
     assert asked == [selection, selection]

@@ -187,7 +187,7 @@ async def test_the_deadline_is_55_seconds_for_clients_that_give_up_after_60() ->
 
 
 async def test_what_was_queue_timeout_is_answered_when_it_is_sent_again_alone() -> None:
-    async with running(slots=2, codejudge_deadline_s=0.3) as service:
+    async with running(slots=2, codejudge_deadline_s=2) as service:
         first = await batch(service, "hold", "say b")
         assert [result["reason"] for result in first] == ["queue_timeout", ""]
         service.worker.let_go.set()

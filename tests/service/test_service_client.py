@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from service_harness import Service, mixed_case, until_no_program_runs, until_program_runs
+from service_harness import Service, mixed_case, until_no_program_runs, until_program_runs, wait_until
 
 from exec_client import AsyncClient, Call, Client, Conflict, Limits, Result, Tags
 
@@ -79,7 +79,7 @@ async def test_cancel_by_tags_kills_what_runs_and_answers_all_of_it(service: Ser
     doomed = [asyncio.create_task(client.run(SLEEP, limits=LONG, tags=Tags(run="r", step=n))) for n in range(4)]
     await until_program_runs(service, 2)
     spared = asyncio.create_task(client.run("print('spared')", tags=Tags(run="other")))
-    await asyncio.sleep(0.1)
+    await asyncio.to_thread(wait_until, lambda: service.metric("exec_in_flight") == 5, "all are at the service")
     assert await client.cancel(run="r") == 4
     async with asyncio.timeout(30):
         results: list[Result] = await asyncio.gather(*doomed)

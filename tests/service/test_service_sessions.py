@@ -265,10 +265,10 @@ async def test_async_client_runs_forks_and_rolls_back(client: AsyncClient) -> No
 
 async def test_interrupt_from_another_task(client: AsyncClient) -> None:
     async with client.session() as session:
-        running = asyncio.create_task(session.run("import time\nx = 1\ntime.sleep(20)"))
+        running = asyncio.create_task(session.run("import time\nx = 1\ntime.sleep(60)", wall_s=60))
         while (await session.info()).state != "running":  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)  # the variable is set
         assert await session.interrupt()
         result = await running
         assert (result.exit_code, result.state_kept) == (130, True)
@@ -347,7 +347,7 @@ async def test_dead_zygote_loses_its_sessions_and_the_client_can_rebuild_them() 
                 await session.run("x = 1")
                 await session.run("x += 1")
             await built.put_files({"f": b"x"})
-            running = asyncio.create_task(plain.run("import time; time.sleep(20)"))
+            running = asyncio.create_task(plain.run("import time; time.sleep(60)", wall_s=60))
             while (await plain.info()).state != "running":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for pid in service.zygote_pids:
