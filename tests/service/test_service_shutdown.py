@@ -166,6 +166,7 @@ def survivor_in(groups: list[Path]) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.alone  # whichever service starts next cleans up
 async def test_next_start_removes_what_a_killed_one_left() -> None:
     with serving(uid_base=OWN_BASE) as first:
         assert first.block == OWN_BASE

@@ -115,6 +115,7 @@ async def test_runner_and_its_zygotes_die_with_the_worker() -> None:
     assert not (uids.STATE_FOLDER / f"exec-service-{base}").exists()
 
 
+@pytest.mark.alone  # whichever service starts next cleans up
 async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left() -> None:
     need_sandbox()
     mounts = host_mounts()
