@@ -1,4 +1,4 @@
-"""The versions that `make` installs are those of the pin files, for every supported Python; what fails is not tried again."""
+"""The versions that `make` installs are those of the pin files, for every supported Python."""
 
 from __future__ import annotations
 
@@ -138,9 +138,3 @@ def test_newest_versions_are_tried_on_request_only(set_up: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     [recipe] = re.findall(r"^test-latest:.*\n((?:\t.*\n)+)", makefile, re.M)
     assert "PINS=newest" in recipe and makefile.count("PINS=newest") == 1 and "deploy/test.sh" in recipe
-
-
-def test_what_fails_is_not_tried_again() -> None:
-    files = [ROOT / name for name in ("Makefile", "pyproject.toml", "deploy/test.sh", "deploy/dev-constraints.txt", ".ci/run")]
-    assert [file.name for file in files if re.search("rerun|flaky", file.read_text())] == []
-    assert "--reruns" not in (ROOT / "CONTRIBUTING.md").read_text()
