@@ -49,7 +49,9 @@ def test_tests_run_at_the_same_time_unless_they_need_the_machine_for_themselves(
     assert int(others.split("-n ")[1]) >= 2 and others != trainer
 
 
-@pytest.mark.parametrize("fails", ["-m alone", "-m not alone", "tests/trainer tests/trainer_integrations"])
+@pytest.mark.parametrize(
+    "fails", ["-m alone", "-m not alone", "tests/trainer tests/trainer_integrations"], ids=["alone", "others", "trainer"]
+)
 def test_one_failure_anywhere_is_a_failure(tmp_path: Path, fails: str) -> None:
     assert run_suite(tmp_path, fails=fails)[0] != 0
 
