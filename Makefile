@@ -1,7 +1,7 @@
 # make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change)
 # make test     set everything up and run all tests, the trainer's too
-# make test-latest  the same with the newest version of every package, in a copy of its own (.venvs/latest), installed anew each time
 # make test-service  the same without the trainer, and without torch
+# make test-latest  all tests with the newest version of every package, in a copy of this folder (.venvs/latest)
 # make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
