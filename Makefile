@@ -1,6 +1,7 @@
 # make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change)
 # make test     set everything up and run all tests, the trainer's too
 # make test-service  the same without the trainer, and without torch
+# make test-latest  all tests with the newest version of every package, in a copy of this folder (.venvs/latest)
 # make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
@@ -39,10 +40,17 @@ test: install-all
 	@sh deploy/test-tools.sh
 	@BIN=$(BIN) sh deploy/test.sh $(ARGS)
 
+.PHONY: test-latest
+test-latest:
+	@rm -rf .venvs/latest && mkdir -p .venvs/latest
+	@git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t .venvs/latest
+	@cd .venvs/latest && PINS=newest sh deploy/setup.sh dev,trainer
+	@cd .venvs/latest && sh deploy/test-tools.sh && sh deploy/test.sh $(ARGS)
+
 .PHONY: test-service train-demo test-integrations-trainers install-all
 test-service: install-dev
 	@sh deploy/test-tools.sh
-	@BIN=$(BIN) sh deploy/test.sh --ignore=tests/trainer --ignore=tests/trainer_integrations $(ARGS)
+	@BIN=$(BIN) TRAINER=no sh deploy/test.sh $(ARGS)
 
 train-demo: install-all
 	$(BIN)/python -m trainer demo $(ARGS)

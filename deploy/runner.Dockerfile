@@ -12,7 +12,8 @@ ARG PIP_NO_INDEX
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir setuptools==80.9.0 wheel==0.45.1
+COPY deploy/build-constraints.txt deploy/
+RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir -r deploy/build-constraints.txt
 COPY deploy/packages-constraints.txt deploy/
 COPY worker/sandbox/packages.txt worker/sandbox/
 RUN /build/bin/pip install --no-cache-dir --target /opt/sandbox-packages \

@@ -1,10 +1,12 @@
 #!/bin/sh
 # Makes .venv (the service) and .sandbox-packages (what programs may import), once; a second run takes no time.
 #   sh deploy/setup.sh [EXTRAS]      EXTRAS of pyproject.toml, `server` if not given
+# Installs the versions that the pin files name (sh deploy/pin.sh writes these), or the newest with PINS=newest.
 set -eu
 cd "$(dirname "$0")/.."
 extras=${1:-server}
 python=${PYTHON:-python3}
+pins=${PINS:-pinned}
 
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "exec-service: $1"; shift; for line in "$@"; do say "  $line"; done; exit 1; }
@@ -22,7 +24,16 @@ fi
 header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
 [ -f "$header" ] || fail "Python's headers are missing ($header)." "On Debian and Ubuntu: apt-get install python3-dev"
 
-stamp() { { cat "$@"; "$python" -V; } | cksum; }
+stamp() { { cat "$@"; echo "$pins"; "$python" -V; } | cksum; }
+install() { .venv/bin/pip install --quiet --disable-pip-version-check "$@"; }
+case $pins in
+    pinned)
+        build="-r deploy/build-constraints.txt"
+        service="-c deploy/constraints.txt -c deploy/dev-constraints.txt"
+        programs="-c deploy/packages-constraints.txt" ;;
+    newest) build="--upgrade setuptools wheel" service=--upgrade programs=--upgrade ;;
+    *) fail "PINS=$pins is unknown." "Say PINS=pinned, which is the default, or PINS=newest." ;;
+esac
 
 for folder in . .venv .sandbox-packages; do
     [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to somebody else." "Make a clone of your own: git clone . ~/exec-service"
@@ -31,10 +42,14 @@ done
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
 
 # What `dev` installs contains what `server` needs, and `dev,trainer` what both do.
-wanted=$(stamp pyproject.toml setup.py worker/sandbox/inside/native/*)
+wanted=$(stamp pyproject.toml setup.py worker/sandbox/inside/native/* deploy/constraints.txt deploy/dev-constraints.txt deploy/build-constraints.txt)
 if [ "$(cat ".venv/installed-$extras" 2>/dev/null)" != "$wanted" ]; then
     say "installing the service into .venv"
-    .venv/bin/pip install --quiet --disable-pip-version-check -e ".[$extras]"
+    # shellcheck disable=SC2086
+    install $build
+    # What is imported is compiled then; all of torch and transformers would take a minute.
+    # shellcheck disable=SC2086
+    install --no-compile --no-build-isolation $service -e ".[$extras]"
     .venv/bin/python -c 'import worker.sandbox.inside._zygote' || fail "the sandbox's C part was not built." \
         "See what the compiler says: .venv/bin/python setup.py build_ext --inplace"
     case $extras in dev*) printf '%s\n' "$wanted" > .venv/installed-server ;; esac
@@ -43,11 +58,12 @@ if [ "$(cat ".venv/installed-$extras" 2>/dev/null)" != "$wanted" ]; then
 fi
 
 packages=worker/sandbox/packages.txt
-wanted="with font cache $(stamp "$packages")"
+wanted="with font cache $(stamp "$packages" deploy/packages-constraints.txt)"
 if [ "$(cat .sandbox-packages/installed 2>/dev/null)" != "$wanted" ]; then
     say "installing what programs may import into .sandbox-packages (numpy, scipy, sympy, … about a minute)"
     rm -rf .sandbox-packages.new
-    .venv/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts --target .sandbox-packages.new -r "$packages"
+    # shellcheck disable=SC2086
+    install --no-warn-conflicts --target .sandbox-packages.new -r "$packages" $programs
     # matplotlib's cache of the system's fonts, so that no interpreter has to make its own
     MPLCONFIGDIR=.sandbox-packages.new/.matplotlib PYTHONPATH=.sandbox-packages.new MPLBACKEND=Agg \
         .venv/bin/python -c 'import matplotlib.pyplot' 2>/dev/null || true

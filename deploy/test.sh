@@ -1,20 +1,36 @@
 #!/bin/sh
-# The whole suite: the trainer's part beside the rest, most of which waits. With arguments: pytest with these.
-# What fails is tried once more and named in the end: the machine may have been busy.
-pytest="${BIN:-.venv/bin}/pytest -q --reruns 1 -rR"
+# The whole suite, or with arguments: pytest with these. Most tests wait rather than compute, so several run at the same time: the
+# trainer's in one process, the others in three for every two cores. First and one by one those marked `alone`, which look at the
+# whole machine. TRAINER=no leaves out the trainer's.
+pytest="${BIN:-.venv/bin}/pytest -q"
+without="--ignore=tests/trainer --ignore=tests/trainer_integrations"
 if [ $# -gt 0 ]; then
+    [ "${TRAINER:-yes}" = yes ] || exec $pytest $without "$@"
     exec $pytest "$@"
 fi
-beside=$(mktemp)
-trap 'rm -f "$beside"' EXIT
-$pytest tests/trainer tests/trainer_integrations >"$beside" 2>&1 &
-trainer=$!
-trap 'kill -INT $trainer 2>/dev/null; wait $trainer; rm -f "$beside"; exit 130' INT TERM
-$pytest --ignore=tests/trainer --ignore=tests/trainer_integrations
-rest=$?
-echo "the trainer's tests:"
-wait $trainer
-failed=$?
-trap - INT TERM
-cat "$beside"
-[ $rest -eq 0 ] && [ $failed -eq 0 ]
+folder=$(mktemp -d)
+trainer=
+stop() { [ -z "$trainer" ] || { kill -INT $trainer 2>/dev/null; wait $trainer; }; exit 130; }
+trap 'rm -rf "$folder"' EXIT
+trap stop INT TERM
+
+echo "tests that have to be alone:"
+$pytest $without -m alone
+alone=$?
+if [ "${TRAINER:-yes}" = yes ]; then
+    $pytest tests/trainer tests/trainer_integrations >"$folder/trainer" 2>&1 &
+    trainer=$!
+fi
+echo "all others:"
+$pytest $without -m "not alone" --dist loadfile -n $(((3 * $(nproc) + 1) / 2))
+others=$?
+with_trainer=0
+if [ -n "$trainer" ]; then
+    wait $trainer
+    with_trainer=$?
+    echo "the trainer's:"
+    cat "$folder/trainer"
+fi
+[ $alone -eq 0 ] || echo "FAILED: tests that have to be alone, see the top"
+[ $others -eq 0 ] || echo "FAILED: others, see above"
+[ $alone -eq 0 ] && [ $others -eq 0 ] && [ $with_trainer -eq 0 ]

@@ -9,7 +9,8 @@ ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_NO_INDEX
 WORKDIR /src
-RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir setuptools==80.9.0 wheel==0.45.1
+COPY deploy/build-constraints.txt deploy/
+RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir -r deploy/build-constraints.txt
 COPY deploy/constraints.txt deploy/
 RUN python3 -m venv /opt/exec-service && /opt/exec-service/bin/pip install --no-cache-dir -r deploy/constraints.txt
 COPY pyproject.toml setup.py README.md LICENSE ./

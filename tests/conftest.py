@@ -11,6 +11,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; only with --slow or EXEC_SLOW=1")
+    config.addinivalue_line("markers", "alone: looks at the whole machine; no other test runs at the same time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

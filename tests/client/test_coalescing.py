@@ -189,7 +189,7 @@ async def test_cancelled_run_gives_its_request_up(client: AsyncClient, server: S
     run = asyncio.create_task(client.run("slow"))
     await until(lambda: len(server.requests) == 1)
     run.cancel()
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
     assert (await client.run("next")).stdout == "next"
 
 
@@ -220,7 +220,7 @@ async def test_as_completed_closed_early_gives_up_the_rest(client: AsyncClient, 
     arrivals = client.as_completed(["a", "b"])
     assert (await anext(arrivals)).index == 0
     await arrivals.aclose()
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
 
 
 async def test_nothing_to_run_gives_nothing(client: AsyncClient) -> None:

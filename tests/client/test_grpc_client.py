@@ -111,7 +111,7 @@ async def test_failures_are_the_errors_of_http(service: Service, client: AsyncCl
     with pytest.raises(InfraFailure):
         await client.run("lose")
     with pytest.raises(DeadlineExceeded):
-        await client.run("silent", deadline_s=0.2)
+        await client.run("silent", deadline_s=1)
     dispatch = service.gateway.dispatch
 
     def broken(*_: object, **__: object) -> None:
@@ -119,11 +119,11 @@ async def test_failures_are_the_errors_of_http(service: Service, client: AsyncCl
 
     monkeypatch.setattr(dispatch, "accept", broken)
     with pytest.raises(ServiceFailed):
-        await client.run("say x", deadline_s=5)
+        await client.run("say x", deadline_s=30)
     monkeypatch.undo()
     monkeypatch.setattr(dispatch, "not_ready_because", "no sandbox")
     with pytest.raises(NotReady, match="no sandbox"):
-        await client.run("say x", deadline_s=0.5)
+        await client.run("say x", deadline_s=2)
 
 
 async def test_overload_and_size_are_told_apart() -> None:
@@ -137,7 +137,7 @@ async def test_overload_and_size_are_told_apart() -> None:
         held = [asyncio.create_task(client.run("hold")) for _ in range(4)]
         await until(lambda: len(service.worker.calls) == 4)
         with pytest.raises(Overloaded) as error:
-            await client.run("say x", deadline_s=0.5)
+            await client.run("say x", deadline_s=2)
         assert error.value.retry_after_s
         service.worker.let_go.set()
         await asyncio.gather(*held)
@@ -159,11 +159,11 @@ async def test_a_service_that_comes_back_is_found_again() -> None:
 async def test_nobody_there_is_a_failed_connection_and_http_is_not_grpc(service: Service) -> None:
     async with AsyncClient("grpc://127.0.0.1:1", policy=QUICK) as client:
         with pytest.raises(ConnectionFailed) as error:
-            await client.run("say x", deadline_s=5)
+            await client.run("say x", deadline_s=30)
         assert not error.value.sent
     async with AsyncClient(f"grpc://127.0.0.1:{service.port}", policy=QUICK) as client:
         with pytest.raises((ConnectionFailed, ProtocolError)):
-            await client.run("say x", deadline_s=5)
+            await client.run("say x", deadline_s=30)
 
 
 async def test_a_key_goes_along_as_metadata(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_fork_is_told_that_grpc_stays_behind() -> None:
         from exec_client import Client, ConnectionFailed, Policy, UsageError
         client = Client("grpc://127.0.0.1:1", policy=Policy(max_attempts=1))
         try:
-            client.run("say x", deadline_s=5)
+            client.run("say x", deadline_s=30)
         except ConnectionFailed:
             pass
         if child := os.fork():

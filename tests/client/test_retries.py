@@ -143,7 +143,7 @@ async def test_refused_calls_are_sent_again_until_accepted(client: AsyncClient, 
     assert len({key for request in server.requests for key in request.keys}) == 1
 
 
-@pytest.mark.parametrize("told", [{"retry_after": "1"}, {"retry_after_s": 0.5}], ids=["header", "body"])
+@pytest.mark.parametrize("told", [{"retry_after": "2"}, {"retry_after_s": 2}], ids=["header", "body"])
 async def test_retry_after_is_honoured_by_every_call(
     client: AsyncClient, server: ScriptedServer, told: dict[str, object]
 ) -> None:
@@ -164,13 +164,13 @@ async def test_refused_until_the_deadline_raises_the_reason(
 ) -> None:
     server.play(ever_after=refuse(code))
     with pytest.raises(kind):
-        await client.run("a", deadline_s=0.4)
+        await client.run("a", deadline_s=2)
     assert len(server.requests) > QUICK.max_attempts
 
 
 async def test_retry_after_beyond_the_deadline_raises_at_once(client: AsyncClient, server: ScriptedServer) -> None:
     server.play(refuse("overloaded", retry_after="3600"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(Overloaded) as raised:
             await client.run("a", deadline_s=60)
         assert raised.value.retry_after_s == 3600
@@ -273,13 +273,14 @@ async def test_silent_service_raises_at_the_deadline_and_the_request_is_given_up
     server.play(server.hold)
     with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
         await client.run("a", deadline_s=0.2)
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
 
 
 async def test_deadline_of_one_call_leaves_its_neighbours_alone(client: AsyncClient, server: ScriptedServer) -> None:
     async def late(exchange: Exchange) -> None:
         await exchange.start()
-        await asyncio.sleep(0.6)
+        while not hasty.done():
+            await asyncio.sleep(0.01)
         await exchange.result(0)
         await exchange.result(1)
         await exchange.end()
@@ -313,14 +314,14 @@ async def test_infra_result_at_the_deadline_raises_deadline_exceeded(
 
     server.play(ever_after=expire)
     with pytest.raises(DeadlineExceeded) as raised:
-        await client.run("a", deadline_s=0.3)
+        await client.run("a", deadline_s=1)
     assert raised.value.result is not None and raised.value.result.status == status
 
 
 async def test_deadline_after_a_failed_attempt_carries_what_happened(client: AsyncClient, server: ScriptedServer) -> None:
     server.play(answer(**LOST), server.hold)
     with pytest.raises(DeadlineExceeded) as raised:
-        await client.run("a", deadline_s=0.4)
+        await client.run("a", deadline_s=2)
     assert raised.value.result is not None and raised.value.result.status == "worker_lost"
     assert isinstance(raised.value.__cause__, InfraFailure)
 
@@ -500,7 +501,7 @@ async def test_run_many_raises_the_first_failure_and_gives_up_the_rest(client: A
     with pytest.raises(InfraFailure) as raised:
         await client.run_many(["a", "b", "c"])
     assert raised.value.index == 1
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=5)
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
 
 
 async def test_run_many_puts_exceptions_in_the_place_of_results(client: AsyncClient, server: ScriptedServer) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from exec_client import AsyncClient, Client, ConnectionFailed
+from exec_client import AsyncClient, Client, ConnectionFailed, Policy
 from loadtest.ports import free_port
 
 from .conftest import QUICK
@@ -34,18 +34,17 @@ async def test_requests_go_to_the_addresses_in_turn(server: ScriptedServer, othe
 
 
 async def test_address_where_nobody_listens_costs_no_pause(server: ScriptedServer) -> None:
-    async with AsyncClient(f"{nobody()},{server.url}") as client:  # whose pauses are 50 ms and more
-        began = time.monotonic()
+    slow = Policy(backoff_s=300, max_backoff_s=300)
+    async with asyncio.timeout(30), AsyncClient(f"{nobody()},{server.url}", policy=slow) as client:
         for number in range(10):
-            assert (await client.run(f"{number}")).stdout == f"{number}"
-        assert time.monotonic() - began < 0.4
+            assert (await client.run(f"{number}", deadline_s=900)).stdout == f"{number}"
 
 
 async def test_gateway_that_is_not_ready_is_passed_over_and_left_alone(server: ScriptedServer, other: ScriptedServer) -> None:
-    server.play(ever_after=refuse("draining", retry_after_s=30.0))
+    server.play(ever_after=refuse("draining", retry_after_s=300.0))
     async with AsyncClient(f"{server.url},{other.url}", policy=QUICK) as client:
         for number in range(6):
-            assert (await client.run(f"{number}", deadline_s=5)).stdout == f"{number}"
+            assert (await client.run(f"{number}", deadline_s=60)).stdout == f"{number}"
     assert (len(server.requests), len(other.requests)) == (1, 6)
 
 

@@ -27,7 +27,7 @@ SLOW = Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k")
 
 
 async def seen(gateway: Gateway, workers: int) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while len(gateway.fleet.workers) != workers:
             await asyncio.sleep(0.05)
             await gateway.fleet.refresh()
@@ -56,10 +56,10 @@ async def test_any_gateway_reaches_a_session_and_it_ends_with_its_worker(own_ser
                 listed = (await second.desk.list(Selection(run="r"), ANONYMOUS)).sessions
                 assert {session.id for session in listed} == {id, fork.id}
                 await second.desk.end(fork.id, Tenant(), ANONYMOUS)
-                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(20)")))
+                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
                 await asyncio.sleep(0.3)
                 gone_at = time.monotonic()
             await seen(second, 0)
             result = await running
             assert (result.status, result.blame, result.retryable) == ("session_lost", "infra", False)
-            assert time.monotonic() - gone_at < 10
+            assert time.monotonic() - gone_at < 30

@@ -102,7 +102,7 @@ def fetch_wheels() -> None:
     WHEELS.mkdir(exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(WHEELS)]
     packages = ["-r", "worker/sandbox/packages.txt", "-c", "deploy/packages-constraints.txt"]
-    for wanted in (["setuptools==80.9.0", "wheel==0.45.1"], ["-r", "deploy/constraints.txt"], packages):
+    for wanted in (["-r", "deploy/build-constraints.txt"], ["-r", "deploy/constraints.txt"], packages):
         subprocess.run([*pip, *wanted], check=True, timeout=BUILD_S, cwd=ROOT)
 
 

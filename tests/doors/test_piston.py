@@ -47,7 +47,7 @@ async def test_ends_of_a_program(here: Visitor, code: str, exit_code: int | None
 
 async def test_time_and_memory_limits(here: Visitor) -> None:
     late = (await execute(here, "import time; time.sleep(60)", run_timeout=300))["run"]
-    assert (late["code"], late["signal"], late["status"]) == (None, "SIGKILL", "TO") and 300 <= late["wall_time"] < 1500
+    assert (late["code"], late["signal"], late["status"]) == (None, "SIGKILL", "TO") and 300 <= late["wall_time"] < 30_000
     greedy = (await execute(here, "bytearray(300 << 20)", run_memory_limit=100 << 20))["run"]
     assert greedy["status"] in ("SG", "RE") and greedy["code"] != 0
 

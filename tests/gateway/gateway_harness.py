@@ -176,7 +176,7 @@ def soon(coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
     return asyncio.create_task(coroutine)
 
 
-async def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not true():  # noqa: ASYNC110 - any condition, not only one that somebody signals
             await asyncio.sleep(0.005)
@@ -187,10 +187,10 @@ async def serving(gateway: Gateway, stop: asyncio.Event) -> AsyncIterator[str]:
     urls: asyncio.Queue[str] = asyncio.Queue()
     task = asyncio.create_task(serve(gateway, stop=stop, listening=urls.put_nowait))
     try:
-        yield await asyncio.wait_for(urls.get(), 5)
+        yield await asyncio.wait_for(urls.get(), 30)
     finally:
         stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
 
 
 @asynccontextmanager
@@ -208,7 +208,7 @@ async def running(
         gateway,
         _maybe(scripted if worker else None),
         serving(gateway, stop) as url,
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         if worker:
             await gateway.fleet.refresh()
@@ -233,6 +233,6 @@ async def raw_request(
     try:
         writer.write(request)
         await writer.drain()
-        return await asyncio.wait_for(read(reader) if read else reader.read(65536), 5)
+        return await asyncio.wait_for(read(reader) if read else reader.read(65536), 30)
     finally:
         writer.close()

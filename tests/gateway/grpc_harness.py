@@ -37,7 +37,7 @@ class Caller:
         return self.stream_(timeout=timeout, metadata=self.metadata)
 
     async def cancel(self, **selection: Any) -> int:
-        answer = await self.cancel_(proto.SELECTION.write(**selection), timeout=5, metadata=self.metadata)
+        answer = await self.cancel_(proto.SELECTION.write(**selection), timeout=30, metadata=self.metadata)
         return int(proto.CANCELLED.read(answer).get("cancelled", 0))
 
 
@@ -95,7 +95,7 @@ class Refused:
 refused = Refused
 
 
-async def drained(answer: Any, patience_s: float = 10) -> Any:
+async def drained(answer: Any, patience_s: float = 30) -> Any:
     """The status that a call ends with."""
     async with asyncio.timeout(patience_s):
         return await answer.code()

@@ -28,18 +28,18 @@ async def test_a_call_without_any_worker_expires() -> None:
 
 async def test_a_released_call_that_nobody_answers_is_worker_lost_after_the_grace_and_cancelled() -> None:
     async with running(answer_grace_s=0.1) as service:
-        result = (await service.run("silent", deadline_s=0.1)).json()
+        result = (await service.run("silent", deadline_s=1)).json()
         assert (result["status"], result["blame"], result["retryable"]) == ("worker_lost", "infra", True)
-        assert result["timings"]["total_ms"] >= 200
+        assert result["timings"]["total_ms"] >= 1100
         await until(lambda: service.worker.cancelled == [service.worker.jobs[0].id])
         assert not service.gateway.dispatch.released
 
 
 async def test_an_answer_within_the_grace_counts() -> None:
-    async with running(answer_grace_s=5.0) as service:
-        answering = soon(service.run("hold", deadline_s=0.05))
+    async with running(answer_grace_s=60.0) as service:
+        answering = soon(service.run("hold", deadline_s=1))
         await until(lambda: len(service.worker.jobs) == 1)
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(1.1)
         service.worker.let_go.set()
         assert (await answering).json()["status"] == "ok"
 
@@ -49,10 +49,10 @@ async def test_a_job_carries_what_remains_of_its_deadline() -> None:
         blocking = soon(service.batch({"code": "hold"}, {"code": "hold"}))
         await until(lambda: len(service.gateway.dispatch.released) == 2)
         waiting = soon(service.run("say x", deadline_s=10))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
         service.worker.let_go.set()
         await asyncio.gather(blocking, waiting)
-        assert service.worker.jobs[2].remaining_ms <= 9_850
+        assert service.worker.jobs[2].remaining_ms <= 9_500
 
 
 async def test_each_call_of_a_batch_has_its_own_deadline() -> None:

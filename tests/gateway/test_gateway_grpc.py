@@ -215,9 +215,9 @@ async def test_cancellation_by_tags(service: Service, one: Caller) -> None:
 
 async def test_the_requests_deadline_is_its_calls_deadline(service: Service, one: Caller) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await one.run("hold", timeout=0.4)
+        await one.run("hold", timeout=2)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0 < service.worker.jobs[0].remaining_ms <= 400
+    assert 0 < service.worker.jobs[0].remaining_ms <= 2000
     await until(lambda: len(service.worker.cancelled) == 1)
 
 
@@ -326,7 +326,7 @@ async def test_a_client_that_reads_nothing_is_given_up() -> None:
         answer = deaf.batch(*[{"code": "echo", "stdin": "x" * 1_000_000}] * 40)
         await until(lambda: len(service.worker.calls) == 40)
         assert service.gateway.dispatch.admission.calls > 0
-        await until(lambda: service.gateway.dispatch.admission.calls == 0, 10)
+        await until(lambda: service.gateway.dispatch.admission.calls == 0)
         answer.cancel()
 
 
@@ -370,7 +370,7 @@ async def test_health_follows_readiness(service: Service, one: Caller) -> None:
     watch = health.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     service.gateway.not_ready_because = "no sandbox"
-    assert (await asyncio.wait_for(watch.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert (await asyncio.wait_for(watch.read(), 30)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     with refused("UNAVAILABLE", "not_ready") as told:
         await one.run("say x")
     assert told.problem.detail == "no sandbox"

@@ -56,7 +56,7 @@ async def locked(folder: Path, **settings: object) -> AsyncIterator[Locked]:
 
 
 async def eventually(ask: Callable[[], Awaitable[int]], status: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await ask() != status:  # noqa: ASYNC110 - somebody else's clock decides
             await asyncio.sleep(0.1)
 

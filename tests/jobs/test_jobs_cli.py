@@ -78,7 +78,7 @@ async def test_terminal_shows_one_bar_that_grows_until_the_job_has_ended(jobs: J
 
     await until(lambda: "5/6  running" in read())
     jobs.service.worker.let_go.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await watching.wait() == 0
     frames = read().split("\r\x1b[K")
     os.close(ours)

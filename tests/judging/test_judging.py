@@ -7,6 +7,7 @@ import time
 
 import pytest
 from judging_harness import Court, verdicts
+from sandbox_harness import until
 
 from exec_client import BadRequest, Checker, Limits, Tags
 from exec_client import Test as T
@@ -154,12 +155,11 @@ async def test_stop_on_fail_skips_what_comes_after_the_first_failure(here: Court
 
 async def test_stop_on_fail_does_not_wait_for_what_it_skips(here: Court) -> None:
     code = "import time\nn = int(input())\ntime.sleep(n)\nprint(n)"
-    began = time.monotonic()
-    tests = [T("0", "1"), *[T("20", "20", limits=Limits(wall_s=30, cpu_s=5))] * 10]
-    judgement = await here.client.judge(code, tests, stop_on_fail=True)
+    tests = [T("0", "1"), *[T("200", "200", limits=Limits(wall_s=300, cpu_s=5))] * 10]
+    async with asyncio.timeout(60):
+        judgement = await here.client.judge(code, tests, stop_on_fail=True)
     assert verdicts(judgement) == " ".join(["WA"] + ["SKIPPED"] * 10)
-    assert time.monotonic() - began < 10
-    async with asyncio.timeout(5):  # what was running is killed, and its slots are free
+    async with asyncio.timeout(30):  # what was running is killed, and its slots are free
         while here.pool.free_slots < here.pool.slots:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -357,29 +357,29 @@ print("found" if "98765" + "4321" in seen else "nothing")
 
 async def test_deadline_that_is_too_short_gives_no_score(here: Court) -> None:
     tests = [T("", "x", limits=Limits(wall_s=5))] * 6
-    judgement = await here.client.judge("import time\ntime.sleep(1)\nprint('x')", tests, deadline_s=1.6)
+    judgement = await here.client.judge("import time\ntime.sleep(2)\nprint('x')", tests, deadline_s=3.8)
     assert (judgement.verdict, judgement.score, judgement.retryable) == ("INFRA", None, True)
     assert judgement.passed == 2 and verdicts(judgement).count("INFRA") == 4
 
 
 async def test_cancelling_by_tags_ends_a_judgement_without_a_score(here: Court) -> None:
     tags = Tags(run="to be cancelled")
-    code = "import time\ntime.sleep(20)"
-    judging = asyncio.create_task(here.client.judge(code, [T()] * 40, limits=Limits(wall_s=30), tags=tags))
-    await asyncio.sleep(0.5)
+    code = "import time\ntime.sleep(200)"
+    judging = asyncio.create_task(here.client.judge(code, [T()] * 40, limits=Limits(wall_s=300), tags=tags))
+    await until(lambda: here.pool.free_slots == 0, "programs run")
     assert await here.client.cancel(run="to be cancelled") > 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         judgement = await judging
     assert (judgement.verdict, judgement.score, judgement.retryable) == ("SKIPPED", None, False)
     assert set(verdicts(judgement).split()) == {"SKIPPED"}
 
 
 async def test_leaving_gives_a_judgement_up(here: Court) -> None:
-    code = "import time\ntime.sleep(20)"
-    judging = asyncio.create_task(here.client.judge(code, [T()] * 5, limits=Limits(wall_s=30)))
-    await asyncio.sleep(0.5)
+    code = "import time\ntime.sleep(200)"
+    judging = asyncio.create_task(here.client.judge(code, [T()] * 5, limits=Limits(wall_s=300)))
+    await until(lambda: here.pool.free_slots == 0, "programs run")
     judging.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while here.pool.free_slots < here.pool.slots or here.gateway.dispatch.admission.calls:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert here.gateway.dispatch.admission.bytes == 0

@@ -80,7 +80,7 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
 
 
 def wait_ready(prometheus: Prometheus, log: Path) -> None:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
         with contextlib.suppress(httpx.TransportError):
             if prometheus.http.get("/-/ready").status_code == 200:

@@ -200,7 +200,7 @@ def wait_until(true: Callable[[], object], what: str, patience_s: float = PATIEN
         time.sleep(0.02)
 
 
-def see_nothing_left(block: int, pids: list[int], patience_s: float = 5.0) -> None:
+def see_nothing_left(block: int, pids: list[int], patience_s: float = 30.0) -> None:
     """A killed process needs a moment."""
     give_up = time.monotonic() + patience_s
     while left := left_of(block, pids):
@@ -214,7 +214,7 @@ async def until_program_runs(service: Service, count: int = 1) -> None:
             await asyncio.sleep(0.02)
 
 
-async def until_no_program_runs(service: Service, patience_s: float = 5.0) -> None:
+async def until_no_program_runs(service: Service, patience_s: float = 30.0) -> None:
     async with asyncio.timeout(patience_s):
         while service.program_pids:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -49,7 +49,7 @@ def test_result_says_where_the_time_went_and_what_was_used(service: Service) -> 
     assert timings.run_ms >= 200
     assert timings.total_ms >= timings.queue_ms + timings.run_ms
     assert usage.wall_s >= 0.2
-    assert 0 < usage.cpu_s < 0.2
+    assert 0 < usage.cpu_s < usage.wall_s
     assert usage.memory_peak_bytes > 20 << 20
     assert usage.processes_peak >= 1
 
@@ -70,7 +70,7 @@ def test_first_result_of_a_stream_arrives_while_the_slow_one_runs(service: Servi
     with service.http.stream("POST", "/v1/batch", json=body) as answer:
         results = [decode_result(line) for line in answer.iter_lines() if line]
     assert [result.id for result in results] == ["quick", "slow"]
-    assert results[0].timings.total_ms < 1000
+    assert results[0].timings.total_ms < results[1].timings.total_ms
 
 
 def test_results_without_a_stream_are_in_the_order_of_the_calls(service: Service) -> None:

@@ -7,11 +7,10 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from service_harness import COMMAND, ROOT, Service, children_of, command, environment, wait_until
+from service_harness import COMMAND, ROOT, Service, children_of, command, environment, tree_of, wait_until
 
 from exec_wire.messages import decode_result
 from worker.sandbox.tiers import ALL_LAYERS
@@ -105,9 +104,13 @@ def test_wrong_usage_of_run_is_2_with_words(arguments: list[str]) -> None:
     assert "Traceback" not in ended.stderr
 
 
+# Names its own process, so that it can be told from the programs by which the sandbox is probed before it.
+NAMED = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'the-program')\ntime.sleep(300)"
+
+
 def start_run(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, "run", "-c", code],
+        [*COMMAND, "run", "--wall", "300", "-c", code],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -116,38 +119,45 @@ def start_run(code: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_program(process: subprocess.Popen[str]) -> int:
-    """The pid of the zygote in which it runs: one that keeps a child, as the probe's do not."""
-    give_up = time.monotonic() + 20
-    while time.monotonic() < give_up:
-        parents = busy_zygotes(process.pid)
-        time.sleep(0.3)
-        if parents and busy_zygotes(process.pid) == parents:
-            return parents[0]
-    raise AssertionError("the program does not run")
+def zygote_of_program(process: subprocess.Popen[str]) -> int:
+    """The pid of the zygote in which the program runs, as soon as it has named itself."""
+    zygotes: list[int] = []
+
+    def runs() -> bool:
+        assert process.poll() is None, process.communicate()
+        zygotes[:] = [
+            zygote
+            for runner in children_of(process.pid)
+            for jail in children_of(runner)
+            for zygote in children_of(jail)
+            if any(name_of(below) == "the-program" for below in tree_of(zygote))
+        ]
+        return bool(zygotes)
+
+    wait_until(runs, "the program runs", 60)
+    return zygotes[0]
 
 
-def busy_zygotes(pid: int) -> list[int]:
-    pids = [pid]
-    for _ in range(3):  # runner, jail, zygote
-        pids = [child for pid in pids for child in children_of(pid)]
-    return [pid for pid in pids if children_of(pid)]
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def test_ctrl_c_during_run_is_130_and_leaves_nothing() -> None:
-    with start_run("import time\ntime.sleep(30)") as process:
-        zygote = wait_for_program(process)
+    with start_run(NAMED) as process:
+        zygote = zygote_of_program(process)
         process.send_signal(signal.SIGINT)
-        _, words = process.communicate(timeout=15)
+        _, words = process.communicate(timeout=60)
     assert (process.returncode, words) == (130, "")
     wait_until(lambda: not Path(f"/proc/{zygote}").exists(), "the interpreter is gone")
 
 
 def test_lost_interpreter_during_run_is_75_with_words() -> None:
-    with start_run("import time\ntime.sleep(30)") as process:
-        zygote = wait_for_program(process)
-        os.kill(zygote, signal.SIGKILL)
-        _, words = process.communicate(timeout=40)
+    with start_run(NAMED) as process:
+        os.kill(zygote_of_program(process), signal.SIGKILL)
+        _, words = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "Traceback" not in words
 

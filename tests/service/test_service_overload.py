@@ -12,7 +12,7 @@ from service_harness import Service, serving, until_program_runs
 from exec_client import AsyncClient, Call, Tags
 
 ROOM = 8
-HOLD = {"code": "import time\ntime.sleep(30)", "limits": {"wall_s": 40}, "tags": {"run": "hold"}}
+HOLD = {"code": "import time\ntime.sleep(300)", "limits": {"wall_s": 300}, "tags": {"run": "hold"}}
 
 
 @pytest.fixture(scope="module")

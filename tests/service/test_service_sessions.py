@@ -265,10 +265,10 @@ async def test_async_client_runs_forks_and_rolls_back(client: AsyncClient) -> No
 
 async def test_interrupt_from_another_task(client: AsyncClient) -> None:
     async with client.session() as session:
-        running = asyncio.create_task(session.run("import time\nx = 1\ntime.sleep(20)"))
+        running = asyncio.create_task(session.run("import time\nx = 1\ntime.sleep(60)", wall_s=60))
         while (await session.info()).state != "running":  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)  # the variable is set
         assert await session.interrupt()
         result = await running
         assert (result.exit_code, result.state_kept) == (130, True)
@@ -328,9 +328,9 @@ async def test_sessions_over_grpc() -> None:
 def test_caller_who_leaves_does_not_stop_the_cell_and_gets_its_result_later(service: Service) -> None:
     id = create(service)
     run(service, id, "x = 0")
-    body = {"code": "import time\ntime.sleep(1)\nx += 1\nx", "idempotency_key": "k"}
+    body = {"code": "import time\ntime.sleep(3)\nx += 1\nx", "idempotency_key": "k"}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{service.url}/v1/sessions/{id}/run", json=body, timeout=0.3)
+        httpx.post(f"{service.url}/v1/sessions/{id}/run", json=body, timeout=2)
     again = ask(service, "POST", f"/{id}/run", json=body)
     assert (again["status"], again["value"]) == ("ok", "1")
     assert ask(service, "POST", f"/{id}/run", json=body)["value"] == "1"
@@ -347,7 +347,7 @@ async def test_dead_zygote_loses_its_sessions_and_the_client_can_rebuild_them() 
                 await session.run("x = 1")
                 await session.run("x += 1")
             await built.put_files({"f": b"x"})
-            running = asyncio.create_task(plain.run("import time; time.sleep(20)"))
+            running = asyncio.create_task(plain.run("import time; time.sleep(60)", wall_s=60))
             while (await plain.info()).state != "running":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for pid in service.zygote_pids:
@@ -406,11 +406,11 @@ async def test_death_of_a_gateway_is_no_event_for_a_session_and_that_of_its_work
                     await second.desk.run(id, Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k"))
                 ).value == "2"
                 assert (await second.desk.run(id, Cell("x"))).value == "2"
-                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(20)")))
+                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
                 await asyncio.sleep(0.2)
                 started = time.monotonic()
             await second.fleet.refresh()
             result = await running
             assert (result.status, result.blame, result.retryable) == ("session_lost", "infra", False)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             assert (await second.desk.run(id, Cell("x"))).status == "session_lost"

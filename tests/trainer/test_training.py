@@ -295,7 +295,7 @@ def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path
         assert process.wait(90) == 0
     finally:
         service.terminate()
-        service.wait(20)
+        service.wait(60)
     rows = metrics.read(tmp_path)
     assert done < len(rows) == 5
     assert sum(row["infra"] for row in rows) == 0

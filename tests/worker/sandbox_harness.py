@@ -21,7 +21,7 @@ from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
 
-PATIENCE_S = 20.0  # for whatever has to happen soon; nothing here measures speed
+PATIENCE_S = 30.0  # for whatever has to happen soon; nothing here measures speed
 _LIMITS = set(Limits.__struct_fields__)
 
 

@@ -272,9 +272,10 @@ async def test_program_whose_lease_lapsed_is_killed_when_its_call_is_cancelled()
 
 async def test_draining_worker_finishes_what_runs() -> None:
     end = asyncio.Event()
-    async with desk(ScriptedPool(end)) as there:
+    pool = ScriptedPool(end)
+    async with desk(pool) as there:
         id = await there.send()
-        await asyncio.sleep(0.05)
+        await until(lambda: pool.starts == 1, "it runs")
         drained = asyncio.create_task(there.consumer.drain(10))
         await asyncio.sleep(0.05)
         end.set()
@@ -288,7 +289,7 @@ async def test_worker_that_leaves_hands_back_what_runs() -> None:
     async with Consumer("w", pool, queue.worker("w")) as consumer:
         there = Desk(queue, consumer)
         id = await there.send()
-        await asyncio.sleep(0.05)
+        await until(lambda: pool.starts == 1, "it runs")
     assert pool.starts == 1
     async with Consumer("next", ScriptedPool(), queue.worker("next")):
         assert (await there.answers())[id].worker == "next"

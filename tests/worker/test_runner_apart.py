@@ -57,8 +57,8 @@ async def test_worker_that_came_first_waits_for_its_runner_which_outlives_sigter
     try:
         async with laboratory(runner_socket=str(socket)) as lab:
             assert {"python", "bash"} <= set(lab.pool.languages)
-            running = asyncio.create_task(lab.run("import time; time.sleep(1); print('whole')"))
-            await asyncio.sleep(0.3)
+            running = asyncio.create_task(lab.run("import time; time.sleep(4); print('whole')", wall_s=30))
+            await asyncio.sleep(1)
             processes[0].send_signal(signal.SIGTERM)
             assert (await running).stdout == "whole\n"
             assert (await lab.run("print(1)")).status == "ok"

@@ -44,7 +44,7 @@ async def test_dead_zygote_is_replaced_and_its_program_can_be_started_again(own_
     os.kill(zygote, signal.SIGKILL)
     for task in tasks:
         with pytest.raises(ZygoteLost):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
     assert zygote not in own_lab.zygote_pids
@@ -57,7 +57,7 @@ async def test_dead_nsjail_takes_its_programs_along_and_is_replaced(own_lab: Lab
     programs = own_lab.sandboxed_pids
     os.kill(nsjail, number)
     with pytest.raises(ZygoteLost):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
     await until(lambda: not any(alive(pid) for pid in programs), "the programs are dead")
@@ -68,7 +68,7 @@ async def test_stopped_zygote_is_found_by_heartbeat_and_replaced(own_lab: Lab) -
     (zygote,) = own_lab.zygote_pids
     os.kill(zygote, signal.SIGSTOP)
     with pytest.raises(ZygoteLost):
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
     assert own_lab.pool.zygote_restarts == 1 and not alive(zygote)
@@ -87,7 +87,7 @@ async def test_dead_runner_is_replaced_with_everything_it_had(own_lab: Lab) -> N
     programs, base = own_lab.sandboxed_pids, own_lab.uid_base
     os.kill(before[0], signal.SIGKILL)
     with pytest.raises(ZygoteLost):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
     assert not any(alive(pid) for pid in (*before, *programs))
@@ -115,6 +115,7 @@ async def test_runner_and_its_zygotes_die_with_the_worker() -> None:
     assert not (uids.STATE_FOLDER / f"exec-service-{base}").exists()
 
 
+@pytest.mark.alone  # whichever service starts next cleans up
 async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left() -> None:
     need_sandbox()
     mounts = host_mounts()
@@ -138,7 +139,7 @@ async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left()
     async with laboratory(slots=1) as lab:
         assert lab.uid_base == base
         assert (await lab.run("print('clean')")).stdout == "clean\n"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await straggler.wait() == -signal.SIGKILL
     assert cgroups_of(base) == []
     assert not (uids.STATE_FOLDER / f"exec-service-{base}").exists()

@@ -1,0 +1,140 @@
+"""The versions that `make` installs are those of the pin files, for every supported Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from chart_harness import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PYTHONS = ["3.11.2", "3.12.0", "3.13.0", "3.14.0"]
+SERVICE = ["constraints.txt", "dev-constraints.txt"]
+each_python = pytest.mark.parametrize("python", PYTHONS)
+
+
+def environment(python: str) -> dict[str, str]:
+    return {
+        "python_version": ".".join(python.split(".")[:2]),
+        "python_full_version": python,
+        "platform_machine": "x86_64",
+        "sys_platform": "linux",
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        "extra": "",
+    }
+
+
+def pins(file: str, python: str) -> dict[str, str]:
+    """The version of each package that this file names for this Python."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "deploy" / file).read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        [specifier] = pin.specifier
+        assert specifier.operator == "==" and "*" not in specifier.version, line
+        if pin.marker is None or pin.marker.evaluate(environment(python)):
+            assert canonicalize_name(pin.name) not in found, line
+            found[canonicalize_name(pin.name)] = specifier.version
+    return found
+
+
+def unpinned(wanted: list[str], pinned: dict[str, str], python: str) -> list[str]:
+    requirements = [Requirement(line) for line in wanted]
+    return [
+        str(requirement)
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate(environment(python))
+        if not requirement.specifier.contains(pinned.get(canonicalize_name(requirement.name), "0"), prereleases=True)
+        or canonicalize_name(requirement.name) not in pinned
+    ]
+
+
+@each_python
+def test_every_requirement_of_the_project_has_a_pin_that_fits(python: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+
+    def wanted(*names: str) -> list[str]:
+        lines = project["dependencies"] + [line for name in names for line in extras[name]]
+        return [line for line in lines if not line.startswith("exec-service[")]
+
+    assert unpinned(wanted("server", "grpc"), pins("constraints.txt", python), python) == []
+    assert unpinned(wanted(*extras), pins("dev-constraints.txt", python), python) == []
+
+
+@each_python
+def test_every_package_of_programs_has_a_pin(python: str) -> None:
+    lines = (ROOT / "worker" / "sandbox" / "packages.txt").read_text().splitlines()
+    wanted = [line for line in lines if line and not line.startswith("#")]
+    assert wanted and unpinned(wanted, pins("packages-constraints.txt", python), python) == []
+
+
+@each_python
+def test_tests_run_with_the_versions_of_the_images(python: str) -> None:
+    images, tests = (pins(file, python) for file in SERVICE)
+    assert {name: tests.get(name) for name in images} == images
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> Path:
+    """A copy of what deploy/setup.sh reads, with a pip that writes down what it is asked to install."""
+    for file in ("deploy", "worker/sandbox/inside/native", "worker/sandbox/packages.txt", "pyproject.toml", "setup.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / file).is_dir() else shutil.copy
+        copy(ROOT / file, tmp_path / file)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "python").write_text("#!/bin/sh\nexit 0\n")
+    (programs / "pip").write_text('#!/bin/sh\necho "$@" >> pip.log\nmkdir -p .sandbox-packages.new\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    return tmp_path
+
+
+def installs(folder: Path, *, extras: str = "dev,trainer", **settings: str) -> list[str]:
+    """The command lines of pip of one run of deploy/setup.sh."""
+    log = folder / "pip.log"
+    log.write_text("")
+    subprocess.run(["sh", "deploy/setup.sh", extras], cwd=folder, env=os.environ | settings, check=True, capture_output=True)
+    return log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("extras", ["server", "dev", "dev,trainer"])
+def test_set_up_installs_the_pinned_versions(set_up: Path, extras: str) -> None:
+    *_, service, programs = installs(set_up, extras=extras)
+    assert f"-e .[{extras}]" in service and re.findall(r"-c (\S+)", service) == [f"deploy/{file}" for file in SERVICE]
+    assert "packages.txt" in programs and re.findall(r"-c (\S+)", programs) == ["deploy/packages-constraints.txt"]
+
+
+def test_set_up_builds_with_the_build_tools_of_the_images(set_up: Path) -> None:
+    tools, service, _ = installs(set_up)
+    assert "-r deploy/build-constraints.txt" in tools and "--no-build-isolation" in service
+    for image in ("gateway", "worker", "runner"):
+        assert "-r deploy/build-constraints.txt" in (ROOT / "deploy" / f"{image}.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    "file", ["constraints.txt", "dev-constraints.txt", "build-constraints.txt", "packages-constraints.txt"]
+)
+def test_set_up_installs_again_when_a_pin_has_changed(set_up: Path, file: str) -> None:
+    assert installs(set_up) != []
+    assert installs(set_up) == []
+    path = set_up / "deploy" / file
+    path.write_text(path.read_text() + "another==1.0\n")
+    assert installs(set_up) != []
+
+
+def test_newest_versions_are_tried_on_request_only(set_up: Path) -> None:
+    lines = installs(set_up, PINS="newest")
+    assert lines and not [line for line in lines if "constraints" in line]
+    makefile = (ROOT / "Makefile").read_text()
+    [recipe] = re.findall(r"^test-latest:.*\n((?:\t.*\n)+)", makefile, re.M)
+    assert "PINS=newest" in recipe and makefile.count("PINS=newest") == 1 and "deploy/test.sh" in recipe
