@@ -344,7 +344,7 @@ async def test_a_draining_worker_finishes_what_runs_and_others_take_the_rest(clu
         await consumer.drain(5)
     async with cluster.echo_worker("stays"):
         assert (await door.run("y")).json()["worker"] == "stays"
-        assert [worker.id for worker in door.gateway.fleet.workers] in (["stays"], [])
+        await until(lambda: [worker.id for worker in door.gateway.fleet.workers] == ["stays"])
 
 
 async def test_a_gateway_that_drains_finishes_what_it_accepted_and_leaves(cluster: Cluster, moved_server: MovedServer) -> None:
