@@ -60,7 +60,7 @@ class SlotCgroups:
         files: list[int | None] = []
         for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
             files.append(_open_or_none(self.roots[controller] / f"slot{index}" / name, mode))
-        return [*files, *(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in self._attach_files(index, leaf))]
+        return [*files, *_open_all([(path, os.O_WRONLY) for path in self._attach_files(index, leaf)])]
 
     def _attach_files(self, index: int, leaf: str) -> list[Path]:
         """By which a process moves itself into the groups, one for each hierarchy; two controllers may share one."""
@@ -109,7 +109,7 @@ class SlotCgroups:
             files = [(group / "cgroup.procs", os.O_RDWR), (group / "pids.max", os.O_WRONLY)]
             files += [(counted / "cpuacct.usage", os.O_RDONLY), (counted / "tasks", os.O_RDONLY)]
             files += [(folder / "tasks", os.O_WRONLY) for folder in dict.fromkeys((group, counted))]
-        return [os.open(path, mode | os.O_CLOEXEC) for path, mode in files]
+        return _open_all(files)
 
     def _write_once(self, index: int) -> None:
         once = {"memory.swappiness": "0"} if self.version == 1 else {"memory.swap.max": "0", "memory.oom.group": "1"}
@@ -125,6 +125,17 @@ class SlotCgroups:
         self._fds.clear()
         for root in self.roots.values():
             remove_tree(root)
+
+
+def _open_all(files: list[tuple[Path, int]]) -> list[int]:
+    """All of them, or none."""
+    with contextlib.ExitStack() as opened:
+        fds = []
+        for path, mode in files:
+            fds.append(os.open(path, mode | os.O_CLOEXEC))
+            opened.callback(os.close, fds[-1])
+        opened.pop_all()
+    return fds
 
 
 def _open_or_none(path: Path, mode: int) -> int | None:

@@ -370,9 +370,9 @@ class Tree:
         made = await asyncio.gather(*(self._runner.leaf(self.index, number) for number in numbers), return_exceptions=True)
         leaves = [(number, leaf) for number, leaf in zip(numbers, made, strict=True) if isinstance(leaf, Leaf)]
         if len(leaves) < count:
-            for number, leaf in leaves:
+            for _, leaf in leaves:
                 leaf.close()
-                self._free_leaves.append(number)
+            self._free_leaves += numbers
             raise NotForkable("no control group could be made")
         return leaves
 
