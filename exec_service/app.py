@@ -101,7 +101,7 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _give_up(self) -> None:
-        self.not_ready_because = f"shutting down: {self.supervisor.gave_up_because}"
+        self.dispatch.draining, self.dispatch.draining_because = True, self.supervisor.gave_up_because
 
     async def __aenter__(self) -> Gateway:
         try:

@@ -72,7 +72,7 @@ class Dispatch:
         self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock)
         self.waiting = Waiting(weight_of)
         self.released = Released()
-        self.draining = False
+        self.draining, self.draining_because = False, ""  # the reason if nobody asked for it
         self.away_because = ""  # if not empty, the queue cannot be used, in these words
         self._reached = False  # since it was last away, the queue has answered
         self.not_ready_because = ""  # if not empty, nothing can be run here, in these words
@@ -115,10 +115,10 @@ class Dispatch:
 
     def check_open(self) -> None:
         """Raise a `Refusal` if no call would be accepted, whatever it is."""
+        if self.draining:
+            raise Draining(self.draining_because)
         if self.not_ready_because:
             raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
-        if self.draining:
-            raise Draining
 
     def asking(self, id: str) -> AbstractContextManager[asyncio.Future[Answer]]:
         """Wait for the answer of one worker to what is not a call."""

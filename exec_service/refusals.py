@@ -26,8 +26,8 @@ class Overloaded(Refusal):
 
 
 class Draining(Refusal):
-    def __init__(self) -> None:
-        super().__init__("draining", "the service finishes what it has and takes nothing new")
+    def __init__(self, why: str = "") -> None:
+        super().__init__("draining", "the service finishes what it has and takes nothing new" + (f": {why}" if why else ""))
 
 
 class NotReady(Refusal):

@@ -1,6 +1,7 @@
 """One call through the real app: what comes back, and who made it."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,12 +100,12 @@ async def test_a_call_waits_for_a_worker_to_come() -> None:
             assert (await answering).json()["stdout"] == "late"
 
 
-async def test_a_worker_without_slots_still_gets_one_call_at_a_time() -> None:
+async def test_calls_wait_while_no_worker_has_slots() -> None:
     async with running(slots=0) as service:
         waiting = soon(service.batch({"code": "hold"}, {"code": "hold"}))
-        await until(lambda: len(service.gateway.dispatch.released) == 1)
+        await until(lambda: len(service.gateway.dispatch.waiting) == 2)
         await asyncio.sleep(0.1)
-        assert len(service.gateway.dispatch.released) == 1
+        assert not service.gateway.dispatch.released
         waiting.cancel()
         await asyncio.wait([waiting])
 
@@ -145,6 +146,23 @@ async def test_the_reader_survives_a_queue_that_fails(service: Service, monkeypa
     monkeypatch.setattr("exec_service.waiters.RETRY_S", 0.01)
     for text in ("one", "two", "three"):
         assert (await service.run(f"say {text}")).json()["stdout"] == text
+
+
+async def test_an_answer_that_breaks_the_reader_loses_no_other_and_is_counted(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiters = service.gateway.dispatch._waiters
+    real, failures = waiters._answered, iter([True])
+
+    def flaky(*given: Any) -> None:
+        if next(failures, False):
+            raise ZeroDivisionError
+        real(*given)
+
+    monkeypatch.setattr(waiters, "_answered", flaky)
+    results = lines(await service.batch(*({"code": f"say {number}", "deadline_s": 3} for number in range(4))))
+    assert sorted(result.status for result in results) == ["ok", "ok", "ok", "worker_lost"]
+    assert await service.metric("exec_task_failures_total", task="answers") == 1
 
 
 async def test_unknown_fields_are_ignored(service: Service) -> None:
