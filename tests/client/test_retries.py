@@ -269,7 +269,7 @@ async def test_silent_service_raises_at_the_deadline_and_the_request_is_given_up
 async def test_deadline_of_one_call_leaves_its_neighbours_alone(client: AsyncClient, server: ScriptedServer) -> None:
     async def late(exchange: Exchange) -> None:
         await exchange.start()
-        while not hasty.done():
+        while not hasty.done():  # noqa: ASYNC110 - it is a task of another thread
             await asyncio.sleep(0.01)
         await exchange.result(0)
         await exchange.result(1)
