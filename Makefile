@@ -36,8 +36,7 @@ install:
 run: install
 	@exec $(BIN)/exec-service up --port $(PORT)
 
-test: install-all
-	@sh deploy/test-tools.sh
+test: install-all tools
 	@BIN=$(BIN) sh deploy/test.sh $(ARGS)
 
 .PHONY: test-latest
@@ -48,8 +47,7 @@ test-latest:
 	@cd .venvs/latest && sh deploy/test-tools.sh && sh deploy/test.sh $(ARGS)
 
 .PHONY: test-service train-demo test-integrations-trainers install-all
-test-service: install-dev
-	@sh deploy/test-tools.sh
+test-service: install-dev tools
 	@BIN=$(BIN) TRAINER=no sh deploy/test.sh $(ARGS)
 
 train-demo: install-all
@@ -79,8 +77,7 @@ hostile: install-dev
 proto: install-dev
 	$(BIN)/python -m grpc_tools.protoc -I exec_wire --descriptor_set_out=exec_wire/exec.binpb exec_wire/exec.proto
 
-screenshots: install-dev
-	@sh deploy/test-tools.sh
+screenshots: install-dev tools
 	@$(BIN)/python tests/web/screenshots.py $(URL)
 
 .PHONY: bulk
@@ -124,6 +121,10 @@ install-dev:
 
 install-all:
 	@sh deploy/setup.sh dev,trainer
+
+.PHONY: tools install-dev
+tools:
+	@sh deploy/test-tools.sh
 
 clean:
 	rm -rf .venv .integrations .venvs .tools .sandbox-packages build *.egg-info

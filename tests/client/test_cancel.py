@@ -48,7 +48,7 @@ async def test_cancelled_result_is_data_and_not_sent_again(client: AsyncClient, 
 
 
 async def test_what_waits_for_a_pause_is_cancelled_here_and_now(server: ScriptedServer) -> None:
-    server.play(refuse("overloaded", retry_after_s=300))
+    server.play(refuse("overloaded", retry_after_s=50))
     async with AsyncClient(server.url) as client:
         mine = [asyncio.create_task(client.run("a", id=str(n), tags=MINE)) for n in range(2)]
         other = asyncio.create_task(client.run("b", tags=OTHER))
@@ -67,7 +67,7 @@ async def test_what_waits_for_a_pause_is_cancelled_here_and_now(server: Scripted
 
 async def test_what_waits_for_its_next_attempt_is_cancelled_here_and_now(server: ScriptedServer) -> None:
     server.play(answer(**LOST))
-    async with AsyncClient(server.url, policy=Policy(backoff_s=300, max_backoff_s=300)) as client:
+    async with AsyncClient(server.url, policy=Policy(backoff_s=50, max_backoff_s=50)) as client:
         run = asyncio.create_task(client.run("a", tags=MINE))
         await until(lambda: len(server.requests) == 1)
         await asyncio.sleep(1)  # the answer has arrived
@@ -121,7 +121,7 @@ async def test_cancelled_call_that_was_refused_at_the_door_ends_without_the_paus
 
     async def refuse_later(exchange: Exchange) -> None:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(released.wait(), loop))
-        await exchange.problem("overloaded", retry_after_s=300)
+        await exchange.problem("overloaded", retry_after_s=50)
 
     server.play(refuse_later)
     async with AsyncClient(server.url, policy=QUICK) as client:

@@ -58,7 +58,7 @@ def test_one_failure_anywhere_is_a_failure(tmp_path: Path, fails: str) -> None:
 
 def test_the_trainers_tests_can_be_left_out(tmp_path: Path) -> None:
     _, lines = run_suite(tmp_path, TRAINER="no")
-    assert len(lines) == 2 and all("--ignore=tests/trainer " in line for line in lines)
+    assert len(lines) == 2 and "--ignore=tests/trainer " in lines[1]
 
 
 def test_arguments_are_given_to_pytest_as_they_are(tmp_path: Path) -> None:

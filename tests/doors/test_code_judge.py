@@ -177,7 +177,7 @@ async def test_what_is_not_done_by_the_deadline_is_queue_timeout_and_the_rest_is
         assert (done["stdout"], done["reason"]) == ("a", "")
         assert {result["reason"] for result in late} == {"queue_timeout"}
         assert not any(result["success"] or result["run_success"] for result in late)
-        assert all(0.3 < result["cost"] < 4 for result in late)
+        assert all(0.3 < result["cost"] < 30 for result in late)
 
 
 async def test_the_deadline_is_55_seconds_for_clients_that_give_up_after_60() -> None:

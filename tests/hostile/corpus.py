@@ -45,7 +45,7 @@ FEATURES = {
     "cpu_shares": "this worker's control groups do not share the CPU by slot",
 }
 CROWD_PATIENCE = 8  # times the wall limit, for programs that are to end by themselves, beside 8 copies on few cores
-LATE_S, LATE_IN_A_CROWD_S = 0.5, 2.5  # what a killed program may take beyond its limit on a busy machine
+LATE_S, LATE_IN_A_CROWD_S = 0.5, 10.0  # what a killed program may take beyond its limit on a busy machine
 _KEYS = "status exit signal blame completed stdout stdout_has stderr_has stderr_lacks max_wall_s files differs".split()
 _NAME = re.compile(r"([a-k])_(\d{3})_(\w+)\.(py|cpp)")
 

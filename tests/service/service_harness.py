@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sandbox_harness import PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of, uid_of
+from sandbox_harness import OWN_BASE, PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of, uid_of
 
 from exec_wire import Result
 from exec_wire.messages import decode_result
@@ -34,7 +34,7 @@ _STARTED = re.compile(r"(?:ready on|served at) (http://[0-9.:]+)")
 def environment(**settings: object) -> dict[str, str]:
     """This process's variables without settings of the service, and those that are given, by their names in small letters."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("EXEC_")}
-    return own | {f"EXEC_{name.upper()}": str(value) for name, value in settings.items()}
+    return own | {f"EXEC_{name.upper()}": str(value) for name, value in ({"uid_base": OWN_BASE} | settings).items()}
 
 
 def command(*arguments: str, stdin: str = "", timeout_s: float = 60, **settings: object) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
 import os
 import subprocess
@@ -19,10 +20,20 @@ from exec_wire import Call, Limits, Result
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
-from worker.sandbox.uids import BLOCK_SIZE, processes_of
+from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
 PATIENCE_S = 30.0  # for whatever has to happen soon; nothing here measures speed
 _LIMITS = set(Limits.__struct_fields__)
+# Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
+OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
+OWN_BASE = OWN_UIDS.start
+
+
+@atexit.register
+def _forget_own_blocks() -> None:
+    for lock in STATE_FOLDER.glob("uids-*.lock"):
+        if int(lock.stem.removeprefix("uids-")) in OWN_UIDS:
+            lock.unlink(missing_ok=True)
 
 
 def need_sandbox() -> None:
@@ -133,6 +144,7 @@ def busy_machine() -> Iterator[None]:
 
 @asynccontextmanager
 async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **settings: Any):
+    settings.setdefault("uid_base", OWN_BASE)
     config = WorkerConfig(slots=slots, profiles={name: PROFILES[name] for name in profiles}, **settings)
     async with asyncio.timeout(60):
         pool = await Pool(config).__aenter__()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_harness import (
+    OWN_BASE,
     Lab,
     alive,
     busy_machine,
@@ -212,7 +213,7 @@ from exec_wire import Call
 from worker.config import WorkerConfig
 from worker.pool import Pool
 async def main():
-    async with Pool(WorkerConfig(slots=1, profiles={"bare": []})) as pool:
+    async with Pool(WorkerConfig(slots=1, profiles={"bare": []}, uid_base=int(sys.argv[2]))) as pool:
         await pool.wait_ready()
         print("ready", flush=True)
         result = await pool.run(Call(code=sys.argv[1]), pool.take_slot(), 60)
@@ -223,7 +224,14 @@ asyncio.run(main())
 
 async def start_worker(code: str = SLEEP, checkout: Path = CHECKOUT) -> asyncio.subprocess.Process:
     worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WORKER, code, stdout=subprocess.PIPE, cwd=checkout, env={"PYTHONPATH": str(checkout)}
+        sys.executable,
+        "-c",
+        WORKER,
+        code,
+        str(OWN_BASE),
+        stdout=subprocess.PIPE,
+        cwd=checkout,
+        env={"PYTHONPATH": str(checkout)},
     )
     assert worker.stdout is not None
     async with asyncio.timeout(30):
