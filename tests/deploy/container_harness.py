@@ -117,11 +117,11 @@ def build(name: str) -> None:
 
 def build_valkey() -> None:
     """In the place of the public image valkey/valkey: a server of the same protocol, by the same name."""
-    from loadtest.redis_server import find_server
+    from loadtest.redis_server import servers
 
     folder = STATE / "valkey"
     folder.mkdir(exist_ok=True)
-    shutil.copy(find_server(), folder / "valkey-server")
+    shutil.copy(servers()[-1], folder / "valkey-server")  # of pip: one of the system needs libraries that the image has not
     (folder / "Dockerfile").write_text(f"FROM {BASE}\nCOPY valkey-server /usr/local/bin/\nUSER 999\n")
     command = ["buildah", "bud", "--quiet", "--layers", "--format", "docker", "--tag", image("valkey"), str(folder)]
     subprocess.run(command, check=True, timeout=BUILD_S, env=environment())
