@@ -848,7 +848,7 @@ class RedisWorkerEnd:
         except QueueAway:
             self._missed_cancels = True
             raise
-        return data.decode().split()
+        return data.decode(errors="replace").split()
 
     async def leave(self) -> None:
         self._left = True
