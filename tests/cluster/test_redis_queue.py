@@ -293,6 +293,7 @@ async def test_an_entry_of_a_newer_version_is_left_to_workers_that_can_read_it(
         await asyncio.wait_for(worker.take(1), 2.5)  # more than one look at lapsed leases
     assert worker.unreadable == {"newer": 1}  # it was not taken again and again
     assert ends.server.say("XLEN", JOBS) == ":1\r\n"
+    await worker.leave()  # it still asks for jobs, and could read this one from here on
     other = await ends.worker("w2")
     monkeypatch.setattr("exec_wire.redis_queue.WIRE_VERSION", 2)
     [taken] = await asyncio.wait_for(other.take(1), 10)

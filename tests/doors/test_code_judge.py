@@ -172,7 +172,7 @@ async def batch(service: Service, *codes: str) -> list[dict[str, Any]]:
 
 
 async def test_what_is_not_done_by_the_deadline_is_queue_timeout_and_the_rest_is_kept() -> None:
-    async with running(slots=1, codejudge_deadline_s=2) as service:
+    async with running(slots=1, codejudge_deadline_s=5) as service:
         done, *late = await batch(service, "say a", "hold", "say b", "say c")
         assert (done["stdout"], done["reason"]) == ("a", "")
         assert {result["reason"] for result in late} == {"queue_timeout"}
@@ -187,7 +187,7 @@ async def test_the_deadline_is_55_seconds_for_clients_that_give_up_after_60() ->
 
 
 async def test_what_was_queue_timeout_is_answered_when_it_is_sent_again_alone() -> None:
-    async with running(slots=2, codejudge_deadline_s=2) as service:
+    async with running(slots=2, codejudge_deadline_s=5) as service:
         first = await batch(service, "hold", "say b")
         assert [result["reason"] for result in first] == ["queue_timeout", ""]
         service.worker.let_go.set()

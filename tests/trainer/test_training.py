@@ -219,7 +219,7 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
-    give_up = time.monotonic() + 90
+    give_up = time.monotonic() + 600
     while len(metrics.read(out)) < count:
         assert process.poll() is None and time.monotonic() < give_up, "the run ended, or stands still"
         time.sleep(0.02)
@@ -292,10 +292,10 @@ def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path
         time.sleep(1)
         done = len(metrics.read(tmp_path))
         service = start()
-        assert process.wait(90) == 0
+        assert process.wait(600) == 0
     finally:
         service.terminate()
-        service.wait(60)
+        service.wait(120)
     rows = metrics.read(tmp_path)
     assert done < len(rows) == 5
     assert sum(row["infra"] for row in rows) == 0
@@ -347,7 +347,7 @@ def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str
             )
             for n in range(world)
         ]
-        assert [rank.wait(90) for rank in ranks] == [0] * world
+        assert [rank.wait(600) for rank in ranks] == [0] * world
         found[world] = torch.load(out / "weights.pt"), json.loads((out / "row.json").read_text())
     for name, value in found[1][0].items():
         assert torch.allclose(value, found[2][0][name], atol=2e-5), name

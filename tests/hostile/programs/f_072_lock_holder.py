@@ -6,5 +6,5 @@ import time
 
 with open(os.__file__) as shared:
     fcntl.flock(shared, fcntl.LOCK_SH)
-    time.sleep(0.8)
+    time.sleep(3)
 print("contained")

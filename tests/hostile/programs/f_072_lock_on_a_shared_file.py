@@ -6,7 +6,7 @@ import os
 import time
 
 with open(os.__file__) as shared:
-    for _ in range(100):
+    for _ in range(200):
         try:
             fcntl.flock(shared, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(shared, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-# A 127: twenty threads without the interpreter's lock, so that main waits behind its own
+# K 128: twenty threads without the interpreter's lock, so that main waits behind its own
 # expect: status=timeout blame=model
 # limits: wall_s=1 cpu_s=60 memory_mb=256
 import hashlib

@@ -1,4 +1,4 @@
-# A 128: each process works for 20 ms and hands on to the next, so that nobody sees who used the CPU
+# K 129: each process works for 20 ms and hands on to the next, so that nobody sees who used the CPU
 # expect: status=timeout blame=model
 # limits: wall_s=1
 import os

@@ -1,4 +1,4 @@
-# A 126: ten processes that are nobody's children take the CPU from main, which waits for them and calls that starving
+# K 127: ten processes that are nobody's children take the CPU from main, which waits for them and calls that starving
 # expect: status=timeout blame=model
 # limits: wall_s=1
 import os
