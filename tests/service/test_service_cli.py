@@ -116,6 +116,7 @@ def start_run(code: str) -> subprocess.Popen[str]:
         cwd=ROOT,
         env=environment(**BARE),
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job starts with it ignored
     )
 
 
