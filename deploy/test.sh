@@ -1,6 +1,6 @@
 #!/bin/sh
 # The whole suite, or with arguments: pytest with these. Most tests wait rather than compute, so several run at the same time: the
-# trainer's in one process, the others in three for every two cores. First and one by one those marked `alone`, which look at the
+# trainer's in one process, the others in two for every core. First and one by one those marked `alone`, which look at the
 # whole machine. TRAINER=no leaves out the trainer's.
 pytest="${BIN:-.venv/bin}/pytest -q"
 without="--ignore=tests/trainer --ignore=tests/trainer_integrations"
@@ -22,7 +22,7 @@ if [ "${TRAINER:-yes}" = yes ]; then
     trainer=$!
 fi
 echo "all others:"
-$pytest $without -m "not alone" --dist loadfile -n $(((3 * $(nproc) + 1) / 2))
+$pytest $without -m "not alone" --dist loadfile -n $((2 * $(nproc)))
 others=$?
 with_trainer=0
 if [ -n "$trainer" ]; then
