@@ -22,6 +22,7 @@ def usable_cores() -> int:
 # Between two programs a slot waits for the kernel to clean up, and its core is idle meanwhile. Three slots per core keep the
 # cores busy; programs that share a core are not charged for that (native/cpu_meter.h). docs/results/slots.md has the figures.
 def default_slots() -> int:
+    """Three for every core."""
     return min(3 * usable_cores(), UIDS - MAX_SESSIONS)
 
 
