@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -41,6 +41,8 @@ SERVER_HZ = 10  # Redis' default; at 500 it uses 2 % of a core at rest
 GATEWAY_SETTINGS = {"max_calls": 1000, "max_calls_per_request": 500, "write_stall_s": 4}
 ECHO_SETTINGS = {"slots": 64, "echo_ms": 50}
 SANDBOX_SETTINGS = {"slots": 2, "profiles": '{"bare": []}', "min_tier": "D"}
+PROBES = 8  # of each program
+KNOWN = {"print(1)": ("ok", "none"), "raise SystemExit(3)": ("error", "model"), "while True: pass": ("timeout", "model")}
 COUNTED = {
     "late": "exec_late_answers_total",
     "published_again": "exec_republished_total",
@@ -56,7 +58,7 @@ class Cluster:
         self.chance = random.Random(seed)
         self.program = Program.python if sandbox else Program.echo
         self.redis, self.gateways, self.workers = MovedServer(SERVER_HZ), list[Part](), list[Part]()
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self._stack = contextlib.ExitStack()
         self._counted: Counter[str] = Counter()  # by parts that are gone
 
@@ -90,7 +92,7 @@ class Cluster:
         return Part.gateway(url, **GATEWAY_SETTINGS)
 
     def _worker(self, url: str) -> Part:
-        return Part.worker(url, **SANDBOX_SETTINGS) if self._sandbox else Part.echo(url, **ECHO_SETTINGS)
+        return Part.worker(url, **SANDBOX_SETTINGS) if self.sandbox else Part.echo(url, **ECHO_SETTINGS)
 
     @property
     def urls(self) -> list[str]:
@@ -283,10 +285,11 @@ class Outcome(Struct, frozen=True):
     well_after_s: float
     calls_per_s: float
     took_s: float
+    misses: list[str] = []  # of `look_at_workers`
 
     @property
     def good(self) -> bool:
-        return self.books.holds and self.well_after_s <= WELL_WITHIN_S
+        return self.books.holds and self.well_after_s <= WELL_WITHIN_S and not self.misses
 
 
 def meet(cluster: Cluster, name: str, trouble: Trouble, calls: int, seed: int) -> Outcome:
@@ -314,7 +317,28 @@ def meet(cluster: Cluster, name: str, trouble: Trouble, calls: int, seed: int) -
         round(well_after_s, 2),
         round(books.right / took_s, 1),
         round(took_s, 1),
+        look_at_workers(cluster),
     )
+
+
+def look_at_workers(cluster: Cluster) -> list[str]:
+    """What is wrong when the trouble is over: workers that take no calls, programs with another verdict than their own."""
+    known = KNOWN if cluster.sandbox else {"print(1)": ("ok", "none")}
+    codes = [code for code in known for _ in range(PROBES)]
+    calls = [{"code": code, "limits": {"wall_s": 0.3}, "tenant": "probe"} for code in codes]
+    seen: set[str] = set()
+    wrong: Counter[str] = Counter()
+    give_up = time.monotonic() + PATIENCE_S
+    while len(seen) < len(cluster.workers) and time.monotonic() < give_up:
+        results = ask(cluster.urls[0], "/v1/batch?stream=false", {"calls": calls}, PATIENCE_S) or {}
+        for code, result in zip(codes, results.get("results", []), strict=False):
+            seen.add(result["worker"])
+            verdict = (result["status"], result["blame"])
+            if verdict != known[code]:
+                wrong[f"{code!r} ended as {verdict}"] += 1
+    if len(seen) < len(cluster.workers):
+        wrong[f"of {len(cluster.workers)} workers only {len(seen)} take calls"] += 1
+    return list(wrong)
 
 
 def replace(cluster: Cluster) -> None:
@@ -345,12 +369,18 @@ def wait_until_well(urls: Sequence[str]) -> None:
 
 
 def is_well(url: str) -> bool:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=1.0)
+    answer = ask(url, "/v1/run", {"code": "print(1)", "deadline_s": 5, "tenant": "probe"}, timeout_s=1.0)
+    return answer is not None and answer.get("status") == "ok"
+
+
+def ask(url: str, path: str, body: Any, timeout_s: float) -> dict[str, Any] | None:
+    """The answer, or None if there is none in time."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        body = msgspec.json.encode({"code": "print(1)", "deadline_s": 5, "tenant": "probe"})
-        connection.request("POST", "/v1/run", body, {"content-type": "application/json"})
-        return bool(msgspec.json.decode(connection.getresponse().read()).get("status") == "ok")
-    return False
+        connection.request("POST", path, msgspec.json.encode(body), {"content-type": "application/json"})
+        answer: dict[str, Any] = msgspec.json.decode(connection.getresponse().read())
+        return answer
+    return None
 
 
 # -- report -------------------------------------------------------------------------------------------------------------------

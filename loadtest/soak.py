@@ -76,6 +76,7 @@ class Ends(Struct, frozen=True):
     capacity_per_s: float
     beside_fresh: float
     rest: Rest
+    misses: list[str]  # of the workers
 
 
 class Fault(Struct, frozen=True):
@@ -136,6 +137,7 @@ class Soak(Struct):
     paces: list[Pace] = []  # of every fifth second
     machine_at_rest: float = 0.0
     threads_at_rest: dict[str, float] = {}
+    worker_misses: list[str] = []
 
     def misses(self) -> list[str]:
         """What is not as it should be, in words."""
@@ -151,7 +153,7 @@ class Soak(Struct):
             grown = self.grown_bytes[name]
             flat = share <= GROWTH_MOST or grown <= GROWTH_MOST_BYTES
             checks[f"the memory of the {name}, grown by {100 * share:.0f} % ({grown / 1e6:.0f} MB)"] = flat
-        return [words for words, met in checks.items() if not met]
+        return [*self.worker_misses, *(words for words, met in checks.items() if not met)]
 
     def busiest(self) -> str:
         """The threads that were busy at rest."""
@@ -267,11 +269,12 @@ def soak(minutes: float, seed: int, command: str) -> Soak:
         began = time.monotonic()
         with load, Watch(cluster, load, began) as watch:
             faults = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
+        misses = chaos.look_at_workers(cluster)
         at_rest = look_at_rest(own)
         say(f"at rest {100 * at_rest.cluster:.1f} % of the cores, the machine {100 * at_rest.machine:.1f} %: {at_rest.threads}")
         beside_fresh = capacity.beside_fresh(cluster, calm_s / 3, seed)
     books = together([load.books, *capacity.books])
-    return assemble(load, books, faults, watch, began, minutes, Ends(most, beside_fresh, at_rest), command)
+    return assemble(load, books, faults, watch, began, minutes, Ends(most, beside_fresh, at_rest, misses), command)
 
 
 def look_at_rest(own: meter.OwnProcesses) -> Rest:
@@ -372,6 +375,7 @@ def assemble(
         watch.paces[::SAMPLE_STEPS],
         round(ends.rest.machine, 4),
         ends.rest.threads,
+        ends.misses,
     )
 
 

@@ -35,6 +35,7 @@ def check(outcome: chaos.Outcome) -> None:
     assert books.holds, books
     assert books.accepted == books.answered + books.broken
     assert outcome.well_after_s <= chaos.WELL_WITHIN_S, outcome
+    assert outcome.misses == [], outcome
 
 
 @pytest.mark.parametrize("trouble", SOME_ECHOED)
