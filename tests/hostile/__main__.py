@@ -62,7 +62,7 @@ async def run_all(options: argparse.Namespace) -> int:
             await cage.look_in_session()  # whatever a first session opens is open afterwards
         report = Report()
         report.line("program", "expected", "alone", f"{COPIES} copies", "ok")
-        before = cage.look()
+        before = await cage.look_at_rest()
         for name, program in programs.items():
             if name in cage.partners or not re.search(options.only, name):
                 continue

@@ -352,6 +352,14 @@ class Cage:
             list(processes_of(block)) if block else [],
         )
 
+    async def look_at_rest(self) -> Node:
+        """When what ran last has gone: the first look to be the same as the one before it."""
+        before, now = None, self.look()
+        while before is None or now.processes != before.processes:
+            await asyncio.sleep(0.2)
+            before, now = now, self.look()
+        return now
+
     async def differences(self, before: Node) -> list[str]:
         """What is not as it was: at once, or after the moment that dying takes."""
         give_up = time.monotonic() + CLEAN_WITHIN_S
