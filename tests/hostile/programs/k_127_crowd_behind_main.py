@@ -1,5 +1,6 @@
 # K 127: ten processes that are nobody's children take the CPU from main, which waits for them and calls that starving
 # expect: status=timeout blame=model
+# tier-CD: status=timeout|error
 # limits: wall_s=1
 import os
 import time
