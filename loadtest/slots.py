@@ -24,6 +24,11 @@ from worker.pool import Pool, SlotBusy
 
 PER_CORE = (1, 2, 3, 4, 6)
 DEADLINE_S = 120.0
+WHY = """\
+The load is another process on every core. Every endless program is blamed on the model, whatever the number of slots, because
+starved time does not count; but it takes longer to reach its limit. Three slots per core is the default: fewer leave cores idle
+while the kernel cleans up, more let each program wait longer for little or no gain.
+"""
 ENDLESS = Call("while True: pass", limits=Limits(wall_s=0.5))
 
 
@@ -120,7 +125,7 @@ def main() -> None:
     if options.page:
         command = f"python -m loadtest.slots --repeats {options.repeats} --calls {options.calls}"
         facts = f"{usable_cores()} cores, tier A, medians of {options.repeats} repeats in turns. `{command}`"
-        options.page.write_text("\n".join(["# Slots per core", "", facts, "", *lines, ""]))
+        options.page.write_text("\n".join(["# Slots per core", "", facts, "", *lines, "", WHY]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # K 128: twenty threads without the interpreter's lock, so that main waits behind its own
 # expect: status=timeout blame=model
+# tier-CD: status=timeout|error
 # limits: wall_s=1 cpu_s=60 memory_mb=256
 import hashlib
 import os

@@ -1,6 +1,7 @@
 # K 129: each process works for 20 ms and hands on to the next, so that nobody sees who used the CPU
 # expect: status=timeout blame=model
 # expect-cell: status=timeout|error
+# tier-CD: status=timeout|error
 # limits: wall_s=1
 import os
 import time
