@@ -27,7 +27,7 @@ from worker.languages import LANGUAGES, Compiled, Interpreted
 from worker.profiles import ProfileChoice
 from worker.sandbox import tiers
 from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed
-from worker.sandbox.link import HEARTBEAT_S, ZygoteLink, ZygoteLost
+from worker.sandbox.link import HEARTBEAT_S, NotStarted, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
 from worker.sandbox.runner_options import RunnerOptions
 from worker.sandbox.tree import Member, Tree
@@ -52,7 +52,7 @@ def runner_options(config: WorkerConfig) -> RunnerOptions:
 
 
 class SlotBusy(Exception):
-    """Processes of a lost zygote are still dying in this slot; nothing was started."""
+    """Nothing was started: processes of a lost zygote are still dying in this slot, or the chosen zygote is just gone."""
 
 
 class Pool:
@@ -271,7 +271,10 @@ class Pool:
                 zygote = await self._zygote_of(profile)
         execution = Execution(call, remaining_s, next(self._numbers), fail_step, start)
         try:
-            say = await zygote.run(execution, slot)
+            try:
+                say = await zygote.run(execution, slot)
+            except NotStarted:
+                raise SlotBusy from None
             if say.step != 0 and say.error == errno.EBUSY:
                 raise SlotBusy
             self._count_failures(zygote, setup_failed(say))

@@ -24,7 +24,7 @@ def mortal() -> Iterator[Service]:
 def calls() -> tuple[list[Call], list[Callable[[Result], str]]]:
     """Mixed ones that each take long enough to be hit."""
     cases = [mixed_case(number) for number in range(CALLS)]
-    slowed = [Call(**case.call | {"code": f"import time; time.sleep(0.03)\n{case.call['code']}"}) for case in cases]
+    slowed = [Call(**case.call | {"code": f"import time; time.sleep(0.1)\n{case.call['code']}"}) for case in cases]
     return slowed, [case.problem for case in cases]
 
 
@@ -41,7 +41,10 @@ async def test_calls_are_answered_right_when_it_is_killed(mortal: Service, victi
     programs, checks = calls()
     async with AsyncClient(mortal.url) as client:
         running = asyncio.create_task(client.run_many(programs))
-        await until_program_runs(mortal)
+        seen = asyncio.create_task(until_program_runs(mortal))
+        await asyncio.wait({running, seen}, return_when=asyncio.FIRST_COMPLETED)
+        assert not running.done(), running.result()
+        await seen
         await asyncio.sleep(0.2)
         assert not running.done()
         dead = VICTIMS[victim](mortal)

@@ -20,6 +20,10 @@ class ZygoteLost(Exception):
     """The zygote died with the program in it; the program may be started again elsewhere."""
 
 
+class NotStarted(ZygoteLost):
+    """The zygote was gone, or did not listen, before it was told of the program."""
+
+
 class ZygoteLink:
     """One event loop's side of the socket. A program is answered exactly once: by its end, or by `ZygoteLost`."""
 
@@ -60,12 +64,14 @@ class ZygoteLink:
     async def run(self, execution: Execution, slot: int) -> Say:
         """Start a program and wait for its end, however it comes. Cancelling this kills the program and waits for its death."""
         if self.lost:
-            raise ZygoteLost
+            raise NotStarted
         ended: asyncio.Future[Say] = asyncio.get_running_loop().create_future()
         try:
             execution.send(self._link, slot)
         except OSError as error:
-            raise ZygoteLost from error
+            if error.errno != errno.EAGAIN:  # it is dead, and must not be chosen again
+                self.close()
+            raise NotStarted from error
         self._waiting[execution.number] = ended
         try:
             return await ended
