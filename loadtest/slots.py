@@ -27,8 +27,8 @@ DEADLINE_S = 120.0
 WHY = """\
 The load is another process on every core. Every endless program is blamed on the model, whatever the number of slots, because
 starved time does not count; but the more slots, the longer it takes to reach its limit. One slot per core leaves cores idle
-while the kernel cleans up. From two on the gain is small and partly noise, up to six, which had more calls/s in this run and took
-twice as long as three for the endless programs. Three slots per core is the default.
+while the kernel cleans up. From two on the gain is small and partly noise, up to six, which had more calls/s in this run and
+took twice as long as three for the endless programs. Three slots per core is the default.
 """
 ENDLESS = Call("while True: pass", limits=Limits(wall_s=0.5))
 
