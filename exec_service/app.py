@@ -29,7 +29,6 @@ from exec_service.dispatch import Dispatch
 from exec_service.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from exec_service.doors import OneSlash, door_routes, keyless_paths
 from exec_service.doors.foreign_door import House
-from exec_service.errand import stop
 from exec_service.fleet import Fleet
 from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
 from exec_service.http_api import hot_routes, plain_routes
@@ -51,7 +50,7 @@ from exec_service.validate import Validator
 from exec_service.waiting import same_weight
 from exec_service.web_page import page_routes
 from exec_wire.queue import GatewayQueue, QueueAway
-from exec_wire.supervisor import Supervisor
+from exec_wire.supervisor import Supervisor, stop
 
 log = logging.getLogger("exec_service")
 

@@ -18,10 +18,10 @@ import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, CallerError, ExecError, InfraFailure, Policy, ProtocolError, Unavailable
-from exec_service.errand import stop
 from exec_service.jobs import Beat, JobStore
 from exec_wire.jobs import JobError, JobItem, JobResult, decode_item
 from exec_wire.messages import Result
+from exec_wire.supervisor import stop
 from exec_wire.verifying import Verification
 
 log = logging.getLogger("exec_service.jobs")

@@ -66,10 +66,3 @@ def raise_first(tasks: Collection[asyncio.Task[Any]]) -> None:
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-
-
-async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel what runs, and wait until it has put its things in order."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

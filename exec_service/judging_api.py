@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from exec_service.accounts import Account
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
-from exec_service.errand import Errand, places, stop
+from exec_service.errand import Errand, places
 from exec_service.guard import RequestFacts
 from exec_service.http_api import ClientGone, Door
 from exec_service.judging import Judging, bytes_of
@@ -25,6 +25,7 @@ from exec_service.verifying import bytes_of as bytes_of_verify
 from exec_service.verifying import verify
 from exec_wire.judging import Judge
 from exec_wire.messages import Limits, encode_json
+from exec_wire.supervisor import stop
 from exec_wire.verifying import Verification, Verify
 
 T = TypeVar("T")

@@ -117,7 +117,7 @@ class Supervisor:
 
 
 async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel supervised tasks and wait until they have ended."""
+    """Cancel tasks, supervised or not, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

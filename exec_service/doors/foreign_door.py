@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from exec_service.admission import Room
 from exec_service.config import DoorName, GatewayConfig
 from exec_service.dispatch import Dispatch
-from exec_service.errand import Errand, raise_first, stop
+from exec_service.errand import Errand, raise_first
 from exec_service.fleet import Fleet
 from exec_service.guard import RequestFacts
 from exec_service.http_api import Door
@@ -29,7 +29,7 @@ from exec_service.sessions import Desk as SessionDesk
 from exec_service.validate import Validator
 from exec_service.waiters import Origin
 from exec_wire.messages import Call, Limits, Result, encode_json
-from exec_wire.supervisor import Supervisor
+from exec_wire.supervisor import Supervisor, stop
 
 T = TypeVar("T")
 

@@ -26,12 +26,13 @@ from exec_service.doors.foreign_door import (
     not_ours,
     post,
 )
-from exec_service.errand import Errand, stop
+from exec_service.errand import Errand
 from exec_service.guard import RequestFacts
 from exec_service.judging import INTERPRETED, words
 from exec_service.refusals import Refusal
 from exec_service.validate import decode
 from exec_wire.messages import Call, Limits, Result, Seconds
+from exec_wire.supervisor import stop
 
 Outcome = Literal["Success", "Failed", "SandboxError"]
 _Timeout = Annotated[float, Meta(ge=0, le=3600)]
