@@ -149,8 +149,7 @@ async def test_retry_after_is_honoured_by_every_call(
 ) -> None:
     server.play(refuse("overloaded", **told))
     refused = asyncio.create_task(client.run("refused"))
-    await until(lambda: len(server.requests) == 1)
-    await asyncio.sleep(0.05)
+    await until(lambda: len(server.requests) == 1 and client._outbox._paused_until > 0)
     other = asyncio.create_task(client.run("other"))
     await asyncio.sleep(0.3)
     assert len(server.requests) == 1

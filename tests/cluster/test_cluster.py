@@ -94,8 +94,9 @@ async def test_a_short_line_passes_a_long_one_of_another_tenant(cluster: Cluster
     await settled(door, workers=1)
     long = soon(door.batch(*({"code": "hold", "tenant": "many"} for _ in range(50))))
     await until(lambda: len(worker.jobs) == 2)
+    waiting = len(door.gateway.dispatch.waiting)
     short = soon(door.run("say hi", tenant="one"))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(door.gateway.dispatch.waiting) > waiting)
     worker.let_go.set()
     await short
     assert len(worker.jobs) < 10
@@ -207,7 +208,7 @@ async def test_a_worker_does_not_start_what_was_cancelled_before_it_was_handed_o
     async with cluster.echo_worker("w1") as consumer:
         await until(lambda: consumer._queue._notes._connection is not None)  # type: ignore[attr-defined]
         assert await gateway.cancel(["job-1"]) == []
-        await asyncio.sleep(0.2)
+        await until(lambda: "job-1" in consumer._cancelled)
         payload = pack(Call("echo"))
         await gateway.publish([Job("job-1", payload, 60_000, "g"), Job("job-2", payload, 60_000, "g")])
         answers: dict[str, str] = {}

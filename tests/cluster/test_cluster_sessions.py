@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from sandbox_harness import need_sandbox
+from sandbox_harness import need_sandbox, until
 
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
@@ -57,7 +57,7 @@ async def test_any_gateway_reaches_a_session_and_it_ends_with_its_worker(own_ser
                 assert {session.id for session in listed} == {id, fork.id}
                 await second.desk.end(fork.id, Tenant(), ANONYMOUS)
                 running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
-                await asyncio.sleep(0.3)
+                await until(lambda: not pool.free_slots, "the cell runs")
                 gone_at = time.monotonic()
             await seen(second, 0)
             result = await running

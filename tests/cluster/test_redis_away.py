@@ -132,9 +132,8 @@ async def test_a_server_that_is_read_only_for_a_while_loses_nothing(cluster: Clu
 async def test_a_server_whose_memory_is_full_loses_nothing(cluster: Cluster, own_server: RedisServer) -> None:
     async def fill() -> None:
         own_server.say("CONFIG", "SET", "maxmemory", "1")
-        await asyncio.sleep(2)
-        door = cluster.doors[0]
-        assert "memory" in door.gateway.dispatch.away_because
+        await until(lambda: "memory" in cluster.doors[0].gateway.dispatch.away_because)
+        await asyncio.sleep(1)
         own_server.say("CONFIG", "SET", "maxmemory", "0")
 
     await under_load(cluster, fill)
@@ -155,8 +154,8 @@ async def test_a_partition_loses_nothing(own_server: RedisServer) -> None:
 
         async def part() -> None:
             proxy.stall()
-            await asyncio.sleep(30 if LONG else 4)
-            assert cluster.doors[0].gateway.dispatch.away_because
+            await until(lambda: bool(cluster.doors[0].gateway.dispatch.away_because))
+            await asyncio.sleep(30 if LONG else 2)
             proxy.go_on()
 
         await under_load(cluster, part)

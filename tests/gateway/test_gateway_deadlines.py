@@ -37,9 +37,9 @@ async def test_a_released_call_that_nobody_answers_is_worker_lost_after_the_grac
 
 async def test_an_answer_within_the_grace_counts() -> None:
     async with running(answer_grace_s=60.0) as service:
-        answering = soon(service.run("hold", deadline_s=1))
+        answering = soon(service.run("hold", deadline_s=3))
         await until(lambda: len(service.worker.jobs) == 1)
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(3.1)
         service.worker.let_go.set()
         assert (await answering).json()["status"] == "ok"
 
@@ -49,6 +49,7 @@ async def test_a_job_carries_what_remains_of_its_deadline() -> None:
         blocking = soon(service.batch({"code": "hold"}, {"code": "hold"}))
         await until(lambda: len(service.gateway.dispatch.released) == 2)
         waiting = soon(service.run("say x", deadline_s=10))
+        await until(lambda: len(service.gateway.dispatch.waiting) == 1)
         await asyncio.sleep(1)
         service.worker.let_go.set()
         await asyncio.gather(blocking, waiting)

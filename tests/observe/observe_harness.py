@@ -49,6 +49,10 @@ class Prometheus:
         assert body["status"] == "success", (expression, body)
         return list(body["data"]["result"])
 
+    def has_data(self, expression: str) -> bool:
+        found = self.query(expression)
+        return bool(found) and all(sample["value"][1] != "NaN" for sample in found)
+
     def rules(self) -> list[dict[str, Any]]:
         groups = self.http.get("/api/v1/rules").json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]

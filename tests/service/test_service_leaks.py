@@ -10,7 +10,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_harness import Service, cgroups_of, children_of, mixed_case, serving, until_no_program_runs, wait_until
+from service_harness import (
+    Service,
+    cgroups_of,
+    children_of,
+    mixed_case,
+    serving,
+    until_no_program_runs,
+    until_program_runs,
+    wait_until,
+)
 
 from exec_client import AsyncClient, Call, ExecError, InfraFailure, Limits, Result, Tags
 
@@ -99,14 +108,14 @@ async def load(service: Service, calls: int) -> None:
             outcomes = await client.run_many([call_of(number) for number in numbers], return_exceptions=True)
             ends = zip(numbers, map(result_of, outcomes), strict=True)
             assert [result for number, result in ends if result.status not in expected_of(number)] == []
-            await cancel_some(client)
+            await cancel_some(client, service)
             await leave(service)
     await until_no_program_runs(service)
 
 
-async def cancel_some(client: AsyncClient) -> None:
+async def cancel_some(client: AsyncClient, service: Service) -> None:
     sleeping = [asyncio.create_task(client.run("import time\ntime.sleep(20)", tags=Tags(run="doomed"))) for _ in range(4)]
-    await asyncio.sleep(0.1)
+    await until_program_runs(service)
     await client.cancel(run="doomed")
     assert {result.status for result in await asyncio.gather(*sleeping)} == {"cancelled"}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sandbox_harness import NAME_ITSELF, has_come_this_far, until
 from service_harness import Service, see_nothing_left, serving, wait_until
 
 from exec_client import AsyncClient, AsyncSession, CallerError, Client, Conflict, Forbidden, Limits, SessionLost, Tags
@@ -263,12 +264,10 @@ async def test_async_client_runs_forks_and_rolls_back(client: AsyncClient) -> No
             await gone.info()
 
 
-async def test_interrupt_from_another_task(client: AsyncClient) -> None:
+async def test_interrupt_from_another_task(client: AsyncClient, service: Service) -> None:
     async with client.session() as session:
-        running = asyncio.create_task(session.run("import time\nx = 1\ntime.sleep(60)", wall_s=60))
-        while (await session.info()).state != "running":  # noqa: ASYNC110 - it happens in another process
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(1)  # the variable is set
+        running = asyncio.create_task(session.run(f"import time\nx = 1\n{NAME_ITSELF}\ntime.sleep(60)", wall_s=60))
+        await until(lambda: has_come_this_far(service.program_pids), "the variable is set")
         assert await session.interrupt()
         result = await running
         assert (result.exit_code, result.state_kept) == (130, True)
@@ -407,7 +406,7 @@ async def test_death_of_a_gateway_is_no_event_for_a_session_and_that_of_its_work
                 ).value == "2"
                 assert (await second.desk.run(id, Cell("x"))).value == "2"
                 running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
-                await asyncio.sleep(0.2)
+                await until(lambda: not pool.free_slots, "the cell runs")
                 started = time.monotonic()
             await second.fleet.refresh()
             result = await running

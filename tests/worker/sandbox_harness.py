@@ -9,8 +9,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _LIMITS = set(Limits.__struct_fields__)
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
 OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
 OWN_BASE = OWN_UIDS.start
+# A line of a program that tells whoever looks at the machine: it has come this far.
+NAME_ITSELF = "import ctypes; ctypes.CDLL(None).prctl(15, b'this-far')"
 
 
 @atexit.register
@@ -117,6 +119,15 @@ class Lab:
     @property
     def cgroups(self) -> list[Path]:
         return cgroups_of(self.uid_base)
+
+
+def has_come_this_far(pids: Iterable[int]) -> bool:
+    """One of these processes has run `NAME_ITSELF`."""
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/comm").read_text() == "this-far\n":
+                return True
+    return False
 
 
 @contextmanager

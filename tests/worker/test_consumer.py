@@ -244,14 +244,14 @@ async def test_program_that_is_cancelled_twice_is_answered_only_when_it_is_dead(
 
 
 async def test_draining_worker_answers_what_is_cancelled_meanwhile() -> None:
-    begun = asyncio.Event()
-    async with desk(ScriptedPool(begun)) as there:
+    pool = ScriptedPool(asyncio.Event())
+    async with desk(pool) as there:
         id = await there.send()
-        await asyncio.sleep(0.05)
+        await until(lambda: pool.starts == 1, "it runs")
         draining = asyncio.create_task(there.consumer.drain(30))
-        await asyncio.sleep(0.05)
+        await until(lambda: there.consumer._draining, "it drains")
         await there.cancel(id)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert (await there.answers())[id].status == "cancelled"
             await draining
 

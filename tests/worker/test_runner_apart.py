@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_harness import PATIENCE_S, laboratory, need_sandbox
+from sandbox_harness import PATIENCE_S, laboratory, need_sandbox, until
 
 from worker.config import default_packages
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
@@ -58,7 +58,7 @@ async def test_worker_that_came_first_waits_for_its_runner_which_outlives_sigter
         async with laboratory(runner_socket=str(socket)) as lab:
             assert {"python", "bash"} <= set(lab.pool.languages)
             running = asyncio.create_task(lab.run("import time; time.sleep(4); print('whole')", wall_s=30))
-            await asyncio.sleep(1)
+            await until(lambda: lab.pool.free_slots < lab.pool.slots, "the program runs")
             processes[0].send_signal(signal.SIGTERM)
             assert (await running).stdout == "whole\n"
             assert (await lab.run("print(1)")).status == "ok"

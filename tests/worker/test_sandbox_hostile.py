@@ -576,10 +576,8 @@ async def test_machine_is_as_it_was_before(place: tuple[Lab, Canary, Node]) -> N
     assert lab.zygote_pids == before.zygotes
     assert all(alive(pid) for pid in before.zygotes)
     assert host_mounts() == before.mounts
-    for _ in range(100):  # while the canary rests
-        now = look_at(lab)
-        if now.fds == before.fds and not lab.sandboxed_pids and not processes_in(lab.cgroups):
-            break
-        await asyncio.sleep(0.02)
-    assert now.fds == before.fds
-    assert processes_in(lab.cgroups) == [] and lab.sandboxed_pids == []
+
+    def nothing_is_left() -> bool:  # once, while the canary rests
+        return look_at(lab).fds == before.fds and not lab.sandboxed_pids and not processes_in(lab.cgroups)
+
+    await until(nothing_is_left, "the same descriptors, no process of a program")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import need_sandbox, one_core, until
+from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, need_sandbox, one_core, until
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.sessions import Refused
@@ -113,18 +112,15 @@ async def test_a_cell_that_shares_its_core_has_as_much_time_as_one_that_does_not
 
 async def test_timeout_kills_what_does_not_stop(lab: SessionLab) -> None:
     session = await lab.create()
-    started = time.monotonic()
     result = await session.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", wall_s=0.3)
     assert (result.status, result.state_kept) == ("timeout", False)
-    assert time.monotonic() - started < 4
 
 
 async def test_interrupt_stops_the_cell_and_keeps_the_state(lab: SessionLab) -> None:
     session = await lab.create()
     await session.ok("x = 1")
-    running = asyncio.create_task(session.run("import time\nx = 2\ntime.sleep(30)", wall_s=20))
-    await until(lambda: session.session.running, "the cell runs")
-    await asyncio.sleep(0.2)
+    running = asyncio.create_task(session.run(f"import time\nx = 2\n{NAME_ITSELF}\ntime.sleep(30)", wall_s=20))
+    await until(lambda: has_come_this_far(lab.sandboxed_pids), "the cell runs")
     assert await session.interrupt()
     result = await running
     assert (result.status, result.exit_code, result.state_kept) == ("error", 130, True)
@@ -269,12 +265,14 @@ async def test_deleted_session_leaves_nothing(lab: SessionLab) -> None:
 
 
 async def test_idle_session_expires_and_a_used_one_does_not(lab: SessionLab) -> None:
-    idle, used = await lab.create(ttl_s=1.5), await lab.create(ttl_s=1.5)
+    idle, used = await lab.create(ttl_s=4), await lab.create(ttl_s=4)
     expired = lab.sessions.counts["expired"]
-    for _ in range(8):
-        await asyncio.sleep(0.5)
-        await used.ok("1")
+    async with asyncio.timeout(PATIENCE_S):
+        while lab.sessions.counts["expired"] == expired:
+            await used.ok("1")
+            await asyncio.sleep(0.2)
     assert (await idle.refused("1")).code == "no_such_session"
+    await used.ok("1")
     assert lab.sessions.counts["expired"] == expired + 1
 
 

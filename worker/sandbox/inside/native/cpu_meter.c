@@ -10,12 +10,12 @@
 
 #define THREADS_MOST 256 /* that are looked at; who has more is a crowd, which gains nothing anyway */
 
-/* Version 1 gives nanoseconds, version 2 a list that begins with "usage_usec". */
+/* Version 1 gives nanoseconds, version 2 a list that begins with "usage_usec". -1: it cannot be read. */
 static int64_t usage_ns(int fd) {
     char text[64];
-    ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
+    ssize_t n = pread(fd, text, sizeof text - 1, 0);
     if (n <= 0)
-        return 0;
+        return -1;
     text[n] = 0;
     const char *number = strchr(text, ' ');
     return number ? 1000 * strtoll(number, NULL, 10) : strtoll(text, NULL, 10);
@@ -37,7 +37,7 @@ static int is_runnable(pid_t thread) {
 }
 
 void meter_start(struct cpu_meter *m, int usage_fd, int64_t now) {
-    *m = (struct cpu_meter){.usage_before_ns = usage_ns(usage_fd), .started_ns = now};
+    *m = (struct cpu_meter){.usage_before_ns = usage_fd < 0 ? 0 : usage_ns(usage_fd), .started_ns = now};
 }
 
 void meter_start_one(struct cpu_meter *m, pid_t program, int64_t now) {
@@ -105,7 +105,10 @@ static int64_t note(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t used
 int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const struct known_threads *known, int64_t now) {
     struct look look = {.known = known};
     for_listed(threads_fd, look_at, &look);
-    return note(m, look.top, look.top_ns, usage_ns(usage_fd) - m->usage_before_ns, now);
+    int64_t usage = usage_ns(usage_fd);
+    if (usage < 0 || m->usage_before_ns < 0) /* what it used is not known, so nothing is taken off */
+        return m->starved_ns;
+    return note(m, look.top, look.top_ns, usage - m->usage_before_ns, now);
 }
 
 /* /proc/PID/task has a link for each thread besides its own two. */
