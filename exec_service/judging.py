@@ -1,7 +1,8 @@
 """One judgement: a program is run on each test, and what came out is compared here, where the program has never been.
 
 Three things are kept apart: what the program did is a verdict; what we did wrong is tried again and then leaves the judgement
-without a score (INFRA, retryable); what the caller's checker did wrong does so too (INFRA, not retryable).
+without a score (INFRA, retryable); what the caller's checker did wrong does so too (INFRA, not retryable). A checker that fails
+on an output is at fault only if it also fails on the expected output.
 """
 
 from __future__ import annotations
@@ -170,14 +171,22 @@ class Judging:
 
     async def _ask_checker(self, output: str, test: Test) -> Verdict:
         result = await self._run_checker(self._checker_call(output, test))
-        if result.blame == "infra":
-            return Verdict(0, "INFRA", message=f"the checker could not be run: {words(result)}", retryable=result.retryable)
-        if result.status == "cancelled":
-            return Verdict(0, "SKIPPED", message="cancelled")
-        if result.status in ("ok", "error") and result.exit_code in (0, 1):
-            said = cut_middle((result.stdout or result.stderr).strip(), MESSAGE_CHARS)
-            return Verdict(0, "WA" if result.exit_code else "AC", message=said)
-        return Verdict(0, "INFRA", message=f"the checker failed: {words(result)}")
+        if (verdict := _verdict_of_checker(result)) is not None:
+            return verdict
+        failed = f"the checker failed on this output: {words(result)}"
+        if result.status == "compile_error":
+            return Verdict(0, "INFRA", message=failed)
+        expected = await self._run_checker(self._checker_call(test.expected, test))
+        on_expected = _verdict_of_checker(expected)
+        if on_expected is None:
+            return Verdict(0, "INFRA", message=f"{failed}; on the expected output it fails too: {words(expected)}")
+        match on_expected.verdict:
+            case "AC":
+                return Verdict(0, "WA", message=failed)
+            case "WA":
+                return Verdict(0, "INFRA", message=f"{failed}; it does not accept the expected output either")
+            case _:
+                return on_expected
 
     async def _run_checker(self, call: Call) -> Result:
         if self._checker_compiled:
@@ -203,6 +212,18 @@ class Judging:
             priority=judge.priority,
             require_tier=judge.require_tier,
         )
+
+
+def _verdict_of_checker(result: Result) -> Verdict | None:
+    """None if the checker said neither yes nor no."""
+    if result.blame == "infra":
+        return Verdict(0, "INFRA", message=f"the checker could not be run: {words(result)}", retryable=result.retryable)
+    if result.status == "cancelled":
+        return Verdict(0, "SKIPPED", message="cancelled")
+    if result.status in ("ok", "error") and result.exit_code in (0, 1):
+        said = cut_middle((result.stdout or result.stderr).strip(), MESSAGE_CHARS)
+        return Verdict(0, "WA" if result.exit_code else "AC", message=said)
+    return None
 
 
 def judgement_of(judge: Judge, verdicts: list[Verdict]) -> Judgement:

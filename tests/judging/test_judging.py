@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 from judging_harness import Court, verdicts
@@ -11,6 +12,8 @@ from sandbox_harness import until
 
 from exec_client import BadRequest, Checker, Limits, Tags
 from exec_client import Test as T
+from exec_service.errand import Errand
+from exec_wire import Call, Result
 from worker.compile_cache import CompileCache
 
 # A busy machine's time-outs are not the program's: whoever uses a CPU gets time for it, whoever sleeps does not.
@@ -203,6 +206,45 @@ async def test_checker_that_fails_is_not_the_programs_fault(here: Court, checker
     judgement = await here.client.judge(DOUBLE, [T("3", "6")], checker=Checker("program", code=checker))
     assert (judgement.verdict, judgement.score, judgement.retryable, verdicts(judgement)) == ("INFRA", None, False, "INFRA")
     assert "checker" in judgement.tests[0].message
+
+
+BRITTLE = """
+import os
+answer = open("output.txt").read()
+if "abort" in answer:
+    os.abort()
+raise SystemExit(0 if int(answer) == int(open("expected.txt").read()) else 1)
+"""
+
+
+async def test_checker_that_fails_on_an_output_but_accepts_the_expected_one_says_wrong_answer(
+    here: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Call] = []
+
+    async def run(self: Errand, call: Call, run_it: Callable[[Errand, Call], Awaitable[Result]] = Errand.run) -> Result:
+        runs.append(call)
+        return await run_it(self, call)
+
+    monkeypatch.setattr(Errand, "run", run)
+    tests = [T("6", "6"), T("7", "6"), T("six", "6"), T("abort", "6")]
+    judgement = await here.client.judge("print(input())", tests, checker=Checker("program", code=BRITTLE))
+    assert (verdicts(judgement), judgement.score, judgement.verdict) == ("AC WA WA WA", 0.25, "WA")
+    messages = [test.message for test in judgement.tests]
+    assert messages[:2] == ["", ""]
+    assert "the checker failed on this output: ValueError" in messages[2] and "killed by signal 6" in messages[3]
+    assert len(runs) == 2 + 2 + 3 + 3  # one more only where the checker failed
+
+
+async def test_checker_that_fails_on_the_expected_output_too_is_told_so(here: Court) -> None:
+    tests = [T("6", "six"), T("six", "6\n7"), T("six", "7")]
+    refusing = BRITTLE.replace("SystemExit(0 ", "SystemExit(1 ")
+    judgement = await here.client.judge("print(input())", tests[:2], checker=Checker("program", code=BRITTLE))
+    assert (verdicts(judgement), judgement.score, judgement.retryable) == ("INFRA INFRA", None, False)
+    assert all("on the expected output it fails too: ValueError" in test.message for test in judgement.tests)
+    judgement = await here.client.judge("print(input())", tests[2:], checker=Checker("program", code=refusing))
+    assert verdicts(judgement) == "INFRA"
+    assert "it does not accept the expected output either" in judgement.tests[0].message
 
 
 async def test_checker_is_not_asked_about_a_program_that_failed(here: Court) -> None:
