@@ -23,6 +23,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -81,6 +82,8 @@ class JobStore:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ConfigError(f"the folder of bulk jobs, {folder}: {error.strerror}") from None
+        self._counted: dict[str, tuple[set[int], Counter[str]]] = {}  # chunks by job, and how their items ended
+        self._counting = threading.Lock()  # each caller of `outcomes` is a thread of its own
 
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
@@ -140,6 +143,8 @@ class JobStore:
         aside = self.folder / f".gone-{job}"
         with contextlib.suppress(FileNotFoundError):
             self.path(job).rename(aside)
+        with self._counting:  # after the renaming: see `outcomes`
+            self._counted.pop(job, None)
         shutil.rmtree(aside, ignore_errors=True)
 
     def sweep(self) -> None:
@@ -209,8 +214,24 @@ class JobStore:
                 found[chunk] = self._file(job, "partial", chunk).read_bytes().count(b"\n")
         return found
 
-    def tally(self, job: str, chunk: int) -> dict[str, int]:
-        return _decode_tally(self._file(job, "tallies", chunk).read_bytes())
+    def outcomes(self, job: str, done: set[int]) -> dict[str, int]:
+        """How the items of these finished chunks ended. A finished chunk never changes: it is read once and counted once."""
+        with self._counting:
+            counted, outcomes = self._counted.setdefault(job, (set(), Counter()))
+            for chunk in done - counted:
+                with contextlib.suppress(FileNotFoundError):  # the job was removed meanwhile
+                    outcomes.update(_decode_tally(self._file(job, "tallies", chunk).read_bytes()))
+                    counted.add(chunk)
+            if not self.path(job).exists():
+                del self._counted[job]
+                raise NoSuchJob(job)
+            return dict(outcomes)
+
+    def forget_outcomes_except(self, jobs: Iterable[str]) -> None:
+        """Other jobs were removed, perhaps by another gateway."""
+        with self._counting:
+            for job in self._counted.keys() - set(jobs):
+                del self._counted[job]
 
     def result_file(self, job: str, chunk: int) -> Path | None:
         """Where its results are: all of them, or what there is of a chunk that was left."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,6 @@ class JobDesk:
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.keeper: Keeper | None = None
-        self._outcomes: dict[str, tuple[set[int], Counter[str]]] = {}  # of chunks that were counted; these never change
         self._receiving: Counter[str] = Counter()  # jobs on their way in, by tenant
         self._finishing = asyncio.Lock()  # one after the other, so that each counts those before
 
@@ -78,10 +77,17 @@ class JobDesk:
         except NoSuchJob:
             meta = None
         if meta is None or (account is not None and meta.tenant != account.tenant):
-            raise Refusal("no_such_job", "there is no such job here; GET /v1/jobs lists yours")
+            raise _no_such_job()
         return meta
 
     def status(self, meta: JobMeta) -> JobStatus:
+        """A `Refusal` if it was removed meanwhile."""
+        try:
+            return self._status(meta)
+        except NoSuchJob:
+            raise _no_such_job() from None
+
+    def _status(self, meta: JobMeta) -> JobStatus:
         store, job = self.store, meta.id
         done = store.chunks_done(job)
         progress = progress_of(store, meta, done, store.running(job))
@@ -97,27 +103,18 @@ class JobDesk:
             created=meta.created,
             items_per_s=round(per_s, 2) if per_s else None,
             eta_s=round((meta.items - progress.done) / per_s, 1) if per_s else None,
-            outcomes=self._count(job, done),
+            outcomes=store.outcomes(job, done),
             trouble=store.trouble(job) if state not in ENDED else "",
             name=meta.name,
         )
 
-    def _count(self, job: str, done: set[int]) -> dict[str, int]:
-        counted, outcomes = self._outcomes.setdefault(job, (set(), Counter()))
-        for chunk in done - counted:
-            outcomes.update(self.store.tally(job, chunk))
-            counted.add(chunk)
-        return dict(outcomes)
-
     def all(self, account: Account | None) -> JobList:
         found = []
         for job in reversed(self.store.ids()):
-            try:
+            with suppress(NoSuchJob):  # removed meanwhile
                 meta = self.store.meta(job)
-            except NoSuchJob:  # removed meanwhile
-                continue
-            if account is None or meta.tenant == account.tenant:
-                found.append(self.status(meta))
+                if account is None or meta.tenant == account.tenant:
+                    found.append(self._status(meta))
         return JobList(found)
 
     def kept(self, tenant: str) -> tuple[int, int]:
@@ -168,7 +165,6 @@ class JobDesk:
         if self.store.state(meta) not in ENDED:
             raise Refusal("job_running", f"cancel it first: POST /v1/jobs/{meta.id}/cancel")
         self.store.remove(meta.id)
-        self._outcomes.pop(meta.id, None)
         return JobRemoved(meta.id)
 
 
@@ -255,6 +251,10 @@ class Intake:
         """The refusal with the item's place in the input."""
         where = f"line {self._items + 1} (without empty lines): {refusal.detail}"
         return Refusal(refusal.code, where, field=f"$[{self._items}]{refusal.field.removeprefix('$')}")
+
+
+def _no_such_job() -> Refusal:
+    return Refusal("no_such_job", "there is no such job here; GET /v1/jobs lists yours")
 
 
 def _check_items(kept: int, more: int, config: GatewayConfig) -> None:

@@ -157,6 +157,7 @@ class Keeper:
             self._swept_at = time.monotonic()
         ids = self._store.ids()
         self._unreadable &= set(ids)
+        self._store.forget_outcomes_except(ids)
         for job in self._metas.keys() - set(ids):
             self._forget(job)
         found = []

@@ -79,7 +79,8 @@ def _hot_paths() -> dict[str, Any]:
 def _session_paths() -> dict[str, Any]:
     """Paths, verbs, what each does, its body and its answer."""
     one = ("no_such_session", "session_lost", *_HOT_PROBLEMS)
-    alive = ("session_ended", *one)
+    used = ("session_queue_full", *one)
+    alive = ("session_ended", *used)
     routes: list[tuple[str, str, str, type[Struct] | None, dict[int | str, dict[str, Any]]]] = [
         ("", "post", "Start a session", SessionSpec, answers(SessionInfo, *_HOT_PROBLEMS, "too_many_sessions")),
         ("", "get", "Sessions by their tags", None, answers(SessionList, "bad_query")),
@@ -87,7 +88,7 @@ def _session_paths() -> dict[str, Any]:
         ("/{id}", "delete", "End a session", None, answers(Ended, *one)),
         ("/{id}/run", "post", "Run a cell", Cell, answers(Result, *alive, "idempotency_conflict")),
         ("/{id}/fork", "post", "Copy a session", Fork, answers(SessionList, *alive, "not_forkable", "too_many_sessions")),
-        ("/{id}/rollback", "post", "Return to before the last cell", Tenant, answers(SessionInfo, *one, "no_checkpoint")),
+        ("/{id}/rollback", "post", "Return to before the last cell", Tenant, answers(SessionInfo, *used, "no_checkpoint")),
         ("/{id}/interrupt", "post", "Stop the running cell", Tenant, answers(Interrupted, *one)),
         ("/{id}/files", "put", "Put files into a session's folder", Files, answers(Files, *alive)),
         ("/{id}/files", "get", "Read files: ?path=…&path=…", None, answers(Files, *alive, "bad_query")),

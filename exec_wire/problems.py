@@ -39,6 +39,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "tenant_busy": (429, "The key's tenant has as many calls in flight as it may have"),
     "rate_limited": (429, "The key's tenant has made as many calls in this minute as it may make"),
     "too_many_sessions": (429, "There is no room for another session"),
+    "session_queue_full": (429, "The session has as many requests waiting as it may have"),
     "too_many_jobs": (429, "The tenant has as many bulk jobs as it may have"),
     "internal": (500, "The service failed"),
     "jobs_off": (501, "This service has no folder for bulk jobs"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import math
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -55,6 +56,7 @@ SWEEP_S = 1.0
 IDLE_CPU_S, IDLE_CPU_SHARE = 5.0, 0.1  # CPU time that may be used while no cell runs, and how fast that is forgotten
 BUSY_PAUSE_S, BUSY_TRIES = 0.05, 40
 RECORDS, RECORD_BYTES, RECORD_S = 64, 16 << 20, 120.0  # of one session's finished cells
+MAX_QUEUED = 64  # requests of one session that wait or run; the record of such a cell is never dropped
 RETRY_AFTER_S = 5.0
 
 
@@ -69,7 +71,7 @@ class Record(NamedTuple):
 
     code: tuple[str, str]
     result: asyncio.Future[Result]
-    ends_at: float
+    ends_at: float = math.inf  # of one that has run
 
 
 class Session:
@@ -86,7 +88,7 @@ class Session:
         self.lock = asyncio.Lock()  # one thing at a time, in the order of asking
         self.pending = 0
         self.used_at = time.monotonic()
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: dict[str, Record] = {}
 
     @property
     def limits(self) -> Limits:
@@ -120,8 +122,8 @@ class Session:
     def recorded(self, cell: Cell) -> asyncio.Future[Result] | None:
         """What became of the cell with this key. A cell is never run twice: who sends it again waits for the same run."""
         now = time.monotonic()
-        while self._records and (first := next(iter(self._records.values()))).ends_at < now and first.result.done():
-            self._records.popitem(last=False)
+        for key in [key for key, record in self._records.items() if record.ends_at < now]:
+            del self._records[key]
         record = self._records.get(cell.idempotency_key) if cell.idempotency_key else None
         if record is not None and record.code != (cell.code, cell.stdin):
             raise Refusal("idempotency_conflict", "the key was used for another cell of this session")
@@ -130,10 +132,18 @@ class Session:
     def record(self, cell: Cell) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if cell.idempotency_key:
-            self._records[cell.idempotency_key] = Record((cell.code, cell.stdin), future, time.monotonic() + RECORD_S)
-            while len(self._records) > RECORDS or self._record_bytes() > RECORD_BYTES:
-                self._records.popitem(last=False)
+            self._records[cell.idempotency_key] = Record((cell.code, cell.stdin), future)
         return future
+
+    def finish(self, cell: Cell, future: asyncio.Future[Result], result: Result) -> None:
+        """Keep its record for a while, and drop the oldest beyond the bounds: none of a cell that waits or runs."""
+        future.set_result(result)
+        if (record := self._records.pop(cell.idempotency_key, None)) is None:
+            return
+        self._records[cell.idempotency_key] = record._replace(ends_at=time.monotonic() + RECORD_S)
+        finished = [key for key, record in self._records.items() if record.result.done()]
+        while len(finished) > RECORDS or (finished and self._record_bytes() > RECORD_BYTES):
+            del self._records[finished.pop(0)]
 
     def forget(self, cell: Cell) -> None:
         """It was not run: who sends it again has it run."""
@@ -315,7 +325,7 @@ class Sessions:
             raise
         if result.status == "expired":
             session.forget(cell)
-        future.set_result(result)
+        session.finish(cell, future, result)
         return result
 
     async def _run_once(self, session: Session, cell: Cell, deadline: float) -> Result:
@@ -467,6 +477,9 @@ class _Use:
         self._session = session
 
     async def __aenter__(self) -> None:
+        if self._session.pending >= MAX_QUEUED:
+            words = f"{self._session.pending} requests of this session wait or run; wait for their answers"
+            raise Refusal("session_queue_full", words, RETRY_AFTER_S)
         self._session.pending += 1
         try:
             await self._session.lock.acquire()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,11 @@ from gateway_harness import problem, running, until
 from jobs_harness import LINES, Jobs, body, calls, jobs_running
 
 from exec_service import chunks, jobs_keeper
-from exec_service.jobs import Beat, JobStore
+from exec_service import jobs as job_files
+from exec_service.jobs import Beat, JobMeta, JobStore
+from exec_service.jobs_api import JobDesk
 from exec_service.keys import add_key, read_keys, remove_key
+from exec_service.refusals import Refusal
 from exec_wire.jobs import JobResult
 from exec_wire.messages import verdict
 
@@ -315,7 +321,58 @@ def test_chunk_that_is_run_twice_counts_once(tmp_path: Path) -> None:
     assert path is not None
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["item"], line["call"]["stdout"]) for line in lines] == [(0, "first"), (1, "first")]
-    assert (store.tally(meta.id, 1), store.state(meta)) == ({"ok": 2}, "done")
+    assert (store.outcomes(meta.id, {1}), store.state(meta)) == ({"ok": 2}, "done")
+
+
+def finished_job(store: JobStore, chunks: int) -> JobMeta:
+    with store.draft("") as draft:
+        for _ in range(chunks):
+            draft.add_chunk([b"{}"])
+        meta = draft.finish()
+    for chunk in range(1, chunks + 1):
+        store.save(meta.id, chunk, [JobResult(chunk - 1, call=verdict("ok"))])
+    return meta
+
+
+def test_outcomes_are_counted_once_though_several_clients_ask_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_slowly(content: bytes, decode: Callable[[bytes], dict[str, int]] = job_files._decode_tally) -> dict[str, int]:
+        time.sleep(0.02)  # so that all clients are counting
+        return decode(content)
+
+    monkeypatch.setattr(job_files, "_decode_tally", decode_slowly)
+    desk = JobDesk(JobStore(tmp_path))
+    meta = finished_job(desk.store, chunks=5)
+    together = threading.Barrier(4)
+
+    def ask(_: int) -> dict[str, int]:
+        together.wait(30)
+        return desk.status(meta).outcomes
+
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(ask, range(4)))
+    assert desk.status(meta).outcomes == {"ok": 5}
+
+
+def test_status_of_a_job_that_another_gateway_removes_meanwhile_is_no_such_job(tmp_path: Path) -> None:
+    desk = JobDesk(JobStore(tmp_path))
+    meta = finished_job(desk.store, chunks=1)
+    assert desk.status(meta).outcomes == {"ok": 1}
+    JobStore(tmp_path).remove(meta.id)
+    with pytest.raises(Refusal) as refused:
+        desk.status(meta)
+    assert refused.value.code == "no_such_job"
+
+
+async def test_outcomes_of_a_removed_job_are_forgotten_whoever_removed_it(jobs: Jobs) -> None:
+    here, elsewhere = await jobs.submit(calls("say 1")), await jobs.submit(calls("say 2"))
+    for job in (here, elsewhere):
+        await jobs.until(job.id, "done")
+    assert jobs.store._counted.keys() == {here.id, elsewhere.id}
+    await jobs.ask("DELETE", f"/{here.id}")
+    JobStore(jobs.store.folder).remove(elsewhere.id)
+    await until(lambda: not jobs.store._counted)
 
 
 def test_half_a_job_is_never_seen(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, need_sandbox, one_core, until
 from session_harness import SessionLab, session_laboratory
 
+import worker.sessions
+from exec_wire.problems import problem
 from exec_wire.sessions import Refused
 
 
@@ -238,6 +240,51 @@ async def test_cell_is_not_run_twice_for_the_same_key(lab: SessionLab) -> None:
     refused = await session.refused("x += 2", idempotency_key="k")
     assert refused.code == "idempotency_conflict"
     assert (await session.ok("x")).value == "1"
+
+
+async def test_cell_whose_key_waits_is_not_run_twice_however_many_wait(
+    lab: SessionLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.sessions, "RECORDS", 2)
+    session = await lab.create()
+    await session.ok("x = 0")
+    async with session.session.lock:
+        sent = [asyncio.create_task(session.ok("x += 1\nx", idempotency_key=f"k{n}")) for n in range(6)]
+        await until(lambda: session.session.pending == 6, "all cells to wait")
+        again = [asyncio.create_task(session.ok("x += 1\nx", idempotency_key=f"k{n}")) for n in range(6)]
+        await asyncio.sleep(0)
+    assert [(await task).value for task in sent] == [(await task).value for task in again] == list("123456")
+    assert (await session.ok("x")).value == "6"
+
+
+async def test_record_is_kept_from_the_end_of_a_cell_and_not_from_its_arrival(
+    lab: SessionLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await lab.create()
+    await session.ok("x = 0")
+    async with session.session.lock:
+        monkeypatch.setattr(worker.sessions, "RECORD_S", 0.0)
+        sent = asyncio.create_task(session.ok("x += 1\nx", idempotency_key="k"))
+        await until(lambda: session.session.pending == 1, "the cell to wait")
+        monkeypatch.setattr(worker.sessions, "RECORD_S", 120.0)
+    assert (await sent).value == (await session.ok("x += 1\nx", idempotency_key="k")).value == "1"
+
+
+async def test_more_requests_than_a_session_may_have_waiting_are_refused_and_not_run(
+    lab: SessionLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 64
+    session = await lab.create()
+    await session.ok("x = 0")
+    async with session.session.lock:
+        sent = [asyncio.create_task(session.ask_run("x += 1", idempotency_key=f"k{n}")) for n in range(most + 2)]
+        await until(lambda: session.session.pending == most, "the queue to be full")
+    replies = [await task for task in sent]
+    refused = [reply for reply in replies if isinstance(reply, Refused)]
+    assert [(reply.code, "64 requests" in reply.detail) for reply in refused] == [("session_queue_full", True)] * 2
+    assert problem(refused[0].code).status == 429 and refused[0].retry_after_s
+    assert (await session.ok("x")).value == str(most)
+    assert (await session.ok("x += 1\nx", idempotency_key=f"k{most}")).value == str(most + 1)
 
 
 async def test_cells_wait_for_each_other(lab: SessionLab) -> None:
