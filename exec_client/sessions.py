@@ -21,7 +21,7 @@ from exec_client.calls import checked, encoded
 from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLost, Unavailable, UsageError
 from exec_client.outbox import Policy
 from exec_client.transport import Transport
-from exec_wire import Limits, Result, Tags
+from exec_wire import Limits, Priority, Result, Tags
 from exec_wire.sessions import (
     Cell,
     Ended,
@@ -53,6 +53,7 @@ class SessionFields(TypedDict, total=False):
     auto_checkpoint: bool
     env: dict[str, str]
     files: Mapping[str, str | bytes]
+    priority: Priority
 
 
 class CellFields(TypedDict, total=False):

@@ -494,11 +494,21 @@ class Dispatch:
             raise
 
     def _job(self, flight: Flight) -> Job:
-        remaining_ms = round((flight.deadline_at - self._clock()) * 1000)
+        now = self._clock()
+        remaining_ms = round((flight.deadline_at - now) * 1000)
+        waited_ms = round((now - flight.waiters[0].accepted_at) * 1000)
         flight.publications += 1
         record_as = record_name(flight.key.tenant, flight.key.key) if flight.key and self._queue.shared else ""
         return Job(
-            flight.id, flight.payload, max(0, remaining_ms), self._queue.name, flight.needs, flight.publications, record_as
+            flight.id,
+            flight.payload,
+            max(0, remaining_ms),
+            self._queue.name,
+            flight.needs,
+            flight.publications,
+            record_as,
+            waited_ms,
+            self.waiting.weight_of(flight.tenant),
         )
 
     def _take_back(self, flights: list[Flight]) -> None:

@@ -131,7 +131,8 @@ class Desk:
             with permitted("$"):
                 origin.account.check_limit("wall_s", wall_s, 0, ".wall_s")
         try:
-            result = (await self.ask(id, RunCell(id, cell), Ran, cell.deadline_s)).result
+            order = RunCell(id, cell, self._dispatch.waiting.weight_of(cell.tenant))
+            result = (await self.ask(id, order, Ran, cell.deadline_s)).result
         except Refusal as refused:
             if refused.code != "session_lost":
                 raise

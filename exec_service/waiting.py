@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from exec_service.flight import Flight
+from exec_wire.queue import PRIORITY_WEIGHTS
 
-PRIORITY_WEIGHTS = {"train": 16.0, "eval": 4.0, "bulk": 1.0}
 LEAST_WEIGHT = 0.001
 LINES_KEPT = 1000  # of tenants that have nothing waiting, per priority
 
@@ -125,7 +125,7 @@ def same_weight(tenant: str) -> float:
 class Waiting:
     def __init__(self, weight_of: Callable[[str], float] = same_weight) -> None:
         """`weight_of` a tenant is asked whenever it starts to wait anew."""
-        self._weight_of = weight_of
+        self._tenant_weight = weight_of
         self._priorities = {name: _Priority(weight) for name, weight in PRIORITY_WEIGHTS.items()}
         self._now = 0.0  # the turn of the priority that was served last
         self._count = 0
@@ -134,6 +134,9 @@ class Waiting:
 
     def __len__(self) -> int:
         return self._count
+
+    def weight_of(self, tenant: str) -> float:
+        return max(self._tenant_weight(tenant), LEAST_WEIGHT)
 
     def put(self, flight: Flight) -> None:
         self._line_of(flight).setdefault(flight, next(self._numbers))
@@ -193,6 +196,6 @@ class Waiting:
         priority = self._priorities[flight.priority]
         line = priority.line_of(flight.tenant)
         if not line.listed:
-            line.weight = max(self._weight_of(flight.tenant), LEAST_WEIGHT)
+            line.weight = self.weight_of(flight.tenant)
             priority.list(line)
         return line.flights.setdefault(flight.needs, OrderedDict())

@@ -78,12 +78,14 @@ class MemoryQueue:
             self._waiting.extend((job, now + job.remaining_ms / 1000) for job in jobs)
             self._arrival.notify_all()
 
-    async def _take(self, worker: str, most: int) -> list[Job]:
+    async def _take(self, worker: str, most: int, wait: bool) -> list[Job]:
         async with self._arrival:
             while True:
                 self._return_lapsed()
                 if worker not in self._left and (jobs := self._lease_next(worker, most)):
                     return jobs
+                if not wait:
+                    return []
                 try:
                     await asyncio.wait_for(self._arrival.wait(), self._until_next_lapse())
                 except TimeoutError:
@@ -104,7 +106,9 @@ class MemoryQueue:
 
     def _lease(self, worker: str, job: Job, deadline: float) -> Job:
         now = self._clock()
-        job = msgspec.structs.replace(job, remaining_ms=round((deadline - now) * 1000))
+        remaining_ms = round((deadline - now) * 1000)
+        waited_ms = job.waited_ms + max(0, job.remaining_ms - remaining_ms)
+        job = msgspec.structs.replace(job, remaining_ms=remaining_ms, waited_ms=waited_ms)
         self._leases[job.id] = _Lease(job, worker, now + LEASE_S)
         self._deadlines[job.id] = deadline
         return job
@@ -225,8 +229,8 @@ class MemoryWorkerEnd:
         self._queue._workers[self._name] = (info, self._queue._clock() + LEASE_S)
         self._queue._classes[self._name] = frozenset(info.classes)
 
-    async def take(self, most: int) -> list[Job]:
-        jobs = await self._queue._take(self._name, most)
+    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
+        jobs = await self._queue._take(self._name, most, wait)
         self._reply_to.update((job.id, job.reply_to) for job in jobs)
         return jobs
 

@@ -1,7 +1,8 @@
 """The job queue between gateways and workers: its envelopes and the rules every implementation keeps.
 
   Own        The gateway that accepted a call keeps its bytes until the answer; only it publishes the call again.
-  Take       A worker takes as many jobs as it has free slots, never more, and only of the classes that it can run.
+  Take       A worker takes as many jobs as it has free slots, and only of the classes that it can run. While cells of its
+             sessions wait for a slot, it takes as many more as cells wait, at most one per slot, and does not wait for them.
   Lease      A worker renews what it runs every `RENEW_S`; what was not renewed for `LEASE_S` is handed to another worker.
              `Job.deliveries` counts; the worker that gets a job for the `MAX_STARTS + 1`-th time answers `worker_lost`.
   Answer     Publishing the answer, ending the lease and keeping the record are one step; an answer to a job that is no longer
@@ -40,6 +41,8 @@ RECORD_S = 120  # how long a result is kept for who sends its idempotency key ag
 
 WIRE_VERSION = 1  # of `Job` and `Answer`; a change that the readers of today misunderstand gets the next number
 
+PRIORITY_WEIGHTS: dict[str, float] = {"train": 16.0, "eval": 4.0, "bulk": 1.0}  # their shares while several wait
+
 TIERS: tuple[str, ...] = get_args(Tier)  # strongest first
 
 
@@ -61,6 +64,8 @@ class Job(Struct, frozen=True, array_like=True):
     needs: str = "python"  # a class, see `class_of`
     deliveries: int = 1
     record_as: str = ""  # where a result that is not our fault is kept for other gateways; nowhere if empty
+    waited_ms: int = 0  # since the gateway accepted it
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # of its tenant
 
 
 class Answer(Struct, frozen=True, array_like=True):
@@ -171,8 +176,8 @@ class WorkerQueue(Protocol):
     async def announce(self, info: WorkerInfo) -> None:
         """Be seen for the next `LEASE_S`, and take jobs of `info.classes` from now on."""
 
-    async def take(self, most: int) -> list[Job]:
-        """Wait for at least one job, then take up to `most`; each is leased to this worker.
+    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
+        """Wait for at least one job, then take up to `most`; each is leased to this worker. Without `wait`: what is there now.
 
         A worker may get a job that it still runs: if it did not renew it in time, or if it was published twice.
         """

@@ -548,10 +548,10 @@ class RedisWorkerEnd:
 
     # -- taking -----------------------------------------------------------------------------------------------------------
 
-    async def take(self, most: int) -> list[Job]:
+    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
         # In a task of its own: a caller that is cancelled must not lose what the server has handed out meanwhile.
         if self._taking is None:
-            self._taking = asyncio.create_task(self._take(most))
+            self._taking = asyncio.create_task(self._take(most, wait))
         await asyncio.wait({self._taking})
         if self._left:
             await asyncio.Future()  # whoever asks after leaving waits in vain
@@ -564,11 +564,11 @@ class RedisWorkerEnd:
                 log.warning("jobs were not handed back, their leases expire: %s", away)
         return jobs[:most]
 
-    async def _take(self, most: int) -> list[Job]:
+    async def _take(self, most: int, wait: bool) -> list[Job]:
         await self._notes.listen()  # before anything is taken that may be cancelled
         while not self._left:
             try:
-                if jobs := await self._take_now(most) or await self._wait():
+                if (jobs := await self._take_now(most) or (await self._wait() if wait else [])) or not wait:
                     return jobs
             except NoGroup:
                 await self._make_groups()
@@ -682,7 +682,10 @@ class RedisWorkerEnd:
         deliveries = entry.deliveries
         waited_ms = max(0, now_ms - int(entry.id.partition("-")[0]))
         job = msgspec.structs.replace(
-            job, remaining_ms=job.remaining_ms - waited_ms, deliveries=job.deliveries + deliveries - 1
+            job,
+            remaining_ms=job.remaining_ms - waited_ms,
+            deliveries=job.deliveries + deliveries - 1,
+            waited_ms=job.waited_ms + waited_ms,
         )
         before = self._taken.get(job.id)
         entries = [entry, *(other for other in (before.entries if before else ()) if other.id != entry.id)]

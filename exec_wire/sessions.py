@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, field
 
-from exec_wire.messages import Label, Limits, Result, Seconds, Selection, Tags
+from exec_wire.messages import Label, Limits, Priority, Result, Seconds, Selection, Tags
 
 MAX_FORKS = 64
 SessionState = Literal["idle", "running", "ended"]
@@ -32,6 +32,7 @@ class SessionSpec(Struct, frozen=True, omit_defaults=True):
     auto_checkpoint: bool = False
     env: dict[str, str] = {}
     files: dict[str, str] = {}  # path -> base64
+    priority: Priority = "train"  # of its cells and those of its forks
 
 
 class Cell(Struct, frozen=True, omit_defaults=True):
@@ -120,6 +121,7 @@ class Create(Struct, frozen=True, tag=True):
 class RunCell(Struct, frozen=True, tag=True):
     session: str
     cell: Cell
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant
 
 
 class ForkSession(Struct, frozen=True, tag=True):

@@ -1,5 +1,8 @@
 """Takes jobs from the queue as slots become free, has them run, and answers each exactly once.
 
+While cells of sessions wait for a slot, it also takes jobs that it has no slot for: as many as cells wait, at most one a slot.
+They wait for a slot beside the cells (`worker.slots`). It does not wait for such jobs, so an idle worker gets them first.
+
 What was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. A slot is free when its
 program has ended: the next job is asked for while the answer is on its way. While the queue is away, what runs goes on, and
 its results are kept until they can be sent.
@@ -14,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
-from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
+from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.early_cancels import EarlyCancels
 from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
 from exec_wire.sessions import Refused, pack_sessions, unpack_order
@@ -22,6 +25,7 @@ from exec_wire.supervisor import Supervisor, stop
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.sessions import Sessions
+from worker.slots import Claim
 
 log = logging.getLogger("worker")
 
@@ -42,6 +46,7 @@ class Consumer:
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
         self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
+        self._without_slot: set[str] = set()  # jobs that were taken and wait for a slot, beside cells
         self._directed: dict[str, asyncio.Task[None]] = {}  # what is asked of sessions
         self._running: dict[str, asyncio.Task[None]] = {}
         self._killable: set[str] = set()  # have begun, have not ended, and were not cancelled
@@ -50,9 +55,8 @@ class Consumer:
         self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
         self.taken = self.taken_again = 0  # the latter: had been delivered before, here or elsewhere
         self.started_again = 0  # here, because the interpreter with the program in it was lost
-        self._slot_free = asyncio.Event()
-        self._slot_free.set()
-        pool.when_free = self._slot_free.set
+        self._look_for_jobs = asyncio.Event()
+        pool.when_changed = self._look_for_jobs.set
         self._background: list[asyncio.Task[None]] = []
         self._draining = False
 
@@ -106,25 +110,29 @@ class Consumer:
         return "the task that takes jobs fails; the log says why" if self._supervisor.is_failing("take") else ""
 
     async def _take_forever(self) -> NoReturn:
+        self._look_for_jobs.set()  # after a failure there may be work left
         while True:
-            await self._slot_free.wait()
-            if not (room := self._room()):  # a cell of a session was quicker
-                self._slot_free.clear()
+            await self._look_for_jobs.wait()
+            self._look_for_jobs.clear()
+            room = self._room(self._pool.free_slots)
+            beside_cells = 0 if room else self._room(min(self._pool.cells_waiting, self._pool.slots) - len(self._without_slot))
+            if not room and not beside_cells:
                 continue
             try:
-                jobs = await self._queue.take(room)
+                jobs = await (self._queue.take(room) if room else self._queue.take(beside_cells, wait=False))
             except QueueAway as away:
+                self._look_for_jobs.set()
                 await self._wait_for_queue(away)
                 continue
             self._queue_is_back()
             for job in jobs:
                 self._start(job)
-            if not self._room():
-                self._slot_free.clear()
+            if self._pool.free_slots:
+                self._look_for_jobs.set()
 
-    def _room(self) -> int:
+    def _room(self, wanted: int) -> int:
         """For so many jobs, without more answers piling up than there are slots."""
-        return min(self._pool.free_slots, 2 * self._pool.slots - len(self._running))
+        return max(0, min(wanted, 2 * self._pool.slots - len(self._running)))
 
     def _start(self, job: Job) -> None:
         self.taken += 1
@@ -133,6 +141,8 @@ class Consumer:
             return  # it was published twice, or its lease lapsed while this process stood still
         if self._pool.free_slots:
             self._slot_of[job.id] = self._pool.take_slot()
+        else:
+            self._without_slot.add(job.id)
         task = asyncio.create_task(self._work(job))
         self._running[job.id] = task
         task.add_done_callback(self._ended(job.id))
@@ -151,8 +161,9 @@ class Consumer:
     def _ended(self, id: str) -> Callable[[asyncio.Task[None]], None]:
         def end(task: asyncio.Task[None]) -> None:
             del self._running[id]
+            self._without_slot.discard(id)
             self._leave_slot(id)
-            self._slot_free.set()
+            self._look_for_jobs.set()
             if not task.cancelled() and task.exception() is not None:
                 log.error("a job was not answered", exc_info=task.exception())
 
@@ -197,8 +208,8 @@ class Consumer:
 
     async def _run(self, job: Job, received: float) -> Result:
         call = unpack_call(job.payload)
-        if job.id not in self._slot_of:  # cells took the slots that were free when it was asked for
-            self._slot_of[job.id] = await self._pool.next_slot()
+        if job.id in self._without_slot and not await self._wait_for_slot(job, call, received):
+            return verdict("expired", error="the deadline passed before the program started")
         slot = self._slot_of[job.id]
         starts = job.deliveries - 1  # by workers that did not come back
         while True:
@@ -216,6 +227,18 @@ class Consumer:
                 await asyncio.sleep(BUSY_PAUSE_S)
             except TimeoutError:
                 return verdict("expired", error="no warm interpreter before the deadline")
+
+    async def _wait_for_slot(self, job: Job, call: Call, received: float) -> bool:
+        """False if its deadline came first."""
+        claim = Claim(call.tenant, call.priority, job.weight, received - job.waited_ms / 1000)
+        try:
+            async with asyncio.timeout(job.remaining_ms / 1000):
+                self._slot_of[job.id] = await self._pool.next_slot(claim)
+        except TimeoutError:
+            return False
+        finally:
+            self._without_slot.discard(job.id)
+        return True
 
     async def _obey_forever(self, sessions: Sessions) -> NoReturn:
         """What is asked of sessions: no slot is needed to take it, and it is never run twice."""

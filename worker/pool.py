@@ -1,7 +1,6 @@
-"""The slots of a worker and the zygotes that fill them.
+"""The zygotes of a worker, which fill its slots.
 
-A slot is a permit to use a core, with a uid and control groups of its own; a zygote forks programs into any slot. Taking and
-giving back a slot are plain state changes; what has to be awaited is the program.
+A slot (`worker.slots`) is a permit to use a core, with a uid and control groups of its own; a zygote forks programs into any.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +28,7 @@ from worker.sandbox.link import HEARTBEAT_S, NotStarted, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
 from worker.sandbox.runner_options import RunnerOptions
 from worker.sandbox.tree import Member, Tree
+from worker.slots import Slots
 
 log = logging.getLogger("worker")
 
@@ -55,19 +53,17 @@ class SlotBusy(Exception):
     """Nothing was started: processes of a lost zygote are still dying in this slot, or the chosen zygote is just gone."""
 
 
-class Pool:
+class Pool(Slots):
     """`async with Pool(...)`: a runner and its zygotes are there, and gone afterwards."""
 
     def __init__(self, config: WorkerConfig, supervisor: Supervisor | None = None) -> None:
+        super().__init__(config.slots)
         self.config = config
         self._supervisor = supervisor or Supervisor()
         self._choice = ProfileChoice(config.profiles)
         self._zygotes: list[ZygoteLink] = []
         self._change = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
-        self._free = list(range(config.slots))
-        self.when_free: Callable[[], None] = lambda: None  # told of every slot that becomes free
-        self._cells: deque[asyncio.Future[int]] = deque()  # that wait for a slot
         self._places = deque(range(config.slots, config.slots + config.max_sessions))  # of sessions
         self._numbers = itertools.count(1)
         self._failures: dict[int, int] = {}  # set-up failures in a row, by zygote
@@ -149,10 +145,6 @@ class Pool:
         return not self._runner.lost.is_set()
 
     @property
-    def slots(self) -> int:
-        return self.config.slots
-
-    @property
     def missing(self) -> dict[str, str]:
         """Layers of the sandbox that do not work here, and why."""
         return self._runner.missing
@@ -168,43 +160,6 @@ class Pool:
     @property
     def profiles(self) -> list[str]:
         return list(self.config.profiles)
-
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
-
-    def take_slot(self) -> int:
-        return self._free.pop()
-
-    def give_back(self, slot: int) -> None:
-        while self._cells:  # before other calls: somebody waits for each of them
-            cell = self._cells.popleft()
-            if not cell.done():
-                return cell.set_result(slot)
-        self._free.append(slot)
-        self.when_free()
-
-    async def next_slot(self) -> int:
-        """One that is free, or the first that becomes so."""
-        if self._free:
-            return self._free.pop()
-        waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._cells.append(waiting)
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled():
-                self.give_back(waiting.result())
-            raise
-
-    @asynccontextmanager
-    async def slot_for_cell(self, patience_s: float) -> AsyncIterator[None]:
-        """A slot while a cell runs; a session that waits for its next one has none. `TimeoutError` if none becomes free."""
-        slot = await asyncio.wait_for(self.next_slot(), patience_s)
-        try:
-            yield
-        finally:
-            self.give_back(slot)
 
     @property
     def free_places(self) -> int:

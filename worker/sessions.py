@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from exec_wire import Limits, Result, Tags, verdict
+from exec_wire import Limits, Priority, Result, Tags, verdict
 from exec_wire.messages import pack
 from exec_wire.sessions import (
     Cell,
@@ -48,6 +48,7 @@ from worker.sandbox.execution import Outcome, judge
 from worker.sandbox.protocol import Say
 from worker.sandbox.runner_link import SandboxUnavailable
 from worker.sandbox.tree import CellRun, Member, MemberEnded, NotForkable, PlaceBusy, StartFailed, Tree
+from worker.slots import Claim
 
 log = logging.getLogger("worker")
 
@@ -75,9 +76,11 @@ class Record(NamedTuple):
 
 
 class Session:
-    def __init__(self, id: str, member: Member, tenant: str, tags: Tags, profile: str, ttl_s: float, auto: bool) -> None:
+    def __init__(
+        self, id: str, member: Member, tenant: str, tags: Tags, profile: str, ttl_s: float, auto: bool, priority: Priority
+    ) -> None:
         self.id, self.member, self.tenant, self.tags, self.profile, self.ttl_s = id, member, tenant, tags, profile, ttl_s
-        self.auto_checkpoint = auto
+        self.auto_checkpoint, self.priority = auto, priority
         self.parent = ""
         self.checkpoint: Member | None = None
         self.checkpoint_files = False
@@ -198,7 +201,8 @@ class Sessions:
                     return Told([session.info(self._worker) for session in picked])
                 case RunCell():
                     session = self._find(order.session, order.cell.tenant)
-                    return Ran(await self._run(session, order.cell, time.monotonic() + remaining_s))
+                    claim = Claim(session.tenant, session.priority, order.weight, is_cell=True)
+                    return Ran(await self._run(session, order.cell, claim, time.monotonic() + remaining_s))
                 case ForkSession():
                     return await self._fork(self._find(order.session, order.fork.tenant), order)
                 case Look():
@@ -241,7 +245,7 @@ class Sessions:
             member = await self._start(order)
         finally:
             self._coming -= 1
-        session = self._add(member, spec.tenant, spec.tags, spec.profile, spec.ttl_s, spec.auto_checkpoint)
+        session = self._add(member, spec.tenant, spec.tags, spec.profile, spec.ttl_s, spec.auto_checkpoint, spec.priority)
         self.counts["started"] += 1
         return Told([session.info(self._worker)])
 
@@ -256,8 +260,10 @@ class Sessions:
                 raise Refusal("internal", str(error)) from error
         raise Refusal("not_ready", "no interpreter could be had", RETRY_AFTER_S)
 
-    def _add(self, member: Member, tenant: str, tags: Tags, profile: str, ttl_s: float, auto: bool) -> Session:
-        session = Session(new_session_id(self._worker, self._life), member, tenant, tags, profile, ttl_s, auto)
+    def _add(
+        self, member: Member, tenant: str, tags: Tags, profile: str, ttl_s: float, auto: bool, priority: Priority
+    ) -> Session:
+        session = Session(new_session_id(self._worker, self._life), member, tenant, tags, profile, ttl_s, auto, priority)
         self._sessions[session.id] = session
         self._watch(session, member)
         return session
@@ -300,7 +306,13 @@ class Sessions:
         made = []
         for member in members:
             child = self._add(
-                member, session.tenant, fork.tags or session.tags, session.profile, session.ttl_s, session.auto_checkpoint
+                member,
+                session.tenant,
+                fork.tags or session.tags,
+                session.profile,
+                session.ttl_s,
+                session.auto_checkpoint,
+                session.priority,
             )
             child.parent, child.cells = session.id, session.cells
             made.append(child.info(self._worker))
@@ -308,7 +320,7 @@ class Sessions:
 
     # -- using ----------------------------------------------------------------------------------------------------------------
 
-    async def _run(self, session: Session, cell: Cell, deadline: float) -> Result:
+    async def _run(self, session: Session, cell: Cell, claim: Claim, deadline: float) -> Result:
         if (known := session.recorded(cell)) is not None:
             session.used_at = time.monotonic()
             return await asyncio.shield(known)
@@ -316,7 +328,7 @@ class Sessions:
             return _lost()
         future = session.record(cell)
         try:
-            result = await self._run_once(session, cell, deadline)
+            result = await self._run_once(session, cell, claim, deadline)
         except BaseException as error:
             session.forget(cell)
             if not future.done():
@@ -328,11 +340,11 @@ class Sessions:
         session.finish(cell, future, result)
         return result
 
-    async def _run_once(self, session: Session, cell: Cell, deadline: float) -> Result:
+    async def _run_once(self, session: Session, cell: Cell, claim: Claim, deadline: float) -> Result:
         try:
             async with asyncio.timeout(deadline - time.monotonic()) as patience, _Use(session):
                 self._demand_alive(session)
-                async with self._pool.slot_for_cell(deadline - time.monotonic()):
+                async with self._pool.slot_for_cell(claim, deadline - time.monotonic()):
                     patience.reschedule(None)  # from here on its wall time counts
                     return await self._run_now(session, cell, deadline - time.monotonic())
         except TimeoutError:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from redis_harness import MovedServer, server_params
@@ -178,6 +179,24 @@ async def test_what_remains_of_a_deadline_shrinks_while_a_job_waits(bench: Bench
     await bench.pass_s(4)
     [job] = await worker.take(1)
     assert 0 < job.remaining_ms <= 6_050  # more may really pass at a server
+
+
+async def test_how_long_a_job_has_waited_grows_while_it_waits_in_the_queue(bench: Bench) -> None:
+    gateway, worker = await bench.gateway("g1"), await bench.worker("w1")
+    await gateway.publish([msgspec.structs.replace(bench.job(), waited_ms=2_000, weight=3.0)])
+    await bench.pass_s(4)
+    [job] = await worker.take(1)
+    assert job.waited_ms >= 5_950 and job.weight == 3.0
+
+
+async def test_a_worker_that_does_not_wait_takes_what_is_there(bench: Bench) -> None:
+    gateway, worker = await bench.gateway("g1"), await bench.worker("w1")
+    assert await soon(worker.take(2, wait=False)) == []
+    jobs = [bench.job() for _ in range(3)]
+    await gateway.publish(jobs)
+    taken = await worker.take(2, wait=False) + await worker.take(2, wait=False)
+    assert [job.id for job in taken] == [job.id for job in jobs]
+    assert await soon(worker.take(2, wait=False)) == []
 
 
 async def test_a_late_job_is_delivered_and_not_dropped(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import httpx
+import msgspec
 import pytest
 from gateway_harness import JSON, Service, lines, problem, running, soon, until
 
@@ -25,6 +26,7 @@ from exec_service.guard import Guard
 from exec_service.keys import Keys, add_key, hash_of, read_keys, remove_key
 from exec_service.refusals import Refusal
 from exec_wire.messages import Limits
+from exec_wire.sessions import Create, Order, RunCell, new_session_id
 
 LIMITED = {"max_calls": 3, "calls_per_minute": 10, "max_limits": {"memory_mb": 256, "wall_s": 5}, "max_priority": "eval"}
 SMALL = {"memory_mb": 128, "wall_s": 2}
@@ -241,6 +243,38 @@ async def test_a_keys_own_maxima_are_in_its_info(shared: Locked) -> None:
     lab = (await shared.client.get("/v1/info", headers=shared.as_("lab"))).json()["limits"]["maximum"]
     assert (small["memory_mb"], small["wall_s"], small["file_mb"]) == (256, 5, 1 << 16)
     assert lab["memory_mb"] == 1 << 16
+
+
+async def test_a_job_says_how_long_its_call_waited_and_how_much_its_tenant_weighs(service: Locked) -> None:
+    add_key(service.file, "lab", weight=3)
+    await until(lambda: service.gateway.dispatch.waiting.weight_of("lab") == 3)
+    calls = [soon(service.post("lab", "hold")) for _ in range(12)]
+    await until(lambda: service.gateway.dispatch.admission.calls == 12)
+    service.worker.let_go.set()
+    assert [(await call).status_code for call in calls] == [200] * 12
+    assert {job.weight for job in service.worker.jobs} == {3.0}
+    assert service.worker.jobs[-1].waited_ms > service.worker.jobs[0].waited_ms
+
+
+async def test_a_session_has_the_priority_that_its_key_allows_and_its_cells_the_weight_of_their_tenant(
+    service: Locked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_key(service.file, "small", weight=3)
+    service.worker.info = msgspec.structs.replace(service.worker.info, max_sessions=1)
+    await until(lambda: service.gateway.fleet.workers[0].max_sessions == 1)
+    await until(lambda: service.gateway.dispatch.waiting.weight_of("small") == 3)
+    asked: list[Order] = []
+
+    async def ask(worker: str, order: Order, kind: type[object], deadline_s: float) -> object:
+        asked.append(order)
+        raise Refusal("not_ready")
+
+    monkeypatch.setattr(service.gateway.desk, "_ask", ask)
+    for path, body in (("", {"limits": SMALL}), (f"/{new_session_id('w1', 'life')}/run", {"code": "pass"})):
+        await service.client.post(f"/v1/sessions{path}", json=body, headers=service.as_("small"))
+    created, cell = asked
+    assert isinstance(created, Create) and created.spec.priority == "eval"
+    assert isinstance(cell, RunCell) and cell.weight == 3.0
 
 
 async def test_a_priority_beyond_the_keys_is_served_with_the_keys(service: Locked) -> None:

@@ -17,11 +17,12 @@ from exec_wire.memory_queue import MemoryQueue, MemoryWorkerEnd
 from exec_wire.queue import LEASE_S, Job
 from worker.consumer import Consumer
 from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.slots import Slots
 
 SLEEP = "import time\ntime.sleep(60)"
 
 
-class ScriptedPool:
+class ScriptedPool(Slots):
     """A pool whose programs do what the test says, in turn."""
 
     sandbox = Sandbox("A", ["all"])
@@ -31,20 +32,9 @@ class ScriptedPool:
     alive = True
 
     def __init__(self, *ends: Any, slots: int = 1) -> None:
-        self.slots = slots
-        self._free = list(range(slots))
+        super().__init__(slots)
         self._ends = list(ends)
         self.starts = 0
-
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
-
-    def take_slot(self) -> int:
-        return self._free.pop()
-
-    def give_back(self, slot: int) -> None:
-        self._free.append(slot)
 
     async def run(self, call: Call, slot: int, remaining_s: float) -> Result:
         self.starts += 1

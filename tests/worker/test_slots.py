@@ -1,0 +1,160 @@
+"""Who gets the slots of a worker when cells of sessions and calls want more of them than there are: counted, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from sandbox_harness import need_sandbox, until
+from session_harness import Handle, SessionLab, session_laboratory
+
+from exec_wire import Call, Limits, Result, pack, unpack_result
+from exec_wire.memory_queue import MemoryQueue
+from exec_wire.queue import Job
+from worker.consumer import Consumer
+
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+async def lab() -> AsyncIterator[SessionLab]:
+    need_sandbox()
+    async with session_laboratory(slots=1) as lab:
+        yield lab
+
+
+class Calls:
+    """The gateway's side of a queue."""
+
+    def __init__(self, queue: MemoryQueue) -> None:
+        self._end = queue.gateway("g")
+        self._sent = 0
+
+    async def send(self, count: int, call: Call, remaining_s: float = 120.0, **fields: Any) -> None:
+        self._sent += count
+        payload = pack(call)
+        first = self._sent
+        jobs = [Job(f"j{first + n}", payload, round(remaining_s * 1000), "g", **fields) for n in range(count)]
+        await self._end.publish(jobs)
+
+    async def answers(self, count: int) -> list[Result]:
+        found: list[Result] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < count:
+                found += [unpack_result(answer.payload) for answer in await self._end.receive()]
+        return found
+
+
+def call(code: str = "pass", **fields: Any) -> Call:
+    return Call(code=code, limits=Limits(wall_s=20), **fields)
+
+
+@asynccontextmanager
+async def worker_of(lab: SessionLab) -> AsyncIterator[Calls]:
+    queue = MemoryQueue()
+    async with Consumer("w", lab.pool, queue.worker("w"), lab.sessions):
+        yield Calls(queue)
+
+
+@contextmanager
+def cells_for_ever(sessions: list[Handle], ran: Counter[str]) -> Iterator[None]:
+    """Each session asks for its next cell as soon as it has the result of the last one."""
+
+    async def run(session: Handle) -> None:
+        while True:
+            await session.ok("pass")
+            ran[session.tenant] += 1
+
+    tasks = [asyncio.create_task(run(session)) for session in sessions]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def test_calls_of_one_tenant_get_as_many_slots_as_the_cells_of_another(lab: SessionLab) -> None:
+    sessions = [await lab.create(tenant="a") for _ in range(4)]
+    ran: Counter[str] = Counter()
+    async with worker_of(lab) as calls:
+        with cells_for_ever(sessions, ran):
+            await until(lambda: ran["a"] > 4, "cells to run")
+            before = ran["a"]
+            await calls.send(20, call(tenant="b"))
+            assert [result.status for result in await calls.answers(20)] == ["ok"] * 20
+            assert 10 <= ran["a"] - before <= 30
+
+
+async def test_tenants_share_the_slots_by_weight_whether_they_have_cells_or_calls(lab: SessionLab) -> None:
+    sessions = [await lab.create(tenant="a") for _ in range(4)]
+    ran: Counter[str] = Counter()
+    async with worker_of(lab) as calls:
+        with cells_for_ever(sessions, ran):
+            await until(lambda: ran["a"] > 4, "cells to run")
+            before = ran["a"]
+            await calls.send(32, call(tenant="b"), weight=4.0)
+            await calls.answers(32)
+            assert 4 <= ran["a"] - before <= 16
+
+
+async def test_cells_of_bulk_sessions_give_way_to_calls_for_training_and_do_not_starve(lab: SessionLab) -> None:
+    sessions = [await lab.create(tenant="a", priority="bulk") for _ in range(4)]
+    ran: Counter[str] = Counter()
+    async with worker_of(lab) as calls:
+        with cells_for_ever(sessions, ran):
+            await until(lambda: ran["a"] > 4, "cells to run")
+            before = ran["a"]
+            await calls.send(48, call(tenant="b"))
+            await calls.answers(48)
+            assert 1 <= ran["a"] - before <= 12
+
+
+async def test_forks_have_the_priority_of_their_session(lab: SessionLab) -> None:
+    session = await lab.create(priority="eval")
+    [fork] = await session.fork()
+    assert fork.session.priority == "eval"
+
+
+async def test_within_a_tenant_a_call_that_has_waited_longer_comes_before_a_cell(lab: SessionLab) -> None:
+    """As in a line of many calls, most of which still wait in the gateway."""
+    sessions = [await lab.create() for _ in range(4)]
+    ran: Counter[str] = Counter()
+    async with worker_of(lab) as calls:
+        with cells_for_ever(sessions, ran):
+            await until(lambda: ran[""] > 4, "cells to run")
+            before = ran[""]
+            await calls.send(20, call(), waited_ms=60_000)
+            await calls.answers(20)
+            assert ran[""] - before <= 8
+
+
+async def test_call_that_waits_beside_cells_expires_at_its_deadline(lab: SessionLab) -> None:
+    busy, waiting = await lab.create(), await lab.create()
+    async with worker_of(lab) as calls:
+        running = asyncio.create_task(busy.run("import time\ntime.sleep(60)", wall_s=60))
+        await until(lambda: busy.session.running, "the cell to run")
+        cell = asyncio.create_task(waiting.ok("pass"))
+        await until(lambda: waiting.session.pending, "a cell to wait")
+        await calls.send(1, call(tenant="b"), remaining_s=0.3)
+        [result] = await calls.answers(1)
+        assert (result.status, result.blame) == ("expired", "infra")
+        await busy.interrupt()
+        await running
+        await cell
+
+
+async def test_slot_of_a_cell_that_is_given_up_while_it_waits_goes_to_the_next(lab: SessionLab) -> None:
+    sessions = [await lab.create() for _ in range(3)]
+    slot = lab.pool.take_slot()
+    tasks = [asyncio.create_task(session.ok("pass")) for session in sessions]
+    await until(lambda: lab.pool.cells_waiting == 3, "all to wait")
+    tasks[0].cancel()
+    lab.pool.give_back(slot)  # before the cancelled one has noticed
+    tasks[1].cancel()
+    assert (await tasks[2]).status == "ok"
+    await until(lambda: lab.pool.free_slots == 1, "the slot to be free")
+    assert lab.pool.cells_waiting == 0
