@@ -1,12 +1,14 @@
 """What one tenant may have and what it has now: calls in flight, calls per minute, limits of its programs, priority.
 
-There are accounts only where there are keys (`exec_service.keys`). Each gateway counts for itself.
+There are accounts only where there are keys (`exec_service.keys`). Gateways tell each other about every second what tenants use
+of their limits. A gateway gives out what the others leave of a limit. It also leaves an equal part to every gateway that had to
+refuse the tenant, so that a tenant may use one gateway or all of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
@@ -16,10 +18,12 @@ from msgspec.structs import force_setattr
 from exec_service.admission import CompletionRate
 from exec_service.refusals import NotPermitted, Refusal
 from exec_wire.messages import Call, Limits, Priority, Selection
+from exec_wire.queue import GatewayInfo, TenantUse
 
 LimitName = Literal["wall_s", "cpu_s", "memory_mb", "output_kb", "processes", "file_mb"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
 MINUTE_S = 60.0
+LATE_S = 3.0  # after `retry_after_s`, in which whoever was refused comes again
 
 M = TypeVar("M", bound=Struct)
 
@@ -48,8 +52,11 @@ class Account:
         self.calls = 0  # in flight
         self._retry_after_max_s, self._clock = retry_after_max_s, clock
         self._rate = CompletionRate(clock)
-        self._minute = float(allowance.calls_per_minute)  # calls that may come now; fills up within a minute
-        self._minute_at = clock()
+        self._spent = 0.0  # of the calls per minute; falls to 0 within a minute
+        self._spent_at = clock()
+        self._spending = 1  # gateways at which the tenant has spent some of its minute
+        self._wants_until = float("-inf")  # it was refused, and may come again by then
+        self._elsewhere = self._kept = TenantUse()  # what is used at other gateways; the same with what is kept for them
 
     # -- how many ---------------------------------------------------------------------------------------------------------
 
@@ -61,7 +68,7 @@ class Account:
     def take_up(self, calls: int) -> None:
         """They were accepted: they count for this minute, and are charged."""
         self._refill()
-        self._minute -= calls
+        self._spent += calls
         self.charge(calls)
 
     def charge(self, calls: int) -> None:
@@ -76,19 +83,38 @@ class Account:
         """Of a reservation: nothing was completed."""
         self.calls -= calls
 
+    def use(self) -> TenantUse | None:
+        """For the other gateways; None if there is nothing to say."""
+        self._refill()
+        use = TenantUse(self.calls, round(self._spent, 3), self._clock() < self._wants_until)
+        limited = self.allowance.max_calls or self.allowance.calls_per_minute
+        return use if limited and use != TenantUse() else None
+
+    def learn(self, others: Sequence[GatewayInfo]) -> None:
+        """From the other gateways."""
+        self._refill()
+        uses = [use for other in others if (use := other.tenants.get(self.tenant)) is not None]
+        calls, minute = (most / (1 + len(uses)) for most in (self.allowance.max_calls, self.allowance.calls_per_minute))
+        self._spending = 1 + sum(use.spent > 0 for use in uses)
+        self._elsewhere = TenantUse(sum(use.calls for use in uses), sum(use.spent for use in uses))
+        self._kept = TenantUse(
+            sum(max(use.calls, int(calls) if use.wants else 0) for use in uses),
+            sum(max(use.spent, minute if use.wants else 0.0) for use in uses),
+        )
+
     def _check_in_flight(self, calls: int) -> None:
         most = self.allowance.max_calls
-        over = self.calls + calls - most
+        elsewhere = (self._kept if self.calls else self._elsewhere).calls  # else two large requests keep each other out
+        over = self.calls + elsewhere + calls - most
         if not most or over <= 0:
             return
         self._fits_at_all(calls, most, "in flight")
         per_s, _ = self._rate.per_s()
         wait_s = min(self._retry_after_max_s, max(1.0, over / per_s if per_s else self._retry_after_max_s))
-        raise Refusal(
-            "tenant_busy",
-            f"{self.calls} of the {most} calls that this key may have in flight are; {calls} more do not fit",
-            retry_after_s=round(wait_s, 1),
-        )
+        words = f"{self.calls} of the {most} calls that this key may have in flight are"
+        if elsewhere:
+            words += f", {elsewhere} more are at other gateways or kept for them"
+        raise self._refuse("tenant_busy", f"{words}; {calls} more do not fit", wait_s)
 
     def _check_minute(self, calls: int) -> None:
         most = self.allowance.calls_per_minute
@@ -96,28 +122,29 @@ class Account:
             return
         self._fits_at_all(calls, most, "per minute")
         self._refill()
-        missing = calls - self._minute
-        if missing > 0:
-            raise Refusal(
-                "rate_limited",
-                f"this key may make {most} calls per minute; {max(0, int(self._minute))} are left now",
-                retry_after_s=round(missing * MINUTE_S / most + 0.05, 1),
-            )
+        left = most - self._spent - (self._kept if self._spent else self._elsewhere).spent
+        if calls > left:
+            words = f"this key may make {most} calls per minute; {max(0, int(left))} are left now"
+            raise self._refuse("rate_limited", words, (calls - left) * MINUTE_S / most + 0.05)
+
+    def _refuse(self, code: str, words: str, wait_s: float) -> Refusal:
+        self._wants_until = self._clock() + wait_s + LATE_S
+        return Refusal(code, words, retry_after_s=round(wait_s, 1))
 
     def _fits_at_all(self, calls: int, most: int, what: str) -> None:
         if calls > most:
             raise Refusal("too_many_calls", f"{calls} calls in one request; this key may have {most} {what}", field="$.calls")
 
     def _refill(self) -> None:
+        """The minute refills once, however many gateways the tenant has spent it at."""
         most, now = self.allowance.calls_per_minute, self._clock()
-        self._minute = min(float(most), self._minute + (now - self._minute_at) * most / MINUTE_S)
-        self._minute_at = now
+        refilled = (now - self._spent_at) * most / MINUTE_S / self._spending
+        self._spent = max(0.0, min(self._spent, float(most)) - refilled)
+        self._spent_at = now
 
     def change(self, allowance: Allowance) -> None:
-        if not self.allowance.calls_per_minute:  # there was nothing to fill up so far
-            self._minute = float(allowance.calls_per_minute)
-        self.allowance = allowance
         self._refill()
+        self.allowance = allowance
 
     # -- which ------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The live workers, as the queue knows them: read about once a second by one task, never per request."""
+"""The live workers and the other gateways, as the queue knows them: read about once a second by one task, never per request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
-from exec_wire.queue import TIERS, GatewayQueue, QueueAway, WorkerInfo
+from exec_service.keys import Keys
+from exec_wire.queue import NO_USE, TIERS, GatewayQueue, QueueAway, WorkerInfo
 
 
 def strength(tier: str) -> int:
@@ -16,8 +17,8 @@ def strength(tier: str) -> int:
 
 
 class Fleet:
-    def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float) -> None:
-        self._queue, self._refresh_s, self._release_factor = queue, refresh_s, release_factor
+    def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float, keys: Keys | None = None) -> None:
+        self._queue, self._refresh_s, self._release_factor, self._keys = queue, refresh_s, release_factor, keys
         self.workers: list[WorkerInfo] = []
         self.slots = 0  # of all of them
         self.sharing = 1  # this gateway and the others that have calls waiting
@@ -76,7 +77,10 @@ class Fleet:
         return any(worker == known.id for known in self.workers)
 
     async def refresh(self, backlog: bool = False) -> None:
-        self.sharing = 1 + await self._queue.announce(backlog)
+        others = await self._queue.announce(backlog, self._keys.use() if self._keys is not None else NO_USE)
+        self.sharing = 1 + sum(other.backlog for other in others)
+        if self._keys is not None:
+            self._keys.learn(others)
         self.workers = await self._queue.workers()
         self.slots = sum(worker.slots for worker in self.workers)
         if self.workers:

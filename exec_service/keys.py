@@ -32,6 +32,7 @@ from exec_service.accounts import Account, Allowance
 from exec_service.config import ConfigError
 from exec_service.refusals import Refusal
 from exec_wire.messages import GivenLabel
+from exec_wire.queue import GatewayInfo, TenantUse
 
 log = logging.getLogger("exec_service.keys")
 
@@ -65,6 +66,7 @@ class Keys:
         self._content = KeyFile()
         self._tenants: dict[str, str] = {}  # hash -> tenant
         self._accounts: dict[str, Account] = {}
+        self._others: list[GatewayInfo] = []
         self._reread()
         if not self._tenants:
             raise ConfigError(f"{path} has no keys; make one: exec-service keys add --file {path} --tenant NAME")
@@ -86,6 +88,16 @@ class Keys:
         """Its share when several tenants wait."""
         return self._content.allowance(tenant).weight
 
+    def use(self) -> dict[str, TenantUse]:
+        """What the tenants use of their limits here, for the other gateways."""
+        return {tenant: use for tenant, account in self._accounts.items() if (use := account.use()) is not None}
+
+    def learn(self, others: list[GatewayInfo]) -> None:
+        """What the tenants use at the other gateways."""
+        self._others = others
+        for account in self._accounts.values():
+            account.learn(others)
+
     async def reread_forever(self) -> NoReturn:
         while True:
             await asyncio.sleep(REREAD_S)
@@ -106,7 +118,8 @@ class Keys:
 
     def _account(self, tenant: str) -> Account:
         if tenant not in self._accounts:
-            self._accounts[tenant] = Account(tenant, self._content.allowance(tenant), self._retry_after_max_s)
+            account = self._accounts[tenant] = Account(tenant, self._content.allowance(tenant), self._retry_after_max_s)
+            account.learn(self._others)
         return self._accounts[tenant]
 
 

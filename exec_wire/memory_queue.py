@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
 from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, Answer, Ask, Job, WorkerInfo
+from exec_wire.queue import LEASE_S, NO_USE, Answer, Ask, GatewayInfo, Job, TenantUse, WorkerInfo
 
 T = TypeVar("T")
 _PYTHON = frozenset({"python"})  # taken by who has not said what it can run
@@ -181,8 +181,8 @@ class MemoryGatewayEnd:
         self._queue, self.name = queue, name
         self.unreadable: Counter[str] = Counter()  # nothing here is packed
 
-    async def announce(self, backlog: bool) -> int:
-        return 0
+    async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
+        return []
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         await self._queue._publish(jobs)

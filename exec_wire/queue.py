@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Protocol, get_args
 
 from msgspec import Meta, Struct, field
@@ -100,6 +101,22 @@ class WorkerInfo(Struct, frozen=True):
         return [class_of(language, tier) for tier in ("", *tiers) for language in self.needs]
 
 
+class TenantUse(Struct, frozen=True, array_like=True):
+    """What a tenant uses of its limits at one gateway."""
+
+    calls: int = 0  # in flight
+    spent: float = 0.0  # of its calls per minute; falls as the minute refills
+    wants: bool = False  # it was refused lately
+
+
+class GatewayInfo(Struct, frozen=True):
+    """What a gateway says of itself, renewed about every second and forgotten after `LEASE_S`."""
+
+    id: str
+    backlog: bool = False  # calls wait there
+    tenants: dict[str, TenantUse] = {}  # those that have limits and use some
+
+
 class Ask(Struct, frozen=True, array_like=True):
     """One gateway asks the others to cancel what they have of a selection."""
 
@@ -123,6 +140,9 @@ def record_name(tenant: str, key: str) -> str:
     return hashlib.blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=16).hexdigest()
 
 
+NO_USE: Mapping[str, TenantUse] = MappingProxyType({})
+
+
 class GatewayQueue(Protocol):
     """The gateway's end."""
 
@@ -131,8 +151,8 @@ class GatewayQueue(Protocol):
     forgotten: int  # how often it was found to have lost what it had: restarted without its data, flushed, evicted
     unreadable: Counter[str]  # answers, heartbeats and asks that could not be read, by kind
 
-    async def announce(self, backlog: bool) -> int:
-        """Be seen for the next `LEASE_S`. Gives how many other gateways have calls waiting."""
+    async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
+        """Be seen for the next `LEASE_S`. Gives the other gateways that are seen."""
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the workers: all of them or none. Returns when the queue has them."""

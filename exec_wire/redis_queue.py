@@ -4,7 +4,7 @@
     x:jobs@{worker}       stream, 120 s             jobs for one worker: the same entries; deleted when they were read
     x:reply@{gateway}     stream, 60 s, renewed     answers, see below; a dead gateway's is not made again
     x:worker:{id}         string, 6 s, renewed      `WorkerInfo` as JSON        x:workers    set of ids
-    x:gateway:{id}        string, 6 s, renewed      1 if calls wait there       x:gateways   set of ids
+    x:gateway:{id}        string, 6 s, renewed      `GatewayInfo` as JSON       x:gateways   set of ids
     x:idem:{digest}       string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
     x:cancel              channel (with the number of the database)   ids of jobs that their workers shall kill
     x:cancelled:{job}     string, 30 s              a worker whose subscription broke looks for those of its jobs
@@ -40,18 +40,33 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, RECORD_S, WIRE_VERSION, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint
+from exec_wire.queue import (
+    LEASE_S,
+    NO_USE,
+    RECORD_S,
+    WIRE_VERSION,
+    Answer,
+    Ask,
+    GatewayInfo,
+    Job,
+    QueueAway,
+    TenantUse,
+    WorkerInfo,
+    fingerprint,
+)
 from exec_wire.redis_link import Command, Link, NoGroup, Subscription, Word, opener
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
+
+T = TypeVar("T")
 
 GROUP, NOBODY = "workers", "nobody"
 DIRECTED_S = 120
@@ -72,7 +87,6 @@ _unpack_job = msgspec.msgpack.Decoder(Job).decode
 _unpack_answers = msgspec.msgpack.Decoder(list[Answer]).decode
 _unpack_ask = msgspec.msgpack.Decoder(Ask).decode
 _unpack_told = msgspec.msgpack.Decoder(tuple[str, int]).decode
-_read_info = msgspec.json.Decoder(WorkerInfo).decode
 _UNREADABLE = (msgspec.DecodeError, ValueError)  # text that is not UTF-8 is a ValueError
 
 # KEYS: streams. ARGV: the version, then the number of a stream, the id of a job, its gateway and the job, again and again.
@@ -340,6 +354,27 @@ class RedisQueue:
         return RedisWorkerEnd(self, name)
 
 
+class Heartbeats(Generic[T]):
+    """What those who announce themselves say. One that cannot be read is ignored; it is counted and logged once."""
+
+    def __init__(self, kind: type[T], who: str) -> None:
+        self._decode, self._who = msgspec.json.Decoder(kind).decode, who
+        self._unreadable: set[bytes] = set()
+
+    def read(self, values: Sequence[bytes], unreadable: Counter[str]) -> list[T]:
+        infos: list[T] = []
+        for value in values:
+            try:
+                infos.append(self._decode(value))
+            except _UNREADABLE as error:
+                if value not in self._unreadable:
+                    unreadable["heartbeat"] += 1
+                    self._unreadable.add(value)
+                    log.error("the heartbeat of a %s cannot be read; the %s is ignored: %s", self._who, self._who, error)
+        self._unreadable &= set(values)
+        return infos
+
+
 class RedisGatewayEnd:
     shared = True
 
@@ -355,17 +390,18 @@ class RedisGatewayEnd:
         self._reply_made = False
         self.forgotten = 0
         self.unreadable: Counter[str] = Counter()
-        self._unreadable_heartbeats: set[bytes] = set()
+        self._workers, self._gateways = Heartbeats(WorkerInfo, "worker"), Heartbeats(GatewayInfo, "gateway")
 
-    async def announce(self, backlog: bool) -> int:
-        _, made, gateways = await self._commands.call(
-            script(_FREELY + ANNOUNCE, [f"x:gateway:{self.name}", "x:gateways"], self.name, int(backlog), _LEASE_MS),
+    async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
+        info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants)))
+        _, made, values = await self._commands.call(
+            script(_FREELY + ANNOUNCE, [f"x:gateway:{self.name}", "x:gateways"], self.name, info, _LEASE_MS),
             script(_FREELY + KEEP_REPLY, [self._reply], REPLY_S),
             script(ALIVE, ["x:gateways"], "x:gateway:"),
         )
         self.forgotten += self._reply_made and made  # whoever has lost our stream may have lost all others
         self._reply_made = True
-        return len([value for value in gateways if value == b"1"]) - backlog
+        return [other for other in self._gateways.read(values, self.unreadable) if other.id != self.name]
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
@@ -436,19 +472,7 @@ class RedisGatewayEnd:
 
     async def workers(self) -> list[WorkerInfo]:
         [values] = await self._commands.call(script(ALIVE, ["x:workers"], "x:worker:"))
-        infos = [info for value in values if (info := self._read_heartbeat(value)) is not None]
-        self._unreadable_heartbeats &= set(values)
-        return sorted(infos, key=lambda info: info.id)
-
-    def _read_heartbeat(self, value: bytes) -> WorkerInfo | None:
-        try:
-            return _read_info(value)
-        except _UNREADABLE as error:
-            if value not in self._unreadable_heartbeats:  # counted and logged once, not at every look
-                self.unreadable["heartbeat"] += 1
-                self._unreadable_heartbeats.add(value)
-                log.error("the heartbeat of a worker cannot be read; the worker is ignored: %s", error)
-            return None
+        return sorted(self._workers.read(values, self.unreadable), key=lambda info: info.id)
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
         [found] = await self._commands.call(("MGET", *map(record_key, names)))

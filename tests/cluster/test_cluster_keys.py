@@ -55,3 +55,28 @@ async def test_the_weight_of_a_key_is_its_share_of_the_line(cluster: Cluster, tm
         assert (await answer).status_code == 200
     first = [call.tenant for call in worker.calls[4:40]]  # the first few were released before both had come
     assert 24 <= first.count("heavy") <= 30, first
+
+
+async def test_the_limits_of_a_tenant_hold_for_all_gateways_together(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    headers = {"authorization": f"Bearer {add_key(file, 'small', max_calls=3, calls_per_minute=5)[0]}"}
+    one, two = await cluster.add_gateway(keys=str(file)), await cluster.add_gateway(keys=str(file))
+    worker = await cluster.add_worker()
+    await until(lambda: one.gateway.fleet.slots == two.gateway.fleet.slots == 4)
+    held = [soon(one.client.post("/v1/run", json={"code": f"hold {n}"}, headers=headers)) for n in range(3)]
+    await until(lambda: len(worker.jobs) == 3)
+
+    async def refusal() -> str:
+        answer = await two.client.post("/v1/run", json={"code": "say 1"}, headers=headers)
+        return str(answer.json().get("code", ""))
+
+    keys = two.gateway.keys
+    assert keys is not None
+    await until(lambda: any(other.tenants for other in keys._others))
+    assert await refusal() == "tenant_busy"
+    worker.let_go.set()
+    for answer in held:
+        assert (await answer).status_code == 200
+    await until(lambda: all(use.calls == 0 for other in keys._others for use in other.tenants.values()))
+    said = [await refusal() for _ in range(5)]
+    assert "rate_limited" in said[1:4], said  # two are left, and one more every 12 s

@@ -10,7 +10,18 @@ import pytest
 from redis_harness import MovedServer
 
 from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, Answer, Ask, Job, QueueAway, WorkerInfo, fingerprint, record_name
+from exec_wire.queue import (
+    LEASE_S,
+    Answer,
+    Ask,
+    GatewayQueue,
+    Job,
+    QueueAway,
+    TenantUse,
+    WorkerInfo,
+    fingerprint,
+    record_name,
+)
 from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
 
 
@@ -75,15 +86,36 @@ async def test_a_worker_records_no_more_than_its_budget(ends: Ends, monkeypatch:
 
 async def test_gateways_know_how_many_others_have_calls_waiting(ends: Ends) -> None:
     one, two, three = [await ends.gateway(name) for name in ("g1", "g2", "g3")]
-    assert await one.announce(True) == 0
-    assert await two.announce(True) == 1
-    assert await three.announce(False) == 2
+
+    async def waiting(gateway: GatewayQueue, backlog: bool) -> int:
+        return sum(other.backlog for other in await gateway.announce(backlog))
+
+    assert await waiting(one, True) == 0
+    assert await waiting(two, True) == 1
+    assert await waiting(three, False) == 2
     await ends.server.pass_s(LEASE_S + 0.1)
-    assert await one.announce(True) == 0
+    assert await waiting(one, True) == 0
     await two.announce(True)
-    assert await one.announce(True) == 1
+    assert await waiting(one, True) == 1
     await two.leave()
-    assert await one.announce(True) == 0
+    assert await waiting(one, True) == 0
+
+
+async def test_gateways_know_what_tenants_use_at_the_others_as_long_as_those_live(ends: Ends) -> None:
+    one, two = [await ends.gateway(name) for name in ("g1", "g2")]
+    await one.announce(False, {"lab": TenantUse(3, 4.5, True)})
+    [other] = await two.announce(False)
+    assert (other.id, other.tenants) == ("g1", {"lab": TenantUse(3, 4.5, True)})
+    await ends.server.pass_s(LEASE_S + 0.1)
+    assert await two.announce(False) == []
+
+
+async def test_a_gateway_whose_heartbeat_cannot_be_read_is_ignored_and_counted_once(ends: Ends) -> None:
+    one = await ends.gateway("g1")
+    ends.server.say("SADD", "x:gateways", "old")
+    ends.server.say("SET", "x:gateway:old", "1")
+    assert await one.announce(False) == [] == await one.announce(False)
+    assert one.unreadable["heartbeat"] == 1
 
 
 async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(ends: Ends) -> None:
@@ -183,7 +215,7 @@ async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(end
         with pytest.raises(QueueAway, match="memory") as refused:
             await gateway.publish([job("j3")])
         assert not refused.value.sent
-        assert await gateway.announce(True) == 0
+        assert await gateway.announce(True) == []
         await worker.announce(WorkerInfo("w1", 4))
         await worker.renew(["j1", "j2"])
         await worker.answer([Answer("j1", b"result")])
