@@ -9,19 +9,9 @@ import msgspec
 import pytest
 from redis_harness import MovedServer
 
+from exec_wire import queue
 from exec_wire.messages import Selection
-from exec_wire.queue import (
-    LEASE_S,
-    Answer,
-    Ask,
-    GatewayQueue,
-    Job,
-    QueueAway,
-    TenantUse,
-    WorkerInfo,
-    fingerprint,
-    record_name,
-)
+from exec_wire.queue import LEASE_S, Answer, Ask, GatewayQueue, Job, QueueAway, WorkerInfo, fingerprint, record_name
 from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
 
 
@@ -103,9 +93,9 @@ async def test_gateways_know_how_many_others_have_calls_waiting(ends: Ends) -> N
 
 async def test_gateways_know_what_tenants_use_at_the_others_as_long_as_those_live(ends: Ends) -> None:
     one, two = [await ends.gateway(name) for name in ("g1", "g2")]
-    await one.announce(False, {"lab": TenantUse(3, 4.5, True)})
+    await one.announce(False, {"lab": queue.TenantUse(3, 4.5, True)})
     [other] = await two.announce(False)
-    assert (other.id, other.tenants) == ("g1", {"lab": TenantUse(3, 4.5, True)})
+    assert (other.id, other.tenants) == ("g1", {"lab": queue.TenantUse(3, 4.5, True)})
     await ends.server.pass_s(LEASE_S + 0.1)
     assert await two.announce(False) == []
 

@@ -25,8 +25,8 @@ from exec_service.config import ConfigError
 from exec_service.guard import Guard
 from exec_service.keys import Keys, add_key, hash_of, read_keys, remove_key
 from exec_service.refusals import Refusal
+from exec_wire import queue
 from exec_wire.messages import Limits
-from exec_wire.queue import GatewayInfo
 from exec_wire.sessions import Create, Order, RunCell, new_session_id
 
 LIMITED = {"max_calls": 3, "calls_per_minute": 10, "max_limits": {"memory_mb": 256, "wall_s": 5}, "max_priority": "eval"}
@@ -342,7 +342,7 @@ class Gateways:
 
     def beat(self) -> None:
         uses = [account.use() for account in self.accounts]
-        infos = [GatewayInfo(str(n), tenants={} if use is None else {"t": use}) for n, use in enumerate(uses)]
+        infos = [queue.GatewayInfo(str(n), tenants={} if use is None else {"t": use}) for n, use in enumerate(uses)]
         for n, account in enumerate(self.accounts):
             account.learn(infos[:n] + infos[n + 1 :])
 
