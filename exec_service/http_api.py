@@ -256,8 +256,9 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
         return _json(TOOLS)
 
     if not cluster:
+        described = answers(Health, "unauthenticated", "operators_only") | {200: {"content": {"text/plain": {}}}}
 
-        @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
+        @router.get("/metrics", summary="Prometheus metrics", responses=described)
         async def metrics_page(request: Request) -> Response:
             facts: RequestFacts = request.scope["exec"]
             if not facts.sees_all:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -67,7 +68,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
                 await _work(worker_config, queue, gateway, url.result(), stop, serving)
         except SandboxUnavailable as error:
             gateway.not_ready_because = str(error)
-            say(NO_SANDBOX.format(why=error, url=url.result(), command=own_command()))
+            say(NO_SANDBOX.format(why=error, url=url.result(), command=own_command()), logging.ERROR)
             await asyncio.wait({serving})
         finally:
             stop.set()
@@ -133,7 +134,8 @@ def _greet(pool: Pool, url: str, gateway: Gateway) -> None:
     tier = pool.sandbox.tier
     if not tiers.at_least(tier, "B"):
         missing = ", ".join(f"{layer} ({why})" for layer, why in pool.missing.items())
-        say(WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command()))
+        words = WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command())
+        say(words, logging.WARNING)
     key = ' -H "authorization: Bearer $EXEC_API_KEY"' if gateway.keys is not None else ""
     grpc = f"port {gateway.config.grpc_port}" if gateway.config.grpc_port else "off"
     say(GREETING.format(url=url, tier=tier, slots=pool.slots, key=key, grpc=grpc))
