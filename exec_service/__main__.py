@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from exec_service.info import package_version
 from exec_wire import Call, Limits, Result, encode_json, verdict
@@ -22,12 +23,20 @@ EXIT_LIMIT, EXIT_INTERRUPTED = 124, 130  # as timeout(1) and a shell
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.run is not run_planner:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.rest = rest
-    sys.exit(options.run(options))
+    options = build_parser().parse_args(arguments)
+    try:
+        sys.exit(options.run(options))
+    except ModuleNotFoundError as error:
+        sys.exit(fail(missing_extra(error), EXIT_UNAVAILABLE))
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """In words, if it is a requirement of ours; else it is raised: a module of our own that is gone is a fault."""
+    module = (error.name or "").partition(".")[0]
+    if not module or module in ("exec_service", "exec_client", "exec_wire", "worker"):
+        raise error
+    extra = "otel" if module == "opentelemetry" else "server"
+    return f"the Python module {module!r} is not installed; this command needs: pip install 'exec-service[{extra}]'"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,30 +54,24 @@ def build_parser() -> argparse.ArgumentParser:
 
     up = commands.add_parser("up", help="gateway and worker on this machine, nothing else needed")
     up.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    up.add_argument("--port", type=int, help="port to listen on (default 8080)")
-    up.add_argument("--grpc-port", type=int, help="port for gRPC; 0: none (default 50051, or none if that is taken)")
+    up.add_argument("--port", type=port, help="port to listen on (default 8080)")
+    up.add_argument("--grpc-port", type=port, help="port for gRPC; 0: none (default 50051, or none if that is taken)")
     up.add_argument("--keys", metavar="FILE", help="ask every caller for a key of this file (see `exec-service keys`)")
     up.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs; without it there are none")
-    up.add_argument("--slots", type=int, help="programs that run at the same time (default: the number of cores)")
+    up.add_argument("--slots", type=int, help="programs that run at the same time (default: three for every core)")
     up.add_argument(
         "--insecure", action="store_true", help="run programs even where there is no isolation (your own code only)"
     )
     up.set_defaults(run=run_up)
 
-    doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what would bring it")
-    doctor.add_argument("--port", type=int, default=8080, help="the port to look at (default 8080)")
+    doctor = commands.add_parser(
+        "doctor",
+        help="what works on this machine, what does not, and how to enable it",
+        epilog="Exit codes: 0 the full sandbox (tier A or B), 1 a weaker one (C or D), 2 wrong usage, 69 no isolation.",
+    )
+    doctor.add_argument("--port", type=port, default=8080, help="the port to look at (default 8080)")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
     doctor.set_defaults(run=run_doctor)
-
-    bench = commands.add_parser("bench", help="measure this machine; what comes after -- goes to the benchmark")
-    bench.add_argument("arguments", nargs="*", help="such as -- --quick")
-    bench.set_defaults(run=run_bench)
-
-    # What comes after these is theirs, --help too: their options are where they are, in the checkout.
-    calibrate = commands.add_parser("calibrate", add_help=False, help="measure what a call costs on this machine, for `plan`")
-    plan = commands.add_parser("plan", add_help=False, help="how many cores, workers and gateways a training run needs")
-    for part in (calibrate, plan):
-        part.set_defaults(run=run_planner, module=part.prog.split()[-1])
 
     runner = commands.add_parser(
         "runner",
@@ -83,14 +86,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     gateway = commands.add_parser("gateway", help="the doors alone, joined to workers by Redis")
     gateway.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    gateway.add_argument("--port", type=int, help="port to listen on (default 8080)")
-    gateway.add_argument("--grpc-port", type=int, help="port for gRPC; 0: none (default 50051)")
+    gateway.add_argument("--port", type=port, help="port to listen on (default 8080)")
+    gateway.add_argument("--grpc-port", type=port, help="port for gRPC; 0: none (default 50051)")
     gateway.add_argument("--keys", metavar="FILE", help="ask every caller for a key of this file (see `exec-service keys`)")
     gateway.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs, shared with the jobs workers; else none")
     gateway.set_defaults(run=run_gateway)
 
     worker = commands.add_parser("worker", help="the sandboxes alone, joined to gateways by Redis")
-    worker.add_argument("--slots", type=int, help="programs that run at the same time (default: the number of cores)")
+    worker.add_argument("--slots", type=int, help="programs that run at the same time (default: three for every core)")
     worker.add_argument("--min-tier", choices="ABCDE", help="refuse to run programs in a weaker sandbox (default B)")
     worker.add_argument("--runtime", choices=("sandbox", "echo"), help="echo runs nothing, for benchmarks; needs --insecure")
     worker.add_argument("--insecure", action="store_true", help="run programs even where there is no isolation")
@@ -108,16 +111,23 @@ def build_parser() -> argparse.ArgumentParser:
             "--redis", metavar="URL", help="redis://, rediss:// or unix:// (or EXEC_REDIS, which ps does not show)"
         )
     for part in (gateway, worker):
-        part.add_argument("--metrics-port", type=int, help="port for metrics and health (default: a free one)")
+        part.add_argument("--metrics-port", type=port, help="port for metrics and health (default: a free one)")
+    up.add_argument("--metrics-port", type=port, help="port for metrics and health, for those who have no key (default: none)")
 
     add_keys_parser(commands.add_parser("keys", help="who may call: add, list and remove API keys"))
 
     add_jobs_parser(commands.add_parser("jobs", help="bulk jobs: submit, look, pause, cancel, fetch the results"))
 
-    run = commands.add_parser("run", help="run one program and show what it printed")
+    run = commands.add_parser(
+        "run",
+        help="run one program and show what it printed",
+        description="Runs one program and shows what it printed. Its standard input is that of this command, unless that is a "
+        "terminal or the program itself comes from there.",
+    )
     run.add_argument("file", nargs="?", help="a file, or - for standard input")
     run.add_argument("-c", dest="code", help="the program itself")
     run.add_argument("--url", help="a running service; without it a sandbox is made for this one program")
+    run.add_argument("--language", default="python", help="the program's language (default python); see docs/client.md")
     run.add_argument("--wall", type=seconds, default=10.0, metavar="SECONDS", help="time limit (default 10)")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     run.add_argument("--insecure", action="store_true", help="run it even where there is no isolation (your own code only)")
@@ -142,6 +152,7 @@ def add_keys_parser(keys: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--max-limit", action="append", metavar="NAME=VALUE", help="the most that a program may ask for, such as memory_mb=1024"
     )
+    add.add_argument("--operator", action="store_true", help="this key also sees the metrics and figures of all tenants")
     add.set_defaults(run=keys_add)
 
     list_ = actions.add_parser("list", parents=[file], help="show tenants and the ids of their keys")
@@ -161,6 +172,7 @@ def keys_add(options: argparse.Namespace) -> int:
         secret, entry = add_key(
             options.file,
             options.tenant,
+            operator=options.operator,
             weight=options.weight,
             max_calls=options.max_calls,
             calls_per_minute=options.calls_per_minute,
@@ -182,14 +194,20 @@ def keys_add(options: argparse.Namespace) -> int:
 
 
 def read_max_limits(given: list[str] | None) -> dict[str, float] | None:
+    from exec_service.accounts import LimitName
     from exec_service.config import ConfigError
 
     if given is None:
         return None
-    try:
-        return {name: float(value) for name, _, value in (text.partition("=") for text in given)}
-    except ValueError:
-        raise ConfigError(f"--max-limit is NAME=VALUE, such as memory_mb=1024; not {' '.join(given)!r}") from None
+    names, limits = get_args(LimitName), dict[str, float]()
+    for text in given:
+        name, _, value = text.partition("=")
+        with contextlib.suppress(ValueError):
+            if name in names and float(value) > 0:
+                limits[name] = float(value)
+                continue
+        raise ConfigError(f"--max-limit {text} is not allowed; NAME=VALUE is, a number above 0 for {', '.join(names)}")
+    return limits
 
 
 def keys_list(options: argparse.Namespace) -> int:
@@ -201,7 +219,8 @@ def keys_list(options: argparse.Namespace) -> int:
     except ConfigError as error:
         return fail(str(error), EXIT_USAGE)
     for entry in content.keys:
-        print(f"{entry.id}  {entry.created:10}  {entry.tenant}  {encode_json(content.allowance(entry.tenant)).decode()}")
+        allowance = encode_json(content.allowance(entry.tenant)).decode()
+        print(f"{entry.id}  {entry.created:10}  {entry.tenant}  {allowance}{'  operator' if entry.operator else ''}")
     return 0
 
 
@@ -219,17 +238,14 @@ def keys_remove(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    import logging
-
     from exec_service.app import GrpcPortTaken, PortTaken
     from exec_service.config import ConfigError, GatewayConfig, read_environment
     from exec_service.guard import BindRefused
-    from exec_service.logs import log_json_lines
+    from exec_service.logs import start_logs
     from exec_service.up import up
     from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
     from worker.config import WorkerConfig
 
-    log_json_lines(sys.stderr, logging.WARNING)
     try:
         gateway = read_environment(
             GatewayConfig,
@@ -239,7 +255,9 @@ def run_up(options: argparse.Namespace) -> int:
             grpc_port=options.grpc_port,
             keys=options.keys,
             jobs_dir=options.jobs_dir,
+            metrics_port=options.metrics_port,
         )
+        start_logs(gateway.log_level, gateway.log_format)
         if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
             gateway = without_grpc_if_taken(gateway)
         worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=weakest_tier(options))
@@ -260,11 +278,12 @@ def without_grpc_if_taken(config: GatewayConfig) -> GatewayConfig:
     import msgspec
 
     from exec_service.app import GrpcPortTaken, address_for_grpc
+    from exec_service.logs import say
 
     try:
         address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))
     except GrpcPortTaken as error:
-        print(f"exec-service: {error}, so it is off. Another port: --grpc-port 50052; none: --grpc-port 0", file=sys.stderr)
+        say(f"exec-service: {error}, so it is off. Another port: --grpc-port 50052; none: --grpc-port 0")
         return msgspec.structs.replace(config, grpc_port=0)
     return config
 
@@ -285,29 +304,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         return fail(str(error), EXIT_USAGE)
     report = _run_loop(examine(config, options.port))
     show(report, as_json=options.json)
-    return 0 if report.healthy else 1
-
-
-def run_bench(options: argparse.Namespace) -> int:
-    try:
-        from loadtest.bench import main as measure
-    except ImportError:
-        return fail("the benchmarks are in the project's checkout, not in its package: run `make bench` there", EXIT_USAGE)
-    return measure(options.arguments)
-
-
-def run_planner(options: argparse.Namespace) -> int:
-    import importlib
-
-    try:
-        module = importlib.import_module(f"loadtest.{options.module}")
-    except ImportError:
-        return fail("planning needs the project's checkout, not only its package: run it there", EXIT_USAGE)
-    from loadtest.parts import end_in_order
-
-    end_in_order()
-    code: int = module.main(options.rest)
-    return code
+    return report.exit_code
 
 
 def run_runner(options: argparse.Namespace) -> int:
@@ -356,12 +353,9 @@ def run_jobs(options: argparse.Namespace) -> int:
 
 
 def run_jobs_worker(options: argparse.Namespace) -> int:
-    import logging
-
     from exec_service.config import ConfigError, JobsWorkerConfig, read_environment
-    from exec_service.logs import log_json_lines
+    from exec_service.logs import start_logs
 
-    log_json_lines(sys.stderr, logging.WARNING)
     try:
         config = read_environment(
             JobsWorkerConfig,
@@ -372,6 +366,7 @@ def run_jobs_worker(options: argparse.Namespace) -> int:
             jobs_chunks=options.chunks,
             jobs_at_once=options.at_once,
         )
+        start_logs(config.log_level, config.log_format)
         from exec_service.jobs_celery import work
 
         return work(config)
@@ -381,19 +376,22 @@ def run_jobs_worker(options: argparse.Namespace) -> int:
 
 def run_gateway(options: argparse.Namespace) -> int:
     from exec_service.config import GatewayConfig, read_environment
+    from exec_service.logs import start_logs
 
     def start() -> Coroutine[Any, Any, None]:
         from exec_service import cluster
 
         names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port", "jobs_dir")
-        given = {name: getattr(options, name) for name in names}
-        return cluster.run_gateway(read_environment(GatewayConfig, os.environ, **given))
+        config = read_environment(GatewayConfig, os.environ, **{name: getattr(options, name) for name in names})
+        start_logs(config.log_level, config.log_format)
+        return cluster.run_gateway(config)
 
     return _run_part(start)
 
 
 def run_worker(options: argparse.Namespace) -> int:
     from exec_service.config import ConfigError, read_environment
+    from exec_service.logs import start_logs
     from worker.config import WorkerConfig
 
     def start() -> Coroutine[Any, Any, None]:
@@ -404,6 +402,7 @@ def run_worker(options: argparse.Namespace) -> int:
         config = read_environment(WorkerConfig, os.environ, min_tier=tier, metrics_port=options.metrics_port, **given)
         if config.runtime == "echo" and not options.insecure:
             raise ConfigError("--runtime echo runs no programs but pretends to: it is for benchmarks, and needs --insecure")
+        start_logs(config.log_level, config.log_format)
         return cluster.run_worker(config)
 
     return _run_part(start)
@@ -411,16 +410,12 @@ def run_worker(options: argparse.Namespace) -> int:
 
 def _run_part(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """One process of a cluster, until a signal comes."""
-    import logging
-
     from exec_service.app import PortTaken
     from exec_service.config import ConfigError
     from exec_service.guard import BindRefused
-    from exec_service.logs import log_json_lines
     from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
     from worker.sandbox.runner_link import SandboxUnavailable
 
-    log_json_lines(sys.stderr, logging.WARNING)
     try:
         _run_loop(start())
     except (PortTaken, SandboxUnavailable) as error:
@@ -439,8 +434,13 @@ def run_program(options: argparse.Namespace) -> int:
         code = options.code if options.code is not None else read_program(options.file)
     except (OSError, UnicodeDecodeError) as error:
         return fail(f"{options.file}: {error}", EXIT_USAGE)
-    call = Call(code=code, limits=Limits(wall_s=options.wall), deadline_s=options.wall + 60)
-    from exec_client import ExecError, Unavailable
+    try:
+        stdin = "" if options.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        return fail(f"standard input cannot be passed on, it has to be text: {error}", EXIT_USAGE)
+    limits = Limits(wall_s=options.wall)
+    call = Call(code=code, stdin=stdin, language=options.language, limits=limits, deadline_s=options.wall + 60)
+    from exec_client import CallerError, ExecError, Unavailable
     from exec_service.config import ConfigError
     from worker.sandbox.runner_link import SandboxUnavailable
 
@@ -450,6 +450,8 @@ def run_program(options: argparse.Namespace) -> int:
         if error.result is None:
             return fail(str(error), EXIT_UNAVAILABLE)
         result = error.result
+    except CallerError as error:
+        return fail(str(error), EXIT_USAGE)
     except (ExecError, SandboxUnavailable) as error:
         return fail(str(error), EXIT_UNAVAILABLE)
     except ConfigError as error:
@@ -464,10 +466,16 @@ def read_program(file: str) -> str:
 
 
 def seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 3600:
-        raise ValueError
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) <= 3600:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; a number of seconds, more than 0 and at most 3600, is")
+
+
+def port(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; a whole number from 0 to 65535 is")
 
 
 async def _run_remotely(call: Call, url: str) -> Result:
@@ -478,7 +486,7 @@ async def _run_remotely(call: Call, url: str) -> Result:
 
 
 async def _run_here(call: Call, min_tier: str) -> Result:
-    from exec_service.config import read_environment
+    from exec_service.config import ConfigError, read_environment
     from worker.config import WorkerConfig
     from worker.pool import Pool, ZygoteLost
     from worker.profiles import ProfileChoice
@@ -487,6 +495,8 @@ async def _run_here(call: Call, min_tier: str) -> Result:
     profile = ProfileChoice(profiles).choose(call.code)
     one = read_environment(WorkerConfig, os.environ, slots=1, profiles={profile: profiles[profile]}, min_tier=min_tier)
     async with Pool(one) as pool:
+        if call.language not in pool.languages:
+            raise ConfigError(f"--language {call.language} is not installed here; there are: {', '.join(pool.languages)}")
         await pool.wait_ready()
         try:
             return await pool.run(call, pool.take_slot(), call.deadline_s)
@@ -513,13 +523,20 @@ def show(result: Result, *, as_json: bool) -> int:
 
 
 def _run_loop(main: Coroutine[Any, Any, T]) -> T:
-    import uvloop
-
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        main.close()
+        raise
     return uvloop.run(main)
 
 
 def fail(words: str, code: int) -> int:
-    print(f"exec-service: {words}", file=sys.stderr)
+    import logging
+
+    from exec_service.logs import say
+
+    say(f"exec-service: {words}", logging.ERROR)
     return code
 
 

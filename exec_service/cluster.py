@@ -15,9 +15,10 @@ import socket
 
 from exec_service.app import Gateway, serve
 from exec_service.config import ConfigError, GatewayConfig
+from exec_service.logs import say
 from exec_service.refusals import Refusal
 from exec_service.side_door import SideDoor, side_door
-from exec_service.up import prove, say, stop_on_signals, unless
+from exec_service.up import prove, stop_on_signals, unless
 from exec_service.worker_metrics import WorkerMetrics
 from exec_wire.redis_link import where
 from exec_wire.redis_queue import RedisQueue

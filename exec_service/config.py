@@ -5,8 +5,9 @@ Each field's `Meta` carries its bounds and its one line of help, so that documen
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,11 +15,18 @@ from msgspec import Meta, Struct
 from exec_wire.messages import GivenLabel
 
 ENV_PREFIX = "EXEC_"
+LOG_LEVELS = "From which level on log lines are written; requests are info, see docs/operations.md"
+LOG_FORMAT = "Format of every log line; text on a terminal, else json, if not set"
 DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
 class ConfigError(ValueError):
     """A setting has a value that cannot be meant; the message names it."""
+
+
+def default_log_format() -> Literal["json", "text"]:
+    """Text on a terminal, else json."""
+    return "text" if sys.stderr.isatty() else "json"
 
 
 class OpenDoor(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,8 +48,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     redis: Annotated[
         str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""
-    metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health, in a cluster")] = "127.0.0.1"
-    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="That port; 0 takes a free one")] = 0
+    metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health")] = "127.0.0.1"
+    metrics_port: Annotated[
+        int, Meta(ge=0, le=65535, description="That port; 0 takes a free one in a cluster, and none with `exec-service up`")
+    ] = 0
 
     max_calls: Annotated[int, Meta(ge=1, description="Calls admitted and not yet delivered; beyond it 429")] = 60_000
     max_bytes: Annotated[int, Meta(ge=1, description="Bytes of admitted calls and undelivered results; beyond it 429")] = (
@@ -118,6 +128,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     trace_ratio: Annotated[
         float, Meta(ge=0, le=1, description="Share of the calls that are traced, of those whose traceparent does not decide it")
     ] = 1.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
+    log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
+        default_factory=default_log_format
+    )
 
     def __post_init__(self) -> None:
         # Otherwise a request could be within its own limits and still be answered 429 for ever.
@@ -137,6 +151,10 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
     ] = "http://127.0.0.1:8080"
     jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that are run at the same time")] = 2
     jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are on their way at once")] = 32
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
+    log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
+        default_factory=default_log_format
+    )
 
     def __post_init__(self) -> None:
         missing = [name for name in ("redis", "jobs_dir") if not getattr(self, name)]
@@ -156,20 +174,34 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
     """The configuration that `EXEC_*` variables describe, and `given` overrides where it is not None; else the defaults."""
     values = {name: value for name, value in given.items() if value is not None}
     for setting in settings(config):
-        text = environ.get(setting.env)
-        if text is None or setting.name in values:
+        value = values.get(setting.name, environ.get(setting.env))
+        if value is None:
             continue
         try:
-            if text.startswith(("{", "[")):
-                values[setting.name] = msgspec.json.decode(text, type=setting.type)
+            if isinstance(value, str) and value.startswith(("{", "[")):
+                values[setting.name] = msgspec.json.decode(value, type=setting.type)
             else:
-                values[setting.name] = msgspec.convert(text, setting.type, strict=False)
+                values[setting.name] = msgspec.convert(value, setting.type, strict=False)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{setting.env}={text!r}: {error}") from None
+            words = allowed(setting.type) or str(error)
+            raise ConfigError(f"{setting.env} (setting {setting.name}) is {value!r}; allowed: {words}") from None
     try:
         return msgspec.convert(values, config)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
+
+
+def allowed(type_: object) -> str:
+    """The values of a setting, for a person; nothing if its type does not say it in a line."""
+    kind, *extras = get_args(type_) if get_origin(type_) is Annotated else (type_,)
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    if kind not in (int, float):
+        return ""
+    meta = next(extra for extra in extras if isinstance(extra, Meta))
+    marks = (("more than", meta.gt), ("at least", meta.ge), ("less than", meta.lt), ("at most", meta.le))
+    bounds = [f"{mark} {bound}" for mark, bound in marks if bound is not None]
+    return " ".join(["a whole number" if kind is int else "a number", " and ".join(bounds)]).rstrip()
 
 
 class Setting(Struct, frozen=True):

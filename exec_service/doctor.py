@@ -39,8 +39,11 @@ class Report(Struct, frozen=True):
     findings: list[Finding]
 
     @property
-    def healthy(self) -> bool:
-        return tiers.at_least(self.tier, "B")
+    def exit_code(self) -> int:
+        """0 the full sandbox, 1 a weaker one, 69 (sysexits: unavailable) no isolation."""
+        if not tiers.at_least(self.tier, "D"):
+            return 69
+        return 0 if tiers.at_least(self.tier, "B") else 1
 
 
 async def examine(config: WorkerConfig, port: int) -> Report:

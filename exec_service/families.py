@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from exec_service.logs import dropped_lines
 from exec_wire.supervisor import Supervisor
 
 Labels = tuple[str, ...]
@@ -28,6 +29,11 @@ def counted(name: str, help: str, label: str, counts: Mapping[str, int]) -> Coun
 def task_failures(supervisor: Supervisor) -> CounterMetricFamily:
     help = "Unexpected failures of long-lived tasks of this process, each of which was started again"
     return counted("exec_task_failures", help, "task", supervisor.failures)
+
+
+def dropped_log_lines() -> CounterMetricFamily:
+    help = "Log lines that were dropped because standard error was not read fast enough"
+    return CounterMetricFamily("exec_log_lines_dropped", help, dropped_lines())
 
 
 class Counts(Collector):

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
@@ -27,6 +28,7 @@ from exec_service.fleet import Fleet
 from exec_service.guard import origin_of
 from exec_service.info import info_of
 from exec_service.keys import Keys
+from exec_service.logs import log_request
 from exec_service.metrics import Metrics
 from exec_service.portions import portions
 from exec_service.readiness import check_ready
@@ -76,6 +78,8 @@ _OWN_CODES = {
     "idempotency_conflict": grpc.StatusCode.ALREADY_EXISTS,
     "tier_unavailable": grpc.StatusCode.FAILED_PRECONDITION,
 }
+
+_calls: ContextVar[list[int]] = ContextVar("calls")  # accepted of this request: one number that grows
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 T = TypeVar("T")
@@ -320,10 +324,12 @@ class GrpcDoor:
                 if call.deadline_s > left_s:
                     force_setattr(call, "deadline_s", max(left_s, 0.001))
         try:
-            return self._dispatch.accept(calls, origin, order=order, first_index=first_index)
+            accepted = self._dispatch.accept(calls, origin, order=order, first_index=first_index)
         except (IdempotencyConflict, NotPermitted) as refusal:
             refusal.field = at.format(refusal.index) + refusal.inside
             raise
+        _calls.get()[0] += len(calls)
+        return accepted
 
     def _account(self, context: Context) -> Any:
         if self._keys is None:
@@ -340,6 +346,7 @@ class GrpcDoor:
         self, refusal: Refusal, origin: Origin, index: int, calls: int, context: Context, writing: asyncio.Lock
     ) -> None:
         self._metrics.rejected(refusal.code)
+        self._log("Stream", status_code(refusal.code).name, refusal.code, origin, 0.0, calls)
         refused = {"index": index, "calls": calls, "problem": proto.plain(_problem(refusal, origin))}
         await self._write(proto.RESULT_BATCH.write(refused=[refused]), context, writing)
 
@@ -356,6 +363,7 @@ class GrpcDoor:
         began = time.monotonic()
         origin = origin_of(_metadata(context))
         code, problem_code = "CANCELLED", ""
+        _calls.set([0])
         try:
             context.set_trailing_metadata((("x-request-id", origin.request_id),))
             origin = msgspec.structs.replace(origin, account=self._account(context))
@@ -373,7 +381,8 @@ class GrpcDoor:
             code, problem_code = "INTERNAL", "internal"
             await self._abort(context, Refusal("internal", "see the service's log for this request id"), origin)
         finally:
-            self._note(method, code, problem_code, origin, time.monotonic() - began)
+            self._metrics.grpc_request(method, code)
+            self._log(method, code, problem_code, origin, time.monotonic() - began, _calls.get()[0])
         raise AssertionError("abort raises")
 
     async def _abort(self, context: Context, refusal: Refusal, origin: Origin) -> None:
@@ -387,22 +396,17 @@ class GrpcDoor:
         where = f" ({told.field})" if told.field else ""
         await context.abort(status_code(refusal.code), f"{told.detail or told.title}{where}", trailing)
 
-    def _note(self, method: str, code: str, problem_code: str, origin: Origin, duration_s: float) -> None:
-        self._metrics.grpc_request(method, code)
-        if not log.isEnabledFor(logging.INFO):
-            return
-        extra = {
-            "request_id": origin.request_id,
-            "method": method,
-            "status": code,
-            "duration_ms": round(duration_s * 1000, 3),
-        }
-        optional = {
-            "traceparent": origin.traceparent,
-            "code": problem_code,
-            "tenant": origin.account.tenant if origin.account is not None else "",
-        }
-        log.info("request", extra=extra | {name: value for name, value in optional.items() if value})
+    def _log(self, method: str, code: str, problem_code: str, origin: Origin, duration_s: float, calls: int) -> None:
+        log_request(
+            logging.WARNING if problem_code else logging.INFO,
+            method="gRPC",
+            route=method,
+            status=code,
+            duration_s=duration_s,
+            origin=origin,
+            code=problem_code,
+            calls=calls,
+        )
 
     # -- health: open, as /readyz is --------------------------------------------------------------------------------------
 

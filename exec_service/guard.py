@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exec_service.accounts import Account
 from exec_service.jobs import TICKET_PREFIX, JobStore
 from exec_service.keys import Keys, secret_of
+from exec_service.logs import log_request
 from exec_service.metrics import Metrics
 from exec_service.problem_answers import send_refusal
 from exec_service.refusals import Refusal
@@ -34,6 +35,7 @@ log = logging.getLogger("exec_service.requests")
 
 OPEN_ROUTES = PAGE_ROUTES | {"/healthz", "/readyz", "/docs", "/openapi.json"}  # these tell nothing that is worth a key
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # asked all the time; logged only when they fail
+OPERATOR_ROUTES = frozenset({"/metrics", "/v1/stats"})  # these can show the figures of all tenants
 TICKET_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # what whoever runs a bulk job needs
 CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
 _SLASHES = re.compile("/{2,}")
@@ -74,6 +76,12 @@ class RequestFacts(Struct):
     body_bytes: int = 0
     code: str = ""  # of the problem, if it was refused
     client_gone: bool = False
+    operator: bool = False  # its key may see all tenants; known on `OPERATOR_ROUTES` only
+
+    @property
+    def sees_all(self) -> bool:
+        """The figures of all tenants: with a key of an operator, or where no keys are asked for."""
+        return self.origin.account is None or self.operator
 
 
 class Guard:
@@ -137,6 +145,7 @@ class Guard:
             facts: RequestFacts = scope["exec"]
             account = await self._account(self._keys, authorization, scope["path"])
             facts.origin = msgspec.structs.replace(facts.origin, account=account)
+            facts.operator = scope["path"] in OPERATOR_ROUTES and self._keys.is_operator(authorization)
 
     async def _account(self, keys: Keys, authorization: str, path: str) -> Account:
         """Of a key; or, where programs are run, of the tenant whose bulk job a ticket belongs to."""
@@ -153,25 +162,19 @@ class Guard:
 
     def _note(self, scope: Scope, facts: RequestFacts, duration_s: float) -> None:
         status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
-        self._metrics.request(scope["path"], status)
-        level = logging.DEBUG if scope["path"] in QUIET_ROUTES and status < 400 else logging.INFO
-        if not log.isEnabledFor(level):
-            return
-        extra = {
-            "request_id": facts.origin.request_id,
-            "method": scope["method"],
-            "path": scope["path"][:200],
-            "status": status,
-            "duration_ms": round(duration_s * 1000, 3),
-        }
-        optional = {
-            "traceparent": facts.origin.traceparent,
-            "calls": facts.calls,
-            "body_bytes": facts.body_bytes,
-            "code": facts.code,
-            "tenant": facts.origin.account.tenant if facts.origin.account is not None else "",
-        }
-        log.log(level, "request", extra=extra | {name: value for name, value in optional.items() if value})
+        route = self._metrics.request(scope["path"], status)
+        refused = facts.code or status >= 500
+        log_request(
+            logging.WARNING if refused else logging.DEBUG if scope["path"] in QUIET_ROUTES else logging.INFO,
+            method=scope["method"],
+            route=route,
+            status=status,
+            duration_s=duration_s,
+            origin=facts.origin,
+            code=facts.code,
+            calls=facts.calls,
+            body_bytes=facts.body_bytes,
+        )
 
 
 def check_host(headers: dict[str, list[str]]) -> None:

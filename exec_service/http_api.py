@@ -256,9 +256,16 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
         return _json(TOOLS)
 
     if not cluster:
+        described = answers(Health, "unauthenticated", "operators_only") | {200: {"content": {"text/plain": {}}}}
 
-        @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
-        async def metrics_page() -> Response:
+        @router.get("/metrics", summary="Prometheus metrics", responses=described)
+        async def metrics_page(request: Request) -> Response:
+            facts: RequestFacts = request.scope["exec"]
+            if not facts.sees_all:
+                words = (
+                    "the metrics show all tenants; use a key made by `exec-service keys add --operator`, or the metrics port"
+                )
+                raise Refusal("operators_only", words)
             return Response(metrics.text(), headers={"content-type": metrics_text.CONTENT_TYPE})
 
     return router

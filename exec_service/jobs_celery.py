@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from exec_service.chunks import ChunkOptions, run_chunk
 from exec_service.config import JobsWorkerConfig
 from exec_service.jobs import JobStore
-from exec_service.up import say
+from exec_service.logs import say
 from exec_wire.queue import QueueAway
 from exec_wire.redis_link import where
 from exec_wire.supervisor import EXIT_TASK_FAILED
@@ -44,7 +44,7 @@ def make_app(redis: str) -> Celery:
         task_acks_late=True,
         task_default_queue=QUEUE,
         worker_prefetch_multiplier=1,
-        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
         worker_send_task_events=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
@@ -113,6 +113,10 @@ def work(config: JobsWorkerConfig) -> int:
     def on_stop(**_: Any) -> None:
         stopping.set()
 
+    def keep_logs(**_: Any) -> None:
+        """Being connected is all it takes: Celery then leaves the loggers as they are."""
+
+    signals.setup_logging.connect(keep_logs, weak=False)
     signals.worker_ready.connect(on_ready, weak=False)
     signals.worker_shutting_down.connect(on_stop, weak=False)
     worker = app.Worker(
@@ -120,7 +124,6 @@ def work(config: JobsWorkerConfig) -> int:
         concurrency=config.jobs_chunks,
         queues=[QUEUE],
         quiet=True,
-        loglevel="WARNING",
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,

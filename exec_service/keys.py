@@ -42,11 +42,12 @@ MAX_HEADER = 1024
 NO_LIMITS = Allowance()
 
 
-class KeyEntry(Struct, frozen=True, forbid_unknown_fields=True):
+class KeyEntry(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     id: GivenLabel  # to speak of a key without saying it: the beginning of its hash
     hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
     tenant: GivenLabel
     created: str = ""
+    operator: bool = False  # sees the figures of all tenants
 
 
 class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +66,7 @@ class Keys:
         self._state: tuple[int, ...] | None = None  # of the file when it was read
         self._content = KeyFile()
         self._tenants: dict[str, str] = {}  # hash -> tenant
+        self._operators: frozenset[str] = frozenset()  # hashes
         self._accounts: dict[str, Account] = {}
         self._others: list[GatewayInfo] = []
         self._reread()
@@ -77,6 +79,9 @@ class Keys:
         if tenant is None:
             raise Refusal("unauthenticated", "this key is not known here; it may have been removed")
         return self._account(tenant)
+
+    def is_operator(self, authorization: str) -> bool:
+        return hash_of(secret_of(authorization)) in self._operators
 
     def account_of(self, tenant: str) -> Account:
         """For those who call in a tenant's name, as long as the tenant has a key."""
@@ -113,6 +118,7 @@ class Keys:
         self._state = state  # also if what follows fails: what is wrong is said once, not every second
         self._content = read_keys(self._path)
         self._tenants = {entry.hash: entry.tenant for entry in self._content.keys}
+        self._operators = frozenset(entry.hash for entry in self._content.keys if entry.operator)
         for tenant, account in self._accounts.items():
             account.change(self._content.allowance(tenant))
 
@@ -163,11 +169,11 @@ def read_keys(path: Path) -> KeyFile:
 # -- changing the file ----------------------------------------------------------------------------------------------------
 
 
-def add_key(path: Path, tenant: str, **allowance: object) -> tuple[str, KeyEntry]:
+def add_key(path: Path, tenant: str, *, operator: bool = False, **allowance: object) -> tuple[str, KeyEntry]:
     """A new key, which is not kept anywhere, and its entry. What is given of the allowance holds for the tenant from now on."""
     secret = PREFIX + secrets.token_urlsafe(32)
     hashed = hash_of(secret)
-    entry = KeyEntry(hashed.partition(":")[2][:8], hashed, tenant, datetime.now(UTC).date().isoformat())
+    entry = KeyEntry(hashed.partition(":")[2][:8], hashed, tenant, datetime.now(UTC).date().isoformat(), operator)
     with changing(path) as (content, write):
         before = msgspec.to_builtins(content.allowance(tenant))
         tenants = content.tenants | {tenant: before | {name: value for name, value in allowance.items() if value is not None}}

@@ -15,8 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from exec_service.families import Counts, Times, counted, task_failures
+from exec_service.families import Counts, Times, counted, dropped_log_lines, task_failures
 from exec_service.fleet import Fleet
+from exec_service.logs import log_infra
 from exec_service.recent_names import RecentNames
 from exec_service.tally import Tally, slot_ms
 from exec_service.tracing import Traces
@@ -122,6 +123,7 @@ class Metrics:
         self.registry.register(Trouble(supervisor, queue))
 
     def finished(self, result: Result, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
+        """Count a result, and log it if it is our fault."""
         timings = result.timings
         run = self._count(result.status, result.blame, door, tenant, tags)
         total_s = timings.total_ms / 1000
@@ -135,6 +137,8 @@ class Metrics:
             self._profile_start.add(result.sandbox.profile or "none", start_s)
             self._tenant_slot.add(self._tenants.label(tenant), amount=slot_ms(result) / 1000)
         self.tally.note(result, tenant, tags)
+        if result.blame == "infra":
+            log_infra(result, tenant)
         if self.traces is not None:
             self.traces.call(result, door or OWN_DOOR, tenant, tags)
 
@@ -151,13 +155,16 @@ class Metrics:
     def rejected(self, code: str) -> None:
         self._rejected.add(code)
 
-    def request(self, route: str, code: int) -> None:
-        # A path that we do not serve must not become a label of its own.
+    def request(self, path: str, code: int) -> str:
+        """Gives the label of its route: a path that we do not serve does not become one of its own."""
+        route = path
         for prefix in SESSION_PREFIXES:
             if route.startswith(prefix):
                 _, _, verb = route.removeprefix(prefix).partition("/")
                 route = f"{prefix}{{id}}/{verb}".rstrip("/")
-        self._request.add(route if route in ROUTES else "other", str(code))
+        route = route if route in ROUTES else "other"
+        self._request.add(route, str(code))
+        return route
 
     def grpc_request(self, method: str, code: str) -> None:
         self._grpc_request.add(method, code)
@@ -216,6 +223,7 @@ class Trouble(Collector):
         yield task_failures(self._supervisor)
         help = "Messages from workers and other gateways that could not be read, by kind"
         yield counted("exec_unreadable_messages", help, "kind", self._queue.unreadable)
+        yield dropped_log_lines()
 
 
 class SessionsOfWorkers(Collector):

@@ -23,8 +23,8 @@ from exec_wire.stats import Depths, RunStats, Stats
 
 
 class StatsQuery(Struct, frozen=True, kw_only=True):
-    """Which part is wanted. Without keys and without `tenant`: everybody's figures, and of a `run` those of
-    calls that name no tenant."""
+    """Which part is wanted. Without keys or with a key of an operator, and without `tenant`: everybody's figures, and of a
+    `run` those of calls that name no tenant."""
 
     run: GivenLabel | UnsetType = UNSET
     tenant: Label | UnsetType = UNSET
@@ -73,10 +73,10 @@ def stats_of(dispatch: Dispatch, fleet: Fleet, tally: Tally, tenant: str | None)
 
 
 def _tenant_of(query: StatsQuery, request: Request) -> str | None:
-    """Whose figures are shown: with a key those of its tenant, whatever else there is."""
+    """Whose figures are shown: with a key those of its tenant, whatever else there is, unless it is an operator's."""
     facts: RequestFacts = request.scope["exec"]
     account = facts.origin.account
-    if account is None:
+    if account is None or facts.sees_all:
         return None if query.tenant is UNSET else query.tenant
     if query.tenant is not UNSET:
         _check_tenant(account, query.tenant)

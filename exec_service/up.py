@@ -7,10 +7,12 @@ what is left in the jails and removes what it made.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from exec_service.app import Gateway, serve
 from exec_service.chunks import ChunkOptions
 from exec_service.config import GatewayConfig
 from exec_service.jobs_keeper import LocalLine
+from exec_service.logs import say
+from exec_service.side_door import SideDoor, side_door
 from exec_service.worker_metrics import WorkerMetrics
 from exec_wire.memory_queue import MemoryQueue
 from exec_wire.supervisor import Supervisor
@@ -56,7 +60,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
     queue, supervisor = MemoryQueue(), Supervisor()
     stop, url = stop_on_signals(), asyncio.get_running_loop().create_future()
     supervisor.on_give_up(stop.set)
-    async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway:
+    async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, metrics_port(gateway):
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))
         try:
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
@@ -64,12 +68,24 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
                 await _work(worker_config, queue, gateway, url.result(), stop, serving)
         except SandboxUnavailable as error:
             gateway.not_ready_because = str(error)
-            say(NO_SANDBOX.format(why=error, url=url.result(), command=own_command()))
+            say(NO_SANDBOX.format(why=error, url=url.result(), command=own_command()), logging.ERROR)
             await asyncio.wait({serving})
         finally:
             stop.set()
             await serving
     supervisor.check()
+
+
+@contextlib.asynccontextmanager
+async def metrics_port(gateway: Gateway) -> AsyncIterator[None]:
+    """Metrics and health at a port of their own, if one was named."""
+    config = gateway.config
+    if not config.metrics_port:
+        yield
+        return
+    door = SideDoor(gateway.metrics.text, lambda: gateway.not_ready_because)
+    async with side_door(door, config.metrics_host, config.metrics_port, gateway.supervisor):
+        yield
 
 
 async def _work(
@@ -118,7 +134,8 @@ def _greet(pool: Pool, url: str, gateway: Gateway) -> None:
     tier = pool.sandbox.tier
     if not tiers.at_least(tier, "B"):
         missing = ", ".join(f"{layer} ({why})" for layer, why in pool.missing.items())
-        say(WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command()))
+        words = WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command())
+        say(words, logging.WARNING)
     key = ' -H "authorization: Bearer $EXEC_API_KEY"' if gateway.keys is not None else ""
     grpc = f"port {gateway.config.grpc_port}" if gateway.config.grpc_port else "off"
     say(GREETING.format(url=url, tier=tier, slots=pool.slots, key=key, grpc=grpc))
@@ -146,7 +163,3 @@ def own_command() -> str:
     if command.suffix == ".py":
         return "python -m exec_service"
     return str(command.relative_to(Path.cwd())) if command.is_relative_to(Path.cwd()) else str(command)
-
-
-def say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

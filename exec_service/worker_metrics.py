@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from exec_service.families import counted, task_failures
+from exec_service.families import counted, dropped_log_lines, task_failures
 from exec_wire.supervisor import Supervisor
 from worker.consumer import Consumer
 from worker.echo import EchoPool
@@ -48,3 +48,4 @@ class WorkerMetrics(Collector):
         yield counted("exec_worker_unreadable_entries", help, "kind", consumer.unreadable)
         if self._supervisor is not None:
             yield task_failures(self._supervisor)
+            yield dropped_log_lines()

@@ -18,6 +18,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "unauthenticated": (401, "A valid key is needed"),
     "foreign_tenant": (403, "The key belongs to another tenant"),
     "beyond_limits": (403, "The key does not allow limits this high"),
+    "operators_only": (403, "Only a key of an operator may see this"),
     "foreign_origin": (403, "The request comes from a foreign web site"),
     "foreign_host": (403, "The Host header does not name this machine"),
     "not_found": (404, "No such route"),

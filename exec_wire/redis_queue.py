@@ -254,16 +254,27 @@ return 1
 """
 # KEYS: a set of ids. ARGV: what their keys begin with. Gives the values of those that are alive; '' of one that is no text.
 ALIVE = """
-local values = {}
+local values, lost = {}, {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local value = redis.pcall('GET', ARGV[1] .. id)
   if type(value) == 'table' then value = '' end
-  if value then values[#values + 1] = value else redis.call('SREM', KEYS[1], id) end
+  if value then values[#values + 1] = value
+  else
+    redis.call('SREM', KEYS[1], id)
+    lost[#lost + 1] = id
+  end
 end
-return values
+return {values, lost}
 """
 # Written first in a script that must work although memory is full: see the top of this file.
 _FREELY = "redis.call('UNLINK', 'x:')\n"
+
+
+def _warn_of_lost(kind: str, ids: Sequence[bytes]) -> None:
+    """Told to the first who looks; the others do not see them any more."""
+    for id in ids:
+        words = "a %s was lost: it sent no heartbeat for %g s and had not left"
+        log.warning(words, kind, LEASE_S, extra={kind: id.decode(errors="replace")})
 
 
 def script(text: str, keys: Sequence[Word], *arguments: Word) -> Command:
@@ -394,13 +405,14 @@ class RedisGatewayEnd:
 
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
         info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants)))
-        _, made, values = await self._commands.call(
+        _, made, (values, lost) = await self._commands.call(
             script(_FREELY + ANNOUNCE, [f"x:gateway:{self.name}", "x:gateways"], self.name, info, _LEASE_MS),
             script(_FREELY + KEEP_REPLY, [self._reply], REPLY_S),
             script(ALIVE, ["x:gateways"], "x:gateway:"),
         )
         self.forgotten += self._reply_made and made  # whoever has lost our stream may have lost all others
         self._reply_made = True
+        _warn_of_lost("gateway", lost)
         return [other for other in self._gateways.read(values, self.unreadable) if other.id != self.name]
 
     async def publish(self, jobs: Sequence[Job]) -> None:
@@ -471,7 +483,8 @@ class RedisGatewayEnd:
         return [known[position] for position in gone]
 
     async def workers(self) -> list[WorkerInfo]:
-        [values] = await self._commands.call(script(ALIVE, ["x:workers"], "x:worker:"))
+        [(values, lost)] = await self._commands.call(script(ALIVE, ["x:workers"], "x:worker:"))
+        _warn_of_lost("worker", lost)
         return sorted(self._workers.read(values, self.unreadable), key=lambda info: info.id)
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:

@@ -1,4 +1,4 @@
-"""What a call costs on this machine, for the planner: `exec-service calibrate`, or `python -m loadtest.calibrate --help`.
+"""What a call costs on this machine, for the planner: `python -m loadtest.calibrate --help`.
 
 A Redis, a gateway and a worker, a process each, and the load from a process of its own. First large batches to a worker that
 runs nothing: what a call costs on the path when many share a request. Then some hundred programs of the workload in real
@@ -184,7 +184,9 @@ def _template(key: str) -> str:
 def _known(program: Program, alike: dict[str, list[Samples]]) -> list[Samples]:
     found = alike.get(_key(program.kind, program.name)) or alike.get(program.kind)
     if found is None:
-        raise ValueError(f"no {program.kind} program was calibrated: run `exec-service calibrate` with a mix that has some")
+        raise ValueError(
+            f"no {program.kind} program was calibrated: run `python -m loadtest.calibrate` with a mix that has some"
+        )
     return found
 
 
@@ -670,7 +672,7 @@ def run(
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="exec-service calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mix", choices=("rollout", "std"), default="rollout")
     parser.add_argument("--quick", action="store_true", help="two rounds instead of six; a look, not a measurement")
@@ -679,7 +681,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="PATH", default=DEFAULT_JSON, help="where to write (default: %(default)s)")
     given = parser.parse_args(argv)
     words = ["--validate"] * given.validate + ["--quick"] * given.quick
-    command = " ".join(["exec-service calibrate", "--mix", given.mix, *words])
+    command = " ".join(["python -m loadtest.calibrate", "--mix", given.mix, *words])
     made = run(given.mix, quick=given.quick, seconds=given.seconds, command=command, loads=LOADS if given.validate else ())
     show(made)
     write(made, given.json)

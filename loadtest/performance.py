@@ -220,7 +220,9 @@ CPU ms per call at saturation: {per_call}. On an idle machine a call costs: {in_
 
 def plan_words(found: Plan) -> str:
     ask = found.ask
-    command = f"exec-service plan --calls-per-step {ask.calls_per_step} --mean-latency {ask.mean_latency_s:g} --mix {ask.mix}"
+    command = (
+        f"python -m loadtest.plan --calls-per-step {ask.calls_per_step} --mean-latency {ask.mean_latency_s:g} --mix {ask.mix}"
+    )
     return f"""## What {ask.calls_per_step:,} calls need
 
 ```text

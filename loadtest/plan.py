@@ -1,7 +1,7 @@
-"""How many cores, workers and gateways a training run needs: `exec-service plan`, or `python -m loadtest.plan --help`.
+"""How many cores, workers and gateways a training run needs: `python -m loadtest.plan --help`.
 
-    exec-service calibrate                                                    once, on a machine like those that will serve
-    exec-service plan --calls-per-step 45000 --mean-latency 0.3 --mix rollout
+    python -m loadtest.calibrate                                                once, on a machine like those that will serve
+    python -m loadtest.plan --calls-per-step 45000 --mean-latency 0.3 --mix rollout
 
 "45,000 calls" has two meanings, and they are far apart. Per step: so many calls in each training step, in bursts, as the turns
 of the rollouts end; between the bursts nothing comes. In flight: so many calls at every moment; whoever has an answer asks at
@@ -311,7 +311,7 @@ def _lines(answer: Answer) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="exec-service plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--calls-per-step", type=int, default=45_000, metavar="N")
     parser.add_argument("--mean-latency", type=float, default=0.3, metavar="S", help="of a call, that is wanted (default 0.3)")
@@ -326,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     given = parser.parse_args(argv)
     if words := wrong(given):
-        print(f"exec-service plan: {words}", file=sys.stderr)
+        print(f"python -m loadtest.plan: {words}", file=sys.stderr)
         return EXIT_USAGE
     ask = Ask(
         given.calls_per_step,
@@ -340,7 +340,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         plan = Planner(read(given.calibration), ask).plan()
     except (ValueError, msgspec.DecodeError) as error:
-        print(f"exec-service plan: {error}", file=sys.stderr)
+        print(f"python -m loadtest.plan: {error}", file=sys.stderr)
         return EXIT_USAGE
     print(msgspec.json.format(msgspec.json.encode(plan)).decode() if given.json else page(plan))
     return 0
@@ -354,7 +354,7 @@ def wrong(given: argparse.Namespace) -> str:
     if given.burst_seconds > given.step_seconds / given.bursts:
         return "--burst-seconds is longer than the time from one burst to the next, --step-seconds / --bursts"
     if not given.calibration.is_file():
-        return f"there is no {given.calibration}: run `exec-service calibrate` on a machine like those that will serve"
+        return f"there is no {given.calibration}: run `python -m loadtest.calibrate` on a machine like those that will serve"
     return ""
 
 

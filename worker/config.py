@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +29,11 @@ def default_slots() -> int:
 
 def half_of_memory_mb() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 << 20)
+
+
+def default_log_format() -> Literal["json", "text"]:
+    """Text on a terminal, else json."""
+    return "text" if sys.stderr.isatty() else "json"
 
 
 def default_packages() -> str:
@@ -80,6 +86,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Literal["A", "B", "C", "D", "E"],
         Meta(description="Refuse to run programs in a weaker sandbox than this (A is strongest)"),
     ] = "B"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="From which level on log lines are written, see docs/operations.md"),
+    ] = "warning"
+    log_format: Annotated[
+        Literal["json", "text"], Meta(description="Format of every log line; text on a terminal, else json, if not set")
+    ] = field(default_factory=default_log_format)
     mask_layers: Annotated[
         list[str], Meta(description="For tests, with our own runner: act as if these layers did not work (JSON)")
     ] = field(default_factory=list)

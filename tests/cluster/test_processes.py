@@ -85,6 +85,17 @@ def test_parts_tell_where_they_are_and_stop_cleanly(own_server: RedisServer) -> 
     assert own_server.say("SCARD", "x:workers") + own_server.say("SCARD", "x:gateways") == ":0\r\n:0\r\n"
 
 
+def test_a_worker_that_is_killed_is_reported_as_lost_and_one_that_stops_is_not(own_server: RedisServer) -> None:
+    with Part.gateway(own_server.url) as gateway, Part.echo(own_server.url) as stopped, Part.echo(own_server.url) as killed:
+        stopped.kill(signal.SIGTERM)
+        assert stopped.wait() == 0
+        killed.kill()
+        give_up = time.monotonic() + 60
+        while "a worker was lost" not in gateway.words and time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert gateway.words.count("a worker was lost") == 1
+
+
 def test_a_worker_whose_queue_is_away_is_alive_and_not_ready(own_server: RedisServer) -> None:
     with Part.echo(own_server.url) as worker:
         own_server.stop()

@@ -127,6 +127,35 @@ def test_values_that_cannot_be_meant_are_refused_by_name(arguments: list[str], w
     assert words in refusal("minimal", *arguments)
 
 
+def test_all_values_that_are_missing_are_named_at_once() -> None:
+    done = tool("helm", "template", "rel", str(CHART))
+    assert done.returncode != 0
+    for name in ("image.registry", "keys.existingSecret", "redis.existingSecret.name"):
+        assert f"- {name}: " in done.stderr
+
+
+def test_a_registry_in_the_names_of_the_images_is_enough() -> None:
+    parts = ("gateway", "worker", "worker.runner")
+    names = [f"{part}.image.repository=registry.example/rl/{part.rpartition('.')[2]}" for part in parts]
+    words = text_of("minimal", "--set", "image.registry=", *(word for name in names for word in ("--set", name)))
+    assert "registry.example/rl/runner:" in words
+
+
+def test_notes_wait_for_one_deployment_at_a_time(tmp_path: Path) -> None:
+    """kubectl takes one name, as TYPE/NAME. `helm template` leaves the notes out, so they are rendered as an object."""
+    chart = tmp_path / "exec-service"
+    shutil.copytree(CHART, chart)
+    (chart / "templates" / "NOTES.txt").rename(chart / "notes")
+    (chart / "templates" / "notes.yaml").write_text('kind: Notes\ntext: {{ tpl (.Files.Get "notes") . | quote }}\n')
+    values = str(CHART / "ci" / "production-values.yaml")
+    done = tool("helm", "template", "rel", str(chart), "--namespace", "exec", "--values", values)
+    assert done.returncode == 0, done.stderr
+    [notes] = [found["text"] for found in yaml.safe_load_all(done.stdout) if found and found["kind"] == "Notes"]
+    waits = re.findall(r"^  (kubectl .* rollout status .*)$", notes, re.M)
+    names = [f"deployment/rel-exec-service-worker-{pool}" for pool in ("default", "eval")]
+    assert waits == [f"kubectl -n exec rollout status {name}" for name in names]
+
+
 def test_settings_reach_the_processes_as_they_are_written() -> None:
     objects = render("minimal", "--set", "worker.config.compile_cache_bytes=2000000001")
     gateway, worker = (one(objects, "ConfigMap", name)["data"] for name in ("-gateway", "-worker-default"))

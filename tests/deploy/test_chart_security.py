@@ -108,8 +108,21 @@ def test_nothing_on_a_node_is_touched_but_by_the_installer_of_profiles(scenario:
         privileged = [
             c["name"] for c in pod["containers"] + pod.get("initContainers", []) if c["securityContext"].get("privileged")
         ]
-        assert privileged == (["install"] if installer else [])
+        assert privileged == []
     assert bool(all_of(objects, "DaemonSet")) == (scenario in ("minimal", "production", "keda"))
+
+
+def test_installer_of_profiles_has_the_one_capability_that_it_needs() -> None:
+    [install] = pods(render("minimal"))["rel-exec-service-profiles"]["initContainers"]
+    assert install["securityContext"] == {
+        "runAsUser": 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["MAC_ADMIN"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "appArmorProfile": {"type": "Unconfined"},
+        "seLinuxOptions": {"type": "spc_t"},
+    }
 
 
 def test_runner_must_be_in_a_user_namespace_where_the_pod_says_so() -> None:

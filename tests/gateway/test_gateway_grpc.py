@@ -398,12 +398,13 @@ async def test_info_is_that_of_http(shared: Service, to_shared: Caller) -> None:
 
 
 async def test_requests_are_counted_and_logged(service: Service, one: Caller, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "exec_service.grpc")
+    caplog.set_level(logging.INFO, "exec_service.requests")
     await one.run("say secret-code")
     await until(lambda: bool(caplog.records))
     assert await service.metric("exec_grpc_requests_total", method="Run", code="OK") == 1
     said = vars(caplog.records[-1])
-    assert (said["method"], said["status"]) == ("Run", "OK") and "secret-code" not in str(said)
+    assert (said["method"], said["route"], said["status"], said["calls"]) == ("gRPC", "Run", "OK", 1)
+    assert "secret-code" not in str(said)
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------------

@@ -244,10 +244,29 @@ async def test_one_json_line_per_request_and_never_the_code(service: Service, lo
     await service.run("SECRET", language="SECRET")
     await service.client.get("/healthz")
     batch, refused = log_lines.written
-    assert (batch["event"], batch["method"], batch["path"], batch["status"]) == ("request", "POST", "/v1/batch", 200)
+    assert (batch["event"], batch["method"], batch["route"], batch["status"]) == ("request", "POST", "/v1/batch", 200)
     assert (batch["request_id"], batch["calls"], batch["level"]) == ("req-9", 1, "info")
     assert str(batch["traceparent"]).startswith("00-0af7")
-    assert (refused["status"], refused["code"]) == (422, "unknown_language")
+    assert (refused["status"], refused["code"], refused["level"]) == (422, "unknown_language", "warning")
+    assert "SECRET" not in log_lines.stream.getvalue()
+
+
+async def test_refusals_and_results_that_are_our_fault_are_warnings_with_their_reason(
+    service: Service, log_lines: Lines
+) -> None:
+    logging.getLogger("exec_service").setLevel(logging.WARNING)  # the default: requests that went well are not there
+    await service.run()
+    await service.client.get("/v1/nothing")
+    holding = soon(service.batch(*({"code": "hold"} for _ in range(5))))
+    await until(lambda: len(service.worker.jobs) == 5)  # the first, and one for each slot
+    late = await service.run("say SECRET", deadline_s=0.05, tenant="lab")
+    service.worker.let_go.set()
+    await holding
+    refused, failed = log_lines.written
+    assert (refused["event"], refused["route"], refused["status"], refused["code"]) == ("request", "other", 404, "not_found")
+    assert (failed["level"], failed["logger"], failed["status"]) == ("warning", "exec_service.results", "expired")
+    assert failed["reason"] == late.json()["error"] == "the deadline passed while the call waited for a slot"
+    assert (failed["tenant"], failed["request_id"]) == ("lab", late.headers["x-request-id"])
     assert "SECRET" not in log_lines.stream.getvalue()
 
 

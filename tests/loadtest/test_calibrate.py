@@ -33,7 +33,7 @@ def test_a_calibrated_program_costs_what_it_cost_and_another_what_those_alike_di
 
 
 def test_a_kind_that_was_not_calibrated_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ValueError, match="no sympy program was calibrated: run `exec-service calibrate`"):
+    with pytest.raises(ValueError, match=r"no sympy program was calibrated: run `python -m loadtest\.calibrate`"):
         calibrated().demands([Program("sympy", "", name="solve")])
 
 

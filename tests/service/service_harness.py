@@ -25,7 +25,7 @@ from worker.sandbox.uids import BLOCK_SIZE, STATE_FOLDER, processes_of
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "exec_service"]
 UP = ["up", "--port", "0", "--grpc-port", "0"]
-QUICK = {"slots": 2, "profiles": '{"bare": []}'}
+QUICK = {"slots": 2, "profiles": '{"bare": []}', "log_format": "text"}
 JSON = {"content-type": "application/json"}
 # Greeted, or told why nothing can be run; in both cases the address is in the words.
 _STARTED = re.compile(r"(?:ready on|served at) (http://[0-9.:]+)")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
-from service_harness import COMMAND, ROOT, Service, children_of, command, environment, tree_of, wait_until
+from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of, wait_until
 
 from exec_wire.messages import decode_result
+from loadtest.ports import free_port
 from worker.sandbox.tiers import ALL_LAYERS
 
 BARE = {"profiles": '{"bare": []}'}
@@ -195,10 +198,10 @@ def test_doctor_without_control_groups_is_content_and_says_what_would_bring_them
     assert "/sys/fs/cgroup" in missing["cgroup"]["fix"]
 
 
-@pytest.mark.parametrize(("layer", "tier"), [("uid", "C"), ("userns", "D"), ("landlock", "E")])
-def test_doctor_below_tier_b_ends_with_1_and_names_the_fix(layer: str, tier: str) -> None:
+@pytest.mark.parametrize(("layer", "tier", "code"), [("uid", "C", 1), ("userns", "D", 1), ("landlock", "E", 69)])
+def test_doctor_below_tier_b_does_not_end_with_0_and_names_the_fix(layer: str, tier: str, code: int) -> None:
     ended = command("doctor", mask_layers=json.dumps([layer]))
-    assert ended.returncode == 1
+    assert ended.returncode == code
     lines = ended.stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(layer))
     assert lines[at].split(maxsplit=2)[1:] == ["missing", "masked by configuration"]
@@ -242,3 +245,75 @@ def test_no_command_is_wrong_usage() -> None:
     ended = command()
     assert ended.returncode == 2
     assert "usage: exec-service" in ended.stderr
+
+
+# -- what is allowed, and what is missing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "--port", "70000"], "--port: '70000' is not allowed; a whole number from 0 to 65535 is"),
+        (["doctor", "--port", "http"], "--port: 'http' is not allowed; a whole number from 0 to 65535 is"),
+        (["up", "--slots", "0"], "EXEC_SLOTS (setting slots) is 0; allowed: a whole number at least 1 and at most 1023"),
+        (["run", "--wall", "0", "-c", ""], "--wall: '0' is not allowed; a number of seconds, more than 0 and at most 3600, is"),
+        (["keys", "add", "--file", "k", "--tenant", "t", "--max-limit", "memory=5"], "for wall_s, cpu_s, memory_mb"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_answered_with_those_that_are(arguments: list[str], words: str) -> None:
+    ended = command(*arguments)
+    assert ended.returncode == 2 and words in ended.stderr, ended.stderr
+
+
+def test_a_port_in_the_environment_that_is_not_allowed_is_answered_with_those_that_are() -> None:
+    ended = command("up", port="eighty")
+    assert ended.returncode == 2
+    assert "EXEC_PORT (setting port) is 'eighty'; allowed: a whole number at least 0 and at most 65535" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("uvloop", ["up"], "server"),
+        ("fastapi", ["gateway", "--redis", "redis://127.0.0.1:9"], "server"),
+        ("celery", ["jobs-worker", "--redis", "redis://127.0.0.1:9", "--jobs-dir", "/tmp"], "server"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence_that_names_what_to_install(module: str, arguments: list[str], extra: str) -> None:
+    without = f"import sys; sys.modules[{module!r}] = None; from exec_service.__main__ import main; main({arguments!r})"
+    ended = subprocess.run(
+        [*COMMAND[:1], "-c", without], capture_output=True, text=True, cwd=ROOT, env=environment(log_format="text"), timeout=60
+    )
+    assert ended.returncode == 69
+    [line] = ended.stderr.splitlines()
+    assert f"{module!r} is not installed" in line and f"pip install 'exec-service[{extra}]'" in line
+
+
+def test_commands_that_only_a_checkout_has_are_not_offered() -> None:
+    words = command("--help").stdout
+    assert not [name for name in ("bench", "calibrate", "plan") if re.search(rf"^ +{name} ", words, re.M)]
+    assert command("plan").returncode == 2
+
+
+def test_run_passes_its_standard_input_on() -> None:
+    ended = command("run", "-c", "print(input()[::-1])", stdin="olleh\n", **BARE)
+    assert (ended.stdout, ended.returncode) == ("hello\n", 0)
+
+
+def test_run_takes_the_language_of_the_program(service: Service) -> None:
+    ended = command("run", "--language", "bash", "-c", "read name; echo hello $name", stdin="you\n", **BARE)
+    assert (ended.stdout, ended.returncode) == ("hello you\n", 0)
+    for where in ([], ["--url", service.url]):
+        ended = command("run", *where, "--language", "cobol", "-c", "", **BARE)
+        assert ended.returncode == 2 and "cobol" in ended.stderr and "python" in ended.stderr
+
+
+def test_doctor_says_its_exit_codes() -> None:
+    assert "0 the full sandbox (tier A or B), 1 a weaker one (C or D)" in " ".join(command("doctor", "--help").stdout.split())
+
+
+def test_metrics_have_a_port_of_their_own_if_one_is_named() -> None:
+    port = free_port()
+    with serving("--metrics-port", str(port)):
+        assert "exec_calls_total" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").text == "ready\n"

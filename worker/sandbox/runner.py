@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -312,9 +313,12 @@ def _tell_failed(worker: socket.socket, words: dict[str, Any]) -> None:
 
 
 class JsonLines(logging.Formatter):
+    """As `exec_service.logs` writes and reads them."""
+
     def format(self, record: logging.LogRecord) -> str:
-        line = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
-        return json.dumps(line | ({"error": self.formatException(record.exc_info)} if record.exc_info else {}))
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
+        return json.dumps(line | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -79,8 +79,6 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 - name: EXEC_REDIS
   value: redis://{{ include "exec.fullname" . }}-valkey:6379/0
 {{- end -}}
-{{- else -}}
-{{ fail "which queue? Set redis.existingSecret.name or redis.url, or valkey.enabled=true for a small one of our own" }}
 {{- end -}}
 {{- end -}}
 

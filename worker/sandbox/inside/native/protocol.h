@@ -1,4 +1,4 @@
-/* What the worker and a zygote say to each other over one SOCK_SEQPACKET socket.
+/* What a zygote is told over its one SOCK_SEQPACKET socket, by the runner first and then by the worker, and what it answers.
  * Fixed structs of 64-bit integers; `worker/sandbox/protocol.py` holds the same lists. No payload byte is ever in them:
  * what belongs to the caller travels as descriptors that only the confined child reads. */
 #ifndef PROTOCOL_H
@@ -25,8 +25,9 @@ enum { HAS_HELLO = 1, HAS_LEAF = 2, LEAF_BY_PIDS = 4 /* version 1: its file is a
 /* ASK_USAGE: a cell begins now. */
 enum { USAGE_BEGIN = 1 };
 
-/* The descriptors of ASK_SLOT, in order, all opened by the runner: the cgroup files of one slot. `cpu_s` has a bit for each that is
- * there, `wall_ns` the slot's uid. */
+/* ASK_SLOT tells a zygote of a slot. The runner sends it for each slot when it starts the zygote; the worker sends it for the place
+ * of a session, with what the runner made for that. `wall_ns` is the slot's uid, refused if it is not one of the zygote's; `cpu_s` has
+ * a bit for each descriptor that is there. The descriptors, in order, all opened by the runner: the slot's cgroup files. */
 enum { CG_MEMORY_LIMIT, CG_MEMORY_PEAK, CG_MEMORY_EVENTS, CG_PIDS_LIMIT, CG_PIDS_NOW, CG_CPU_USAGE, CG_THREADS, CG_ATTACH,
        CG_ATTACH_MOST = 4,
        SLOT_FDS = CG_ATTACH + CG_ATTACH_MOST };
