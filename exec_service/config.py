@@ -11,9 +11,11 @@ from typing import Annotated, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from exec_wire.fields import MOST, Bounds
 from exec_wire.messages import GivenLabel
 
 ENV_PREFIX = "EXEC_"
+BOUNDS = Bounds()
 DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
@@ -49,6 +51,22 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
     max_calls_per_request: Annotated[int, Meta(ge=1, description="Calls in one batch; beyond it 413")] = 4096
     max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
+    max_strings_per_request: Annotated[
+        int, Meta(ge=1024, description="Names and texts in one request body, counted before it is decoded; beyond it 413")
+    ] = 1 << 18
+    max_files: Annotated[
+        int, Meta(ge=1, le=MOST.files, description="`files` of one call or session, and as many `fetch_files`; beyond it 422")
+    ] = BOUNDS.files
+    max_path_depth: Annotated[
+        int, Meta(ge=1, le=MOST.path_depth, description="Folders above a file of `files` or `fetch_files`; beyond it 422")
+    ] = BOUNDS.path_depth
+    max_variables: Annotated[
+        int, Meta(ge=1, le=MOST.variables, description="`env` of one call or session, and as many `argv`; beyond it 422")
+    ] = BOUNDS.variables
+    max_text_bytes: Annotated[
+        int,
+        Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422"),
+    ] = BOUNDS.text_bytes
 
     release_factor: Annotated[
         float,
@@ -118,6 +136,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     trace_ratio: Annotated[
         float, Meta(ge=0, le=1, description="Share of the calls that are traced, of those whose traceparent does not decide it")
     ] = 1.0
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_files, self.max_path_depth, self.max_variables, self.max_text_bytes)
 
     def __post_init__(self) -> None:
         # Otherwise a request could be within its own limits and still be answered 429 for ever.

@@ -211,6 +211,7 @@ class Result(Struct):
     traceparent: str = ""
     display: list[Display] = field(default_factory=list)  # of a cell: pictures, tables
     state_kept: bool | None = None  # of a cell: are the session's variables still there?
+    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
 
     @property
     def ok(self) -> bool:
