@@ -5,6 +5,7 @@ Each field's `Meta` carries its bounds and its one line of help, so that documen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -13,9 +14,16 @@ from msgspec import Meta, Struct
 
 from exec_wire.fields import MOST, Bounds
 from exec_wire.messages import GivenLabel
+from exec_wire.strict import suggestion
 
 ENV_PREFIX = "EXEC_"
 BOUNDS = Bounds()
+NOT_OURS = frozenset(
+    f"{ENV_PREFIX}{name}"
+    for name in "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY LEAK_CALLS".split()
+)
+"""Variables with our prefix that are no settings: of clients, of compose.yaml, of tests."""
+_SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
@@ -176,6 +184,7 @@ C = TypeVar("C", bound=Struct)
 
 def read_environment(config: type[C], environ: Mapping[str, str], **given: object) -> C:
     """The configuration that `EXEC_*` variables describe, and `given` overrides where it is not None; else the defaults."""
+    check_names(environ)
     values = {name: value for name, value in given.items() if value is not None}
     for setting in settings(config):
         text = environ.get(setting.env)
@@ -192,6 +201,22 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
         return msgspec.convert(values, config)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
+
+
+def check_names(environ: Mapping[str, str]) -> None:
+    """Raises `ConfigError` for a variable that nobody reads: what is misspelt must not be silently left out."""
+    from worker.config import WorkerConfig  # for the names alone: processes of one machine often share their environment
+
+    known = {setting.env for config in (GatewayConfig, WorkerConfig, JobsWorkerConfig) for setting in settings(config)}
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known | NOT_OURS and not _is_service_link(name, environ[name]):
+            hint = suggestion(name, known, ENV_PREFIX) or " (docs/configuration.md lists them)."
+            raise ConfigError(f"{name}: there is no such setting{hint} Rename the variable or unset it.")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """What Kubernetes sets for a Service whose name begins with `exec-`."""
+    return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and "://" in value)
 
 
 class Setting(Struct, frozen=True):

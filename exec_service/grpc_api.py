@@ -32,7 +32,7 @@ from exec_service.portions import portions
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.sessions import Desk, with_warnings
-from exec_service.validate import CELL, FORK, SELECTION, TENANT, Validator, Warnings, make_selection, read
+from exec_service.validate import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
 from exec_service.waiters import Order, Origin
 from exec_wire import proto
 from exec_wire.messages import Call, Result, encode_json
@@ -313,6 +313,10 @@ class GrpcDoor:
 
     def _read(self, message: proto.Message, request: bytes) -> dict[str, Any]:
         self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        if len(request) > SMALL_BYTES:
+            most, most_calls = self._config.max_strings_per_request // 2, self._config.max_calls_per_request
+            if not message.has_at_most(request, most if message is proto.CALL_BATCH else proto.MOST_IN_PART, most_calls):
+                raise Refusal("too_many_calls", f"more than {most_calls} calls or {most} fields; no more fit in one message")
         return _decode(message, request)
 
     async def _accept(

@@ -56,16 +56,9 @@ T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
-class _Shape(msgspec.Struct):
-    items: msgspec.Raw = msgspec.Raw()
-
-
-class _Tests(msgspec.Struct):
-    tests: msgspec.Raw = msgspec.Raw()
-
-
-_decode_shape = msgspec.json.Decoder(_Shape).decode
-_decode_tests = msgspec.json.Decoder(_Tests).decode
+_FIELDS = "calls tests items files fetch_files env argv args cells submissions"  # that hold many parts, of all our routes
+_Outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in _FIELDS.split()])
+_decode_outline: Callable[[bytes], Any] = msgspec.json.Decoder(_Outline).decode
 _scan = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 _GAP = re.compile(r"[\s,]*")
 
@@ -122,7 +115,7 @@ class Validator:
 
     def _check_tests(self, body: bytes) -> None:
         """Counts the tests of a large body before they are made: an empty one is two bytes there, and a hundred afterwards."""
-        tests = bytes(decode(_decode_tests, body).tests)
+        tests = bytes(decode(_decode_outline, body).tests)
         if tests.startswith(b"[") and tests.count(b"{") > self._max_calls and not _has_at_most(tests, self._max_calls):
             raise Refusal("too_many_calls", f"more than {self._max_calls} tests; no more fit in one request", field="$.tests")
 
@@ -162,7 +155,7 @@ class Validator:
         return wanted
 
     def has_items(self, body: bytes) -> bool:
-        return bool(bytes(decode(_decode_shape, body).items))
+        return bool(bytes(decode(_decode_outline, body).items))
 
     def read_verify_batch(self, body: bytes, warnings: Warnings) -> list[Verify]:
         batch, warned = _read(VERIFY_BATCH, body)
@@ -319,7 +312,14 @@ def check_strings(body: bytes, most: int) -> None:
     that of the strings and at most twice that.
     """
     if len(body) > SMALL_BYTES and (found := body.count(b'"') - body.count(b'\\"')) > 2 * most:
-        raise Refusal("too_many_calls", f"more than {found // 2} names and texts; at most {most} fit in one request", field="$")
+        words = f"the body has more than {found // 2} names and texts; at most {most} fit in one request"
+        raise Refusal("too_many_calls", words, field=_largest_field(body))
+
+
+def _largest_field(body: bytes) -> str:
+    outline = decode(_decode_outline, body)
+    name = max(outline.__struct_fields__, key=lambda name: len(bytes(getattr(outline, name))))
+    return f"$.{name}" if bytes(getattr(outline, name)) else "$"
 
 
 def _has_at_most(raw: bytes, most: int) -> bool:

@@ -201,8 +201,6 @@ class Did(Struct, frozen=True, tag=True):
 
 Reply = Refused | Ran | Told | Got | Did
 
-decode_session = msgspec.json.Decoder(SessionSpec).decode
-decode_cell = msgspec.json.Decoder(Cell).decode
 pack_sessions = msgspec.msgpack.Encoder().encode
 unpack_order = msgspec.msgpack.Decoder(Order).decode
 unpack_reply = msgspec.msgpack.Decoder(Reply).decode

@@ -113,10 +113,10 @@ def items(data: Any) -> Iterable[tuple[int, Any]]:
     return enumerate((data if isinstance(data, list) or data is None else _list(data)) or [])
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`, did you mean wall_s?`, or nothing if nothing is like it."""
-    near = difflib.get_close_matches(name[:80], list(known), 1)
-    return f", did you mean {near[0]}?" if near else ""
+def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`, did you mean wall_s?`, or nothing if nothing is like it. All names begin with `prefix`."""
+    near = difflib.get_close_matches(name[len(prefix) :][:80], [other.removeprefix(prefix) for other in known], 1)
+    return f", did you mean {prefix}{near[0]}?" if near else ""
 
 
 @functools.cache
