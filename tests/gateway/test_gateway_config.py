@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exec_service.config import ConfigError, GatewayConfig, JobsWorkerConfig, check_names, read_environment, settings
+from exec_service.config import ConfigError, GatewayConfig, JobsWorkerConfig, read_environment, settings
 from worker.config import WorkerConfig
 
 
@@ -85,6 +85,8 @@ def test_variables_of_others_are_no_settings_and_no_errors() -> None:
 
 def test_every_variable_of_the_project_is_known() -> None:
     """Whatever the chart, the images, documents, tools and tests name can be set where a service starts."""
+    from exec_service.config import check_names
+
     root = Path(__file__).parents[2]
     files = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
     wrong = set()
