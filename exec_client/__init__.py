@@ -25,6 +25,7 @@ from exec_client.errors import (
     SessionLost,
     TooLarge,
     Unavailable,
+    UnknownArgument,
     UsageError,
     WrongEventLoop,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "TooLarge",
     "Transport",
     "Unavailable",
+    "UnknownArgument",
     "UsageError",
     "Verdict",
     "Verification",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypedDict, TypeVar
 from uuid import uuid4
 
 import msgspec
 
-from exec_client.errors import BadRequest
-from exec_wire import Call, Limits, Priority, Selection, Tags, decode_call, encode_json
+from exec_client.errors import BadRequest, UnknownArgument
+from exec_wire import Call, Limits, Priority, Selection, Tags, encode_json
 from exec_wire.problems import PROBLEMS
+from exec_wire.strict import Reader, UnknownFields, suggestion
 
 M = TypeVar("M", bound=msgspec.Struct)
+F = TypeVar("F", bound=Mapping[str, object])
+_CALL = Reader(Call)
 
 
 class CallFields(TypedDict, total=False):
@@ -46,13 +49,13 @@ def make_call(call: Call | str, fields: CallFields) -> tuple[Call, int]:
     """
     if not isinstance(call, Call | str):
         raise TypeError(f"a call is a str of code or an exec_wire.Call, not {type(call).__name__}")
-    changes: dict[str, object] = dict(fields)
+    changes: dict[str, object] = dict(known(fields, Call))
     if "files" in fields:
         changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
     call = Call(call, **changes) if isinstance(call, str) else msgspec.structs.replace(call, **changes)  # type: ignore[arg-type]
     if not call.idempotency_key:
         call = msgspec.structs.replace(call, idempotency_key=uuid4().hex)
-    return checked(call, decode_call)
+    return checked(call, _CALL)
 
 
 def make_selection(run: str | None, step: int | None, group: str | None, rollout: str | None, tenant: str) -> Selection:
@@ -72,11 +75,27 @@ def encoded(content: str | bytes) -> str:
     return content if isinstance(content, str) else base64.b64encode(content).decode()
 
 
-def checked(message: M, decode: Callable[[bytes], M]) -> tuple[M, int]:
+def known(fields: F, message: type[msgspec.Struct]) -> F:
+    """The keywords as they are, if the message has a field for each."""
+    for name in fields:
+        if name not in message.__struct_fields__:
+            hint = f", did you mean limits=Limits({name}=…)?" if name in Limits.__struct_fields__ else ""
+            hint = hint or suggestion(name, message.__struct_fields__)
+            raise UnknownArgument(f"{name}: unknown argument{hint}", code="bad_field", field=f"$.{name}")
+    return fields
+
+
+def checked(message: M, reader: Reader[M]) -> tuple[M, int]:
     """The message as the service will read it, and its size in bytes."""
     try:
         encoded = encode_json(message)
-        return decode(encoded), len(encoded)
+        made, unknown = reader.read(encoded)
+        if unknown:  # in a dict that was given in place of a struct
+            [first, *_] = UnknownFields().of(reader.kind, encoded)
+            raise UnknownArgument(first, code="bad_field", field=f"$.{first.partition(':')[0]}")
+        return made, len(encoded)
+    except BadRequest:
+        raise
     except (ValueError, TypeError) as error:
         status = PROBLEMS["bad_field"][0]
         raise BadRequest(str(error), code="bad_field", field=_field(message, error), status=status) from error

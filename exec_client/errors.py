@@ -4,6 +4,7 @@
 ExecError                 .index: position of the call in run_many / as_completed
  ├─ CallerError           .code .field .status: the call or the request is wrong; trying again cannot help
  │   ├─ BadRequest        a field is missing or wrong (found here before sending, or by the service)
+ │   │   └─ UnknownArgument  also a TypeError: there is no such argument or field; the message suggests one
  │   ├─ Conflict          the idempotency key was used with another payload
  │   ├─ TooLarge          one call alone is larger than the service takes
  │   └─ Forbidden         this caller may not do this
@@ -44,6 +45,10 @@ class CallerError(ExecError):
 
 
 class BadRequest(CallerError):
+    pass
+
+
+class UnknownArgument(BadRequest, TypeError):
     pass
 
 

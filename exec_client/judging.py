@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar
 
 import msgspec
 
-from exec_client.calls import checked
+from exec_client.calls import checked, known
 from exec_client.errors import (
     CallerError,
     ConnectionFailed,
@@ -26,10 +26,10 @@ from exec_client.errors import (
 from exec_client.outbox import Policy
 from exec_client.transport import Transport
 from exec_wire import Checker, Judge, Judgement, Limits, Priority, Tags, Test, Verification, Verify
-from exec_wire.judging import decode_judge
-from exec_wire.verifying import decode_verify
+from exec_wire.strict import Reader
 
 T = TypeVar("T")
+_JUDGE, _VERIFY = Reader(Judge), Reader(Verify)
 
 
 class JudgeFields(TypedDict, total=False):
@@ -66,7 +66,7 @@ class VerifyFields(TypedDict, total=False):
 
 
 def make_judge(judge: Judge | str, tests: Iterable[Test] | None, fields: JudgeFields) -> Judge:
-    changes: dict[str, object] = dict(fields)
+    changes: dict[str, object] = dict(known(fields, Judge))
     if tests is not None:
         changes["tests"] = list(tests)
     if isinstance(judge, str):
@@ -74,13 +74,14 @@ def make_judge(judge: Judge | str, tests: Iterable[Test] | None, fields: JudgeFi
         judge = Judge(judge, **changes)  # type: ignore[arg-type]
     else:
         judge = msgspec.structs.replace(judge, **changes)
-    return checked(judge, decode_judge)[0]
+    return checked(judge, _JUDGE)[0]
 
 
 def make_verify(item: Verify | tuple[str, str], fields: VerifyFields) -> tuple[Verify, int]:
     """The item with `fields` put over it, and its size in bytes."""
+    known(fields, Verify)
     made = Verify(*item, **fields) if isinstance(item, tuple) else msgspec.structs.replace(item, **fields)  # type: ignore[arg-type]
-    return checked(made, decode_verify)
+    return checked(made, _VERIFY)
 
 
 async def judge(transport: Transport, policy: Policy, asked: Judge) -> Judgement:

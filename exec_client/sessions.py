@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from exec_client.calls import checked, encoded
+from exec_client.calls import checked, encoded, known
 from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLost, Unavailable, UsageError
 from exec_client.outbox import Policy
 from exec_client.transport import Transport
@@ -32,14 +32,14 @@ from exec_wire.sessions import (
     SessionList,
     SessionSpec,
     Tenant,
-    decode_cell,
-    decode_session,
 )
+from exec_wire.strict import Reader
 
 ASK_S = 30.0
 PATH = "/v1/sessions"
 
 T = TypeVar("T")
+_SPEC, _CELL = Reader(SessionSpec), Reader(Cell)
 
 
 class SessionFields(TypedDict, total=False):
@@ -73,10 +73,10 @@ class _Step(Protocol):
 
 
 def make_spec(fields: SessionFields) -> SessionSpec:
-    changes: dict[str, Any] = dict(fields)
+    changes: dict[str, Any] = dict(known(fields, SessionSpec))
     if "files" in fields:
         changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
-    return checked(SessionSpec(**changes), decode_session)[0]
+    return checked(SessionSpec(**changes), _SPEC)[0]
 
 
 class AsyncSession:
@@ -120,7 +120,7 @@ class AsyncSession:
 
     async def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
         """Run a cell. Cancelling the task that awaits this does not stop the cell; `interrupt` does."""
-        cell = checked(Cell(code, tenant=self._spec.tenant, **fields), decode_cell)[0]
+        cell = checked(Cell(code, tenant=self._spec.tenant, **known(fields, Cell)), _CELL)[0]
         result = await self._or_rebuilt(lambda session: session._run(cell))
         if self._rebuild and result.state_kept:
             self._history.append(lambda session: session._run(cell))

@@ -5,6 +5,7 @@ Each field's `Meta` carries its bounds and its one line of help, so that documen
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeVar, get_args, get_origin
@@ -12,11 +13,20 @@ from typing import Annotated, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from exec_wire.fields import MOST, Bounds
 from exec_wire.messages import GivenLabel
+from exec_wire.strict import suggestion
 
 ENV_PREFIX = "EXEC_"
 LOG_LEVELS = "From which level on log lines are written; requests are info, see docs/operations.md"
 LOG_FORMAT = "Format of every log line; text on a terminal, else json, if not set"
+BOUNDS = Bounds()
+NOT_OURS = frozenset(
+    f"{ENV_PREFIX}{name}"
+    for name in "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY LEAK_CALLS".split()
+)
+"""Variables with our prefix that are no settings: of clients, of compose.yaml, of tests."""
+_SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
@@ -59,6 +69,22 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
     max_calls_per_request: Annotated[int, Meta(ge=1, description="Calls in one batch; beyond it 413")] = 4096
     max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
+    max_strings_per_request: Annotated[
+        int, Meta(ge=1024, description="Names and texts in one request body, counted before it is decoded; beyond it 413")
+    ] = 1 << 18
+    max_files: Annotated[
+        int, Meta(ge=1, le=MOST.files, description="`files` of one call or session, and as many `fetch_files`; beyond it 422")
+    ] = BOUNDS.files
+    max_path_depth: Annotated[
+        int, Meta(ge=1, le=MOST.path_depth, description="Folders above a file of `files` or `fetch_files`; beyond it 422")
+    ] = BOUNDS.path_depth
+    max_variables: Annotated[
+        int, Meta(ge=1, le=MOST.variables, description="`env` of one call or session, and as many `argv`; beyond it 422")
+    ] = BOUNDS.variables
+    max_text_bytes: Annotated[
+        int,
+        Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422"),
+    ] = BOUNDS.text_bytes
 
     release_factor: Annotated[
         float,
@@ -133,6 +159,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         default_factory=default_log_format
     )
 
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_files, self.max_path_depth, self.max_variables, self.max_text_bytes)
+
     def __post_init__(self) -> None:
         # Otherwise a request could be within its own limits and still be answered 429 for ever.
         if self.max_calls < self.max_calls_per_request:
@@ -172,6 +202,7 @@ C = TypeVar("C", bound=Struct)
 
 def read_environment(config: type[C], environ: Mapping[str, str], **given: object) -> C:
     """The configuration that `EXEC_*` variables describe, and `given` overrides where it is not None; else the defaults."""
+    check_names(environ)
     values = {name: value for name, value in given.items() if value is not None}
     for setting in settings(config):
         value = values.get(setting.name, environ.get(setting.env))
@@ -202,6 +233,22 @@ def allowed(type_: object) -> str:
     marks = (("more than", meta.gt), ("at least", meta.ge), ("less than", meta.lt), ("at most", meta.le))
     bounds = [f"{mark} {bound}" for mark, bound in marks if bound is not None]
     return " ".join(["a whole number" if kind is int else "a number", " and ".join(bounds)]).rstrip()
+
+
+def check_names(environ: Mapping[str, str]) -> None:
+    """Raises `ConfigError` for a variable that nobody reads: what is misspelt must not be silently left out."""
+    from worker.config import WorkerConfig  # for the names alone: processes of one machine often share their environment
+
+    known = {setting.env for config in (GatewayConfig, WorkerConfig, JobsWorkerConfig) for setting in settings(config)}
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known | NOT_OURS and not _is_service_link(name, environ[name]):
+            hint = suggestion(name, known, ENV_PREFIX) or " (docs/configuration.md lists them)."
+            raise ConfigError(f"{name}: there is no such setting{hint} Rename the variable or unset it.")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """What Kubernetes sets for a Service whose name begins with `exec-`."""
+    return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and "://" in value)
 
 
 class Setting(Struct, frozen=True):

@@ -20,7 +20,8 @@ HEAD = """# Configuration
 Made by `python -m exec_service.config_docs` from the classes named below; a test compares the two.
 
 A setting is read once, when the process starts: from its variable, unless the command line gives it (`exec-service up --help`).
-A value that cannot be meant ends the start with words that name the variable. Lists and maps are written as JSON.
+A value that cannot be meant ends the start with words that name the variable. So does a variable that begins with `EXEC_` and
+is not listed here. Lists and maps are written as JSON.
 `exec-service up` is a gateway and a worker in one process and takes the settings of both; there
 `EXEC_MIN_TIER` is `D` if it is not set.
 """

@@ -33,13 +33,13 @@ from exec_service.metrics import Metrics
 from exec_service.portions import portions
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
-from exec_service.sessions import Desk
-from exec_service.validate import Validator, make_selection
+from exec_service.sessions import Desk, with_warnings
+from exec_service.validate import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
 from exec_service.waiters import Order, Origin
 from exec_wire import proto
-from exec_wire.messages import Call, Result, Selection, encode_json
+from exec_wire.messages import Call, Result, encode_json
 from exec_wire.problems import PROBLEMS, Problem, problem
-from exec_wire.sessions import Fork, Tenant
+from exec_wire.sessions import Tenant
 
 log = logging.getLogger("exec_service.grpc")
 
@@ -100,45 +100,55 @@ class SessionMethod(NamedTuple):
 
 SESSION_METHODS = {
     "CreateSession": SessionMethod(
-        proto.SESSION_SPEC, proto.SESSION_INFO, lambda desk, read, asked, origin: desk.create(read.make_session(asked), origin)
+        proto.SESSION_SPEC,
+        proto.SESSION_INFO,
+        lambda desk, check, asked, origin: desk.create(check.read_session(asked, origin.warnings), origin),
     ),
     "ListSessions": SessionMethod(
-        proto.SELECTION, proto.SESSION_LIST, lambda desk, read, asked, origin: desk.list(read.make(Selection, asked), origin)
+        proto.SELECTION,
+        proto.SESSION_LIST,
+        lambda desk, _, asked, origin: desk.list(read(SELECTION, asked, origin.warnings), origin),
     ),
     **{
         name: SessionMethod(proto.SESSION_REQUEST, answer, ask)
         for name, answer, ask in (
-            ("GetSession", proto.SESSION_INFO, lambda desk, read, asked, origin: desk.look(*_who(read, asked), origin)),
-            ("EndSession", proto.ENDED, lambda desk, read, asked, origin: desk.end(*_who(read, asked), origin)),
+            ("GetSession", proto.SESSION_INFO, lambda desk, _, asked, origin: desk.look(*_who(asked, origin), origin)),
+            ("EndSession", proto.ENDED, lambda desk, _, asked, origin: desk.end(*_who(asked, origin), origin)),
             (
                 "RollBackSession",
                 proto.SESSION_INFO,
-                lambda desk, read, asked, origin: desk.roll_back(*_who(read, asked), origin),
+                lambda desk, _, asked, origin: desk.roll_back(*_who(asked, origin), origin),
             ),
             (
                 "InterruptSession",
                 proto.INTERRUPTED,
-                lambda desk, read, asked, origin: desk.interrupt(*_who(read, asked), origin),
+                lambda desk, _, asked, origin: desk.interrupt(*_who(asked, origin), origin),
             ),
             (
                 "RunCell",
                 proto.RESULT,
-                lambda desk, read, asked, origin: desk.run(_id(asked), read.make_cell(asked.get("cell", {})), origin),
+                lambda desk, _, asked, origin: desk.run(_id(asked), read(CELL, asked.get("cell", {}), origin.warnings), origin),
             ),
             (
                 "ForkSession",
                 proto.SESSION_LIST,
-                lambda desk, read, asked, origin: desk.fork(_id(asked), read.make(Fork, asked.get("fork", {})), origin),
+                lambda desk, _, asked, origin: desk.fork(
+                    _id(asked), read(FORK, asked.get("fork", {}), origin.warnings), origin
+                ),
             ),
             (
                 "PutFiles",
                 proto.FILES,
-                lambda desk, read, asked, origin: desk.put(_id(asked), read.make_files(asked.get("files", {})), origin),
+                lambda desk, check, asked, origin: desk.put(
+                    _id(asked), check.read_files(asked.get("files", {}), origin.warnings), origin
+                ),
             ),
             (
                 "FetchFiles",
                 proto.FILES,
-                lambda desk, read, asked, origin: desk.fetch(_id(asked), read.make_fetch(asked.get("fetch", {})), origin),
+                lambda desk, check, asked, origin: desk.fetch(
+                    _id(asked), check.make_fetch(asked.get("fetch", {}), origin.warnings), origin
+                ),
             ),
         )
     },
@@ -150,8 +160,8 @@ def _id(asked: dict[str, Any]) -> str:
     return id
 
 
-def _who(read: Validator, asked: dict[str, Any]) -> tuple[str, Tenant]:
-    return _id(asked), read.make(Tenant, asked.get("tenant", {}))
+def _who(asked: dict[str, Any], origin: Origin) -> tuple[str, Tenant]:
+    return _id(asked), read(TENANT, asked.get("tenant", {}), origin.warnings)
 
 
 class ClientGone(Exception):
@@ -172,7 +182,7 @@ class GrpcDoor:
     ) -> None:
         self._desk = desk
         self._config, self._dispatch, self._fleet, self._metrics, self._keys = config, dispatch, fleet, metrics, keys
-        self._validator = Validator(fleet, config.max_calls_per_request)
+        self._validator = Validator(fleet, config)
         self._cluster = cluster
         self._server: Any = None
         self._readers: set[asyncio.Task[None]] = set()  # of open streams
@@ -220,7 +230,7 @@ class GrpcDoor:
                 asked = self._read(method.request, request)
                 with self._dispatch.reserve(1, len(request), origin):
                     answer = await method.ask(self._desk, self._validator, asked, origin)
-                return method.answer.write(**proto.plain(answer))
+                return method.answer.write(**proto.plain(with_warnings(answer, origin.warnings)))
 
             return await self._serve(name, context, ask)
 
@@ -230,7 +240,7 @@ class GrpcDoor:
 
     async def _run(self, request: bytes, context: Context) -> bytes:
         async def run(origin: Origin) -> bytes:
-            call = self._validator.make_call(self._read(proto.CALL, request))
+            call = self._validator.read_call(self._read(proto.CALL, request), origin.warnings)
             with await self._accept([call], origin, context, "$") as order:
                 [result] = await order.take_all()
                 return proto.RESULT.write(**proto.plain(result))
@@ -239,7 +249,7 @@ class GrpcDoor:
 
     async def _run_batch(self, request: bytes, context: Context) -> None:
         async def run(origin: Origin) -> None:
-            calls = self._validator.make_batch({"calls": []} | self._read(proto.CALL_BATCH, request))
+            calls = self._validator.read_batch({"calls": []} | self._read(proto.CALL_BATCH, request), origin.warnings)
             with await self._accept(calls, origin, context, "$.calls[{}]") as order:
                 while landed := await order.take():
                     await self._write_results(landed, context, asyncio.Lock())
@@ -283,7 +293,9 @@ class GrpcDoor:
         if order.origin.account is not self._account(context):  # the key may have been taken back since the stream was opened
             raise Refusal("unauthenticated", "this key belongs to another tenant now")
         self._dispatch.check_open()
-        calls = self._validator.make_batch({"calls": []} | fields)
+        warnings: Warnings = {}
+        calls = self._validator.read_batch({"calls": []} | fields, warnings)
+        order.origin.warnings.update((first_index + index, words) for index, words in warnings.items())
         await self._accept(calls, order.origin, context, "$.calls[{}]", order=order, first_index=first_index)
 
     async def _cancel(self, request: bytes, context: Context) -> bytes:
@@ -305,6 +317,10 @@ class GrpcDoor:
 
     def _read(self, message: proto.Message, request: bytes) -> dict[str, Any]:
         self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        if len(request) > SMALL_BYTES:
+            most, most_calls = self._config.max_strings_per_request // 2, self._config.max_calls_per_request
+            if not message.has_at_most(request, most if message is proto.CALL_BATCH else proto.MOST_IN_PART, most_calls):
+                raise Refusal("too_many_calls", f"more than {most_calls} calls or {most} fields; no more fit in one message")
         return _decode(message, request)
 
     async def _accept(

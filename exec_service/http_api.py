@@ -30,7 +30,7 @@ from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.responses import answers, query_parameters
 from exec_service.tools import TOOLS, Tools
-from exec_service.validate import Validator, read_selection
+from exec_service.validate import Validator, check_strings, read_selection
 from exec_service.waiters import Order
 from exec_wire.info import Info
 from exec_wire.messages import Call, Cancelled, Result, Selection, encode_json
@@ -82,6 +82,7 @@ class Door:
         body = await read_body(scope, receive, self._config.max_body_bytes)
         facts.body_bytes = len(body)
         self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        check_strings(body, self._config.max_strings_per_request)
         return body
 
     async def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
@@ -117,7 +118,7 @@ class RunDoor(Door):
     """`POST /v1/run`: a Call in, its Result out."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
-        call = self._validator.read_call(await self._read(scope, facts, receive))
+        call = self._validator.read_call(await self._read(scope, facts, receive), facts.origin.warnings)
         with await self._accept([call], facts, "$") as order:
             async with closed_by_disconnect(order, receive):
                 results = await order.take_all()
@@ -131,7 +132,7 @@ class BatchDoor(Door):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         stream = flag(scope, "stream", default=True)
-        calls = self._validator.read_batch(await self._read(scope, facts, receive))
+        calls = self._validator.read_batch(await self._read(scope, facts, receive), facts.origin.warnings)
         with await self._accept(calls, facts, "$.calls[{}]") as order:
             async with closed_by_disconnect(order, receive):
                 if stream:

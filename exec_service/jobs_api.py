@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
@@ -29,14 +30,16 @@ from exec_service.jobs_keeper import Keeper, progress_of
 from exec_service.judging_api import permit_judge, permit_verify
 from exec_service.refusals import Draining, Refusal
 from exec_service.responses import answers, query_parameters, schema_of
-from exec_service.validate import Validator, decode, read_query
+from exec_service.validate import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
 from exec_wire.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
 from exec_wire.messages import Label, encode_json
+from exec_wire.strict import Reader, UnknownFields
 
 LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # none that a foreign site's form can send
 CHUNK_BYTES = 16 << 20  # a chunk of large items has fewer of them: whoever runs it holds all of it
 READ_BYTES = 1 << 20
 FOLLOW_S = 0.5
+MOST_WARNINGS = 20  # of a job
 LATER_S = 30.0  # when to come again if there are too many jobs; nobody knows when one ends
 KEEP_ALIVE_S = 15.0  # an empty line, so that nobody on the way takes a long chunk for a dead connection
 
@@ -59,7 +62,7 @@ class _Item(Struct):
     verify: msgspec.Raw = msgspec.Raw()
 
 
-_decode_item = msgspec.json.Decoder(_Item).decode
+_ITEM = Reader(_Item)
 
 
 class JobDesk:
@@ -176,6 +179,7 @@ class Intake:
         self._lines: list[bytes] = []
         self._bytes = 0  # of `_lines`
         self._items = 0
+        self.warnings: list[str] = []  # the first ones
 
     async def take(self, pieces: AsyncIterator[bytes]) -> None:
         rest = bytearray()
@@ -223,7 +227,9 @@ class Intake:
 
     def _check(self, line: bytes) -> None:
         """As the gateway will, when the item's turn comes; better said now."""
-        item = decode(_decode_item, line)
+        check_strings(line, self._config.max_strings_per_request)
+        item, warned = decode(_ITEM.read, line)
+        self._warn(UnknownFields().of(_Item, line) if warned else ())
         given = [name for name in item.__struct_fields__ if bytes(getattr(item, name))]
         if len(given) != 1:
             raise Refusal("bad_field", "an item has exactly one of call, judge and verify", field="$")
@@ -235,17 +241,23 @@ class Intake:
             raise
 
     def _check_part(self, kind: str, part: bytes) -> None:
-        account = self._facts.origin.account
+        account, warnings = self._facts.origin.account, Warnings()
         if kind == "call":
-            call = self._validator.read_call(part)
+            call = self._validator.read_call(part, warnings)
             if account is not None:
                 account.permit(call, 0)
         elif kind == "judge":
-            judge = self._validator.read_judge(part)
+            judge = self._validator.read_judge(part, warnings)
             if account is not None:
                 permit_judge(judge, account)
         else:
-            permit_verify([self._validator.read_verify(part)], self._facts, "$")
+            permit_verify([read(VERIFY, part, warnings)], self._facts, "$")
+        self._warn(f"{kind}.{words}" for words in warnings.get(0, []))
+
+    def _warn(self, found: Iterable[str]) -> None:
+        for words in found:
+            if len(self.warnings) < MOST_WARNINGS:
+                self.warnings.append(f"[{self._items}].{words}")
 
     def _wrong(self, refusal: Refusal) -> Refusal:
         """The refusal with the item's place in the input."""
@@ -355,13 +367,14 @@ def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, 
         with desk.receiving(tenant):
             await desk.check_room(tenant, config)
             with await asyncio.to_thread(desk.store.draft, tenant, query.name) as draft:
+                intake = Intake(config, validator, facts, draft)
                 try:
-                    await Intake(config, validator, facts, draft).take(pieces_of(request.receive, config.write_stall_s))
+                    await intake.take(pieces_of(request.receive, config.write_stall_s))
                 except ConnectionAbortedError:
                     facts.client_gone = True
                     return Response(status_code=400)  # nobody reads it
                 meta = await desk.finish(draft, tenant, config)
-        return _json(await asyncio.to_thread(desk.status, meta), 201)
+        return _json(replace(await asyncio.to_thread(desk.status, meta), warnings=intake.warnings), 201)
 
     @router.get("/v1/jobs", summary="The tenant's bulk jobs, the newest first", responses=answers(JobList, *known))
     async def jobs(request: Request) -> Response:

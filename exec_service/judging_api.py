@@ -20,7 +20,7 @@ from exec_service.guard import RequestFacts
 from exec_service.http_api import ClientGone, Door
 from exec_service.judging import Judging, bytes_of
 from exec_service.refusals import NotPermitted, Refusal
-from exec_service.validate import Validator
+from exec_service.validate import VERIFY, Validator, Warnings, read
 from exec_service.verifying import bytes_of as bytes_of_verify
 from exec_service.verifying import verify
 from exec_wire.judging import Judge
@@ -37,7 +37,8 @@ class JudgeDoor(Door):
     """`POST /v1/judge`: a Judge in, its Judgement out."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
-        judge = self._validator.read_judge(await self._read(scope, facts, receive))
+        warnings: Warnings = {}
+        judge = self._validator.read_judge(await self._read(scope, facts, receive), warnings)
         if (account := facts.origin.account) is not None:
             judge = permit_judge(judge, account)
         bytes_ = bytes_of(judge, places(self._dispatch))
@@ -47,6 +48,7 @@ class JudgeDoor(Door):
             facts.calls = len(judge.tests)
             errand = Errand(self._dispatch, room, facts.origin)
             judgement = await unless_gone(Judging(judge, errand).judge(), receive)
+            judgement.warnings = warnings.get(0, [])
             await self._send_json(encode_json(judgement), send)
 
 
@@ -55,17 +57,19 @@ class VerifyDoor(Door):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         body = await self._read(scope, facts, receive)
+        warnings: Warnings = {}
         if not self._validator.has_items(body):
-            item = self._validator.read_verify(body)
+            item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
             with self._errand([item], facts) as errand:
                 made = await unless_gone(verify(item, 0, errand), receive)
+                made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
-        items = self._validator.read_verify_batch(body)
+        items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
         with self._errand(items, facts) as errand:
-            await unless_gone(self._send_stream(items, errand, send), receive)
+            await unless_gone(self._send_stream(items, warnings, errand, send), receive)
 
     @contextmanager
     def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[Errand]:
@@ -74,7 +78,7 @@ class VerifyDoor(Door):
             facts.calls = len(items)
             yield Errand(self._dispatch, room, facts.origin)
 
-    async def _send_stream(self, items: Sequence[Verify], errand: Errand, send: Send) -> None:
+    async def _send_stream(self, items: Sequence[Verify], warnings: Warnings, errand: Errand, send: Send) -> None:
         await self._start_stream(send)
         ended: asyncio.Queue[asyncio.Task[Verification]] = asyncio.Queue()
         tasks = [asyncio.create_task(verify(item, index, errand)) for index, item in enumerate(items)]
@@ -87,6 +91,8 @@ class VerifyDoor(Door):
                 while not ended.empty() and len(ready) < LINES_PER_WRITE:
                     ready.append(ended.get_nowait().result())
                 left -= len(ready)
+                for made in ready if warnings else ():
+                    made.warnings = warnings.get(made.index, [])
                 await self._write(_encode_lines(ready), send)
         finally:
             await stop(tasks)

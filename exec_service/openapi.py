@@ -29,6 +29,7 @@ _HOT_PROBLEMS = (
     "beyond_limits",
     "foreign_origin",
     "body_too_large",
+    "too_many_calls",
     "wrong_content_type",
     "bad_field",
     "overloaded",
@@ -65,7 +66,7 @@ def _hot_paths() -> dict[str, Any]:
             "schema": {"type": "boolean", "default": True},
         }
     ]
-    judge = _post("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS, "too_many_calls"))
+    judge = _post("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS))
     verify = _post("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
     verify["requestBody"]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Verify), schema_of(VerifyBatch)]}
     return _session_paths() | {
@@ -108,14 +109,14 @@ def _get(name: str, summary: str, responses: Mapping[int | str, dict[str, Any]])
 
 
 def _batch_answers() -> dict[int | str, dict[str, Any]]:
-    responses = answers(Results, *_HOT_PROBLEMS, "too_many_calls")
+    responses = answers(Results, *_HOT_PROBLEMS)
     responses[200]["description"] = f"{NDJSON}: a Result per line; with stream=false a Results document"
     responses[200]["content"][NDJSON] = {"schema": schema_of(Result)}
     return responses
 
 
 def _verify_answers() -> dict[int | str, dict[str, Any]]:
-    responses = answers(Verification, *_HOT_PROBLEMS, "too_many_calls")
+    responses = answers(Verification, *_HOT_PROBLEMS)
     responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each as it lands"
     responses[200]["content"][NDJSON] = {"schema": schema_of(Verification)}
     return responses

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
@@ -82,6 +83,10 @@ def own(message: M, origin: Origin) -> M:
     with permitted("$"):
         origin.account.check_tenant(getattr(message, "tenant"))  # noqa: B009 - every message here has one
     return origin.account.own(message)
+
+
+def with_warnings(answer: M, warnings: dict[int, list[str]]) -> M:
+    return replace(answer, warnings=warnings[0]) if warnings else answer
 
 
 class SessionLost(Exception):

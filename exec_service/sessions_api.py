@@ -17,8 +17,8 @@ from exec_service.dispatch import Dispatch
 from exec_service.guard import RequestFacts
 from exec_service.http_api import ClientGone, Door, check_content_type
 from exec_service.judging_api import unless_gone
-from exec_service.sessions import Desk
-from exec_service.validate import Validator, read_fetch, read_selection
+from exec_service.sessions import Desk, with_warnings
+from exec_service.validate import CELL, FORK, TENANT, Validator, read, read_selection
 from exec_service.waiters import Origin
 from exec_wire.messages import encode_json
 from exec_wire.sessions import Tenant
@@ -40,20 +40,30 @@ class Request(NamedTuple):
 Answerer = Callable[[Desk, Validator, Request], Awaitable[Struct]]
 
 ANSWERERS: dict[tuple[str, str], Answerer] = {
-    ("POST", "/v1/sessions"): lambda desk, read, asked: desk.create(read.read_session(asked.body), asked.origin),
+    ("POST", "/v1/sessions"): lambda desk, check, asked: desk.create(
+        check.read_session(asked.body, asked.origin.warnings), asked.origin
+    ),
     ("GET", "/v1/sessions"): lambda desk, _, asked: desk.list(read_selection(asked.query, any_tag=True), asked.origin),
     ("GET", "/v1/sessions/{id}"): lambda desk, _, asked: desk.look(asked.id, asked.tenant, asked.origin),
     ("DELETE", "/v1/sessions/{id}"): lambda desk, _, asked: desk.end(asked.id, asked.tenant, asked.origin),
-    ("POST", "/v1/sessions/{id}/run"): lambda desk, read, asked: desk.run(asked.id, read.read_cell(asked.body), asked.origin),
-    ("POST", "/v1/sessions/{id}/fork"): lambda desk, read, asked: desk.fork(asked.id, read.read_fork(asked.body), asked.origin),
-    ("POST", "/v1/sessions/{id}/rollback"): lambda desk, read, asked: desk.roll_back(
-        asked.id, read.read_tenant(asked.body), asked.origin
+    ("POST", "/v1/sessions/{id}/run"): lambda desk, _, asked: desk.run(
+        asked.id, read(CELL, asked.body, asked.origin.warnings), asked.origin
     ),
-    ("POST", "/v1/sessions/{id}/interrupt"): lambda desk, read, asked: desk.interrupt(
-        asked.id, read.read_tenant(asked.body), asked.origin
+    ("POST", "/v1/sessions/{id}/fork"): lambda desk, _, asked: desk.fork(
+        asked.id, read(FORK, asked.body or b"{}", asked.origin.warnings), asked.origin
     ),
-    ("PUT", "/v1/sessions/{id}/files"): lambda desk, read, asked: desk.put(asked.id, read.read_files(asked.body), asked.origin),
-    ("GET", "/v1/sessions/{id}/files"): lambda desk, _, asked: desk.fetch(asked.id, read_fetch(asked.query), asked.origin),
+    ("POST", "/v1/sessions/{id}/rollback"): lambda desk, _, asked: desk.roll_back(
+        asked.id, read(TENANT, asked.body or b"{}", asked.origin.warnings), asked.origin
+    ),
+    ("POST", "/v1/sessions/{id}/interrupt"): lambda desk, _, asked: desk.interrupt(
+        asked.id, read(TENANT, asked.body or b"{}", asked.origin.warnings), asked.origin
+    ),
+    ("PUT", "/v1/sessions/{id}/files"): lambda desk, check, asked: desk.put(
+        asked.id, check.read_files(asked.body, asked.origin.warnings), asked.origin
+    ),
+    ("GET", "/v1/sessions/{id}/files"): lambda desk, check, asked: desk.fetch(
+        asked.id, check.read_fetch(asked.query), asked.origin
+    ),
 }
 
 
@@ -75,7 +85,7 @@ class SessionDoor(Door):
             with self._dispatch.reserve(1, len(body), facts.origin):
                 facts.calls = 1
                 answer = await unless_gone(self._ask(asked), receive)
-                await self._send_json(encode_json(answer), send)
+                await self._send_json(encode_json(with_warnings(answer, asked.origin.warnings)), send)
         except ClientGone:
             facts.client_gone = True
 

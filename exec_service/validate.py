@@ -1,44 +1,52 @@
 """What a caller may send: the one place where a body becomes calls, or a refusal that names the field.
 
-Types and ranges are declared on the messages themselves (`exec_wire.messages`); here is what a type cannot say.
+Types and ranges are declared on the messages themselves (`exec_wire.messages`), how much the fields of a call may hold in
+`exec_wire.fields`. Here is the rest.
 """
 
 from __future__ import annotations
 
 import binascii
+import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import Struct
 
+from exec_service.config import GatewayConfig
 from exec_service.fleet import Fleet, strength
 from exec_service.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
-from exec_wire.judging import Judge, Test, decode_judge
-from exec_wire.messages import Batch, Call, Selection, decode_batch, decode_call
-from exec_wire.sessions import (
-    Cell,
-    Fetch,
-    Files,
-    Fork,
-    SessionSpec,
-    Tenant,
-    decode_cell,
-    decode_files,
-    decode_fork,
-    decode_session,
-    decode_tenant,
+from exec_wire.fields import (
+    WrongField,
+    check_arguments,
+    check_call,
+    check_files,
+    check_paths,
+    check_variables,
+    quote,
 )
-from exec_wire.verifying import Verify, decode_verify, decode_verify_batch
+from exec_wire.judging import Judge, Test
+from exec_wire.messages import Batch, Call, Selection
+from exec_wire.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
+from exec_wire.strict import Reader, UnknownFields, items, members
+from exec_wire.verifying import Verify, VerifyBatch
 
-OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
-MAX_PATH_BYTES = 1024
-MAX_NAME_BYTES = 255  # of one part of a path; Linux NAME_MAX
 MAX_DETAIL_CHARS = 300
+SMALL_BYTES = 256 << 10  # a body that is no larger cannot have too many parts to be decoded at once
+MOST_INDEXES = 4096  # of a `Selection`
+
+Warnings = dict[int, list[str]]
+"""By the index of a call in its request; 0 if there is but one."""
+
+CALL, BATCH, JUDGE, VERIFY, VERIFY_BATCH = Reader(Call), Reader(Batch), Reader(Judge), Reader(Verify), Reader(VerifyBatch)
+SESSION, CELL, FORK, TENANT = Reader(SessionSpec), Reader(Cell), Reader(Fork), Reader(Tenant)
+FILES, FETCH, SELECTION = Reader(Files), Reader(Fetch), Reader(Selection)
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key` in `)?(?P<path>\$.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(\w+)`")
@@ -48,45 +56,42 @@ T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
-class _Shape(msgspec.Struct):
-    items: msgspec.Raw = msgspec.Raw()
-
-
-_decode_shape = msgspec.json.Decoder(_Shape).decode
+_FIELDS = "calls tests items files fetch_files env argv args cells submissions"  # that hold many parts, of all our routes
+_Outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in _FIELDS.split()])
+_decode_outline: Callable[[bytes], Any] = msgspec.json.Decoder(_Outline).decode
+_scan = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
+_GAP = re.compile(r"[\s,]*")
 
 
 class Validator:
-    """Checks calls against what is installed and alive."""
+    """Checks calls against the gateway's settings, and against what is installed and alive.
 
-    def __init__(self, fleet: Fleet, max_calls_per_request: int) -> None:
-        self._fleet = fleet
-        self._max_calls = max_calls_per_request
+    What reads a body adds to `warnings`, by the index of the call, what the body has that nobody knows.
+    """
 
-    def read_call(self, body: bytes) -> Call:
-        return self._checked(decode(decode_call, body))
+    def __init__(self, fleet: Fleet, config: GatewayConfig) -> None:
+        self._fleet, self._bounds = fleet, config.bounds
+        self._max_calls = config.max_calls_per_request
 
-    def read_batch(self, body: bytes) -> list[Call]:
-        return self._checked_batch(decode(decode_batch, body))
-
-    def make_call(self, fields: dict[str, Any]) -> Call:
-        """As `read_call`, of what another decoder has read."""
-        return self._checked(decode(_make_call, fields))
-
-    def make_batch(self, fields: dict[str, Any]) -> list[Call]:
-        return self._checked_batch(decode(_make_batch, fields))
-
-    def _checked(self, call: Call) -> Call:
+    def read_call(self, body: bytes | dict[str, Any], warnings: Warnings) -> Call:
+        """Of JSON, or of what another decoder has read."""
+        call = read(CALL, body, warnings)
         self.check(call, "$")
         return call
 
-    def _checked_batch(self, batch: Batch) -> list[Call]:
+    def read_batch(self, body: bytes | dict[str, Any], warnings: Warnings) -> list[Call]:
+        batch, warned = _read(BATCH, body)
         self.check_number(len(batch.calls), "calls")
         for index, call in enumerate(batch.calls):
             self.check(call, f"$.calls[{index}]")
+        if warned:
+            _warn_each(Batch, body, "calls", Call, warnings)
         return batch.calls
 
-    def read_judge(self, body: bytes) -> Judge:
-        judge = decode(decode_judge, body)
+    def read_judge(self, body: bytes, warnings: Warnings) -> Judge:
+        if len(body) > SMALL_BYTES:
+            self._check_tests(body)
+        judge = read(JUDGE, body, warnings)
         self.check_number(len(judge.tests), "tests")
         self._check_language(judge.language, "$.language")
         if judge.require_tier:
@@ -95,70 +100,69 @@ class Validator:
             self._check_language(judge.checker.language, "$.checker.language")
             if not judge.checker.code:
                 raise Refusal("bad_field", "a checker of the kind program needs its code", field="$.checker.code")
-        for index, argument in enumerate(judge.compile_args):
-            _no_nul(argument, "an argument", f"$.compile_args[{index}]")
+        with named("$"):
+            check_arguments(judge.compile_args, self._bounds, "compile_args")
         if judge.function:
             _check_function(judge)
         for index, test in enumerate(judge.tests):
-            _check_test(test, f"$.tests[{index}]", function=bool(judge.function))
+            at = f"$.tests[{index}]"
+            if test.argv:
+                with named(at):
+                    check_arguments(test.argv, self._bounds)
+            if judge.function:
+                _check_function_test(test, at)
         return judge
 
-    def make(self, kind: type[Q], fields: dict[str, Any]) -> Q:
-        """As what is read, of what another decoder has read."""
-        made: Q = decode(partial(msgspec.convert, type=kind), fields)
-        return made
+    def _check_tests(self, body: bytes) -> None:
+        """Counts the tests of a large body before they are made: an empty one is two bytes there, and a hundred afterwards."""
+        tests = bytes(decode(_decode_outline, body).tests)
+        if tests.startswith(b"[") and tests.count(b"{") > self._max_calls and not _has_at_most(tests, self._max_calls):
+            raise Refusal("too_many_calls", f"more than {self._max_calls} tests; no more fit in one request", field="$.tests")
 
-    def make_session(self, fields: dict[str, Any]) -> SessionSpec:
-        if "limits" in fields:  # what is not set has the default of a session, not that of a call
-            fields["limits"] = msgspec.to_builtins(SessionSpec().limits) | fields["limits"]
-        return self._checked_session(self.make(SessionSpec, fields))
-
-    def make_cell(self, fields: dict[str, Any]) -> Cell:
-        return self.make(Cell, fields)
-
-    def make_files(self, fields: dict[str, Any]) -> Files:
-        files = self.make(Files, fields)
-        _check_files(files.files, "$.files")
-        return files
-
-    def make_fetch(self, fields: dict[str, Any]) -> Fetch:
-        return check_fetch(self.make(Fetch, fields), "bad_field", "$.fetch.paths")
-
-    def read_session(self, body: bytes) -> SessionSpec:
-        return self._checked_session(decode(decode_session, body))
-
-    def _checked_session(self, spec: SessionSpec) -> SessionSpec:
+    def read_session(self, body: bytes | dict[str, Any], warnings: Warnings) -> SessionSpec:
+        if isinstance(body, dict) and "limits" in body:  # what is not set has the default of a session, not that of a call
+            body["limits"] = msgspec.to_builtins(SessionSpec().limits) | body["limits"]
+        spec = read(SESSION, body, warnings)
         if spec.profile and self._fleet.alive and spec.profile not in (known := self._fleet.profiles):
-            raise Refusal("bad_field", f"{_quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
-        _check_files(spec.files, "$.files")
-        for name, value in spec.env.items():
-            _check_variable(name, value, f"$.env[{_quote(name)}]")
+            raise Refusal("bad_field", f"{quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
+        with named("$"):
+            check_variables(spec.env, self._bounds)
+        self._check_files(spec.files, "$", home="")
         return spec
 
-    def read_cell(self, body: bytes) -> Cell:
-        return decode(decode_cell, body)
-
-    def read_fork(self, body: bytes) -> Fork:
-        return decode(decode_fork, body or b"{}")
-
-    def read_tenant(self, body: bytes) -> Tenant:
-        return decode(decode_tenant, body or b"{}")
-
-    def read_files(self, body: bytes) -> Files:
-        files = decode(decode_files, body)
-        _check_files(files.files, "$.files")
+    def read_files(self, body: bytes | dict[str, Any], warnings: Warnings) -> Files:
+        files = read(FILES, body, warnings)
+        self._check_files(files.files, "$", home="")
         return files
 
+    def read_fetch(self, query: bytes) -> Fetch:
+        """Of `GET /v1/sessions/{id}/files`: every `path`, and the tenant."""
+        given = _query(query, self._bounds.files + 1)
+        if unknown := given.keys() - {"path", "tenant"}:
+            raise Refusal("bad_query", f"{quote(unknown.pop())} is not one of path, tenant")
+        return self._checked_fetch(Fetch(given.get("path", []), given.get("tenant", [""])[-1]), "bad_query", "path")
+
+    def make_fetch(self, fields: dict[str, Any], warnings: Warnings) -> Fetch:
+        return self._checked_fetch(read(FETCH, fields, warnings), "bad_field", "$.fetch.paths")
+
+    def _checked_fetch(self, wanted: Fetch, code: str, field: str) -> Fetch:
+        if not wanted.paths:
+            raise Refusal(code, "at least one path must be given", field=field)
+        try:
+            check_paths(wanted.paths, self._bounds, "paths")
+        except WrongField as wrong:
+            raise Refusal(code, str(wrong), field=field) from None
+        return wanted
+
     def has_items(self, body: bytes) -> bool:
-        return bool(bytes(decode(_decode_shape, body).items))
+        return bool(bytes(decode(_decode_outline, body).items))
 
-    def read_verify(self, body: bytes) -> Verify:
-        return decode(decode_verify, body)
-
-    def read_verify_batch(self, body: bytes) -> list[Verify]:
-        items = decode(decode_verify_batch, body).items
-        self.check_number(len(items), "items")
-        return items
+    def read_verify_batch(self, body: bytes, warnings: Warnings) -> list[Verify]:
+        batch, warned = _read(VERIFY_BATCH, body)
+        self.check_number(len(batch.items), "items")
+        if warned:
+            _warn_each(VerifyBatch, body, "items", Verify, warnings)
+        return batch.items
 
     def check_number(self, count: int, name: str) -> None:
         if count > self._max_calls:
@@ -168,20 +172,20 @@ class Validator:
         self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")
-        if call.files:
-            _check_files(call.files, f"{at}.files")
-        for index, path in enumerate(call.fetch_files):
-            _parts(path, f"{at}.fetch_files[{index}]")
-        for name, value in call.env.items():
-            _check_variable(name, value, f"{at}.env[{_quote(name)}]")
-        for index, argument in enumerate(call.argv):
-            _no_nul(argument, "an argument", f"{at}.argv[{index}]")
-        for index, argument in enumerate(call.compile_args):
-            _no_nul(argument, "an argument", f"{at}.compile_args[{index}]")
+        if call.files or call.fetch_files or call.env or call.argv or call.compile_args:
+            with named(at):
+                check_call(call, self._bounds)
+                check_arguments(call.compile_args, self._bounds, "compile_args")
+            _check_contents(call.files, at)
+
+    def _check_files(self, files: dict[str, str], at: str, home: str) -> None:
+        with named(at):
+            check_files(files, self._bounds, home)
+        _check_contents(files, at)
 
     def _check_language(self, language: str, field: str) -> None:
         if language not in (known := self._fleet.languages):
-            raise Refusal("unknown_language", f"{_quote(language)} is not one of {', '.join(known)}", field=field)
+            raise Refusal("unknown_language", f"{quote(language)} is not one of {', '.join(known)}", field=field)
 
     def _check_tier(self, wanted: str, field: str) -> None:
         if not self._fleet.alive:
@@ -198,11 +202,7 @@ def _check_function(judge: Judge) -> None:
         raise Refusal("bad_field", "a function is named as `solve` or `Solution.solve`", field="$.function")
 
 
-def _check_test(test: Test, at: str, *, function: bool) -> None:
-    for index, argument in enumerate(test.argv):
-        _no_nul(argument, "an argument", f"{at}.argv[{index}]")
-    if not function:
-        return
+def _check_function_test(test: Test, at: str) -> None:
     for name, read in (("stdin", arguments), ("expected", load)):
         try:
             read(getattr(test, name))
@@ -223,12 +223,19 @@ def _check_names_calls(selection: Selection, code: str) -> None:
         raise Refusal(code, "index needs request" if selection.index else tags)
 
 
+def _query(query: bytes, most: int = MOST_INDEXES + 100) -> dict[str, list[str]]:
+    try:
+        return parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=most)
+    except ValueError:
+        raise Refusal("bad_query", f"the query has more than {most} parameters") from None
+
+
 def read_query(query: bytes, message: type[Q], repeated: Collection[str] = ()) -> Q:
-    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    given = _query(query)
     for name, values in given.items():
         if name not in message.__struct_fields__:
             known = ", ".join(message.__struct_fields__)
-            raise Refusal("bad_query", f"{_quote(name)} is not one of {known}", field=_short(name))
+            raise Refusal("bad_query", f"{quote(name)} is not one of {known}", field=_short(name))
         if len(values) > 1 and name not in repeated:
             raise Refusal("bad_query", f"{name} is given {len(values)} times", field=name)
     try:
@@ -239,35 +246,33 @@ def read_query(query: bytes, message: type[Q], repeated: Collection[str] = ()) -
         raise Refusal("bad_query", wrong.detail, field=wrong.field.removeprefix("$.")) from None
 
 
-def read_fetch(query: bytes) -> Fetch:
-    """Of `GET /v1/sessions/{id}/files`: every `path`, and the tenant."""
-    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    if unknown := given.keys() - {"path", "tenant"}:
-        raise Refusal("bad_query", f"{_quote(unknown.pop())} is not one of path, tenant")
-    return check_fetch(Fetch(given.get("path", []), given.get("tenant", [""])[-1]), "bad_query", "path")
-
-
-def check_fetch(wanted: Fetch, code: str, field: str) -> Fetch:
-    if not wanted.paths:
-        raise Refusal(code, "at least one path must be given", field=field)
-    for path in wanted.paths:
-        try:
-            _parts(path, field)
-        except Refusal as refusal:
-            raise Refusal(code, refusal.detail, field=field) from None
-    return wanted
-
-
 def make_selection(fields: dict[str, Any]) -> Selection:
     """As `read_selection`, of what another decoder has read."""
-    selection: Selection = decode(_make_selection, fields)
+    selection: Selection = decode(partial(msgspec.convert, type=Selection), fields)
     _check_names_calls(selection, "bad_field")
     return selection
 
 
-_make_call = partial(msgspec.convert, type=Call)
-_make_batch = partial(msgspec.convert, type=Batch)
-_make_selection = partial(msgspec.convert, type=Selection)
+def read(reader: Reader[Q], body: bytes | dict[str, Any], warnings: Warnings) -> Q:
+    """A message of one call; what it has that nobody knows is added to `warnings`."""
+    message, warned = _read(reader, body)
+    if warned and (found := UnknownFields().of(reader.kind, body)):
+        warnings[0] = found
+    return message
+
+
+def _read(reader: Reader[Q], body: bytes | dict[str, Any]) -> tuple[Q, bool]:
+    made: tuple[Q, bool] = decode(reader.read, body)
+    return made
+
+
+def _warn_each(kind: type[Struct], body: Any, name: str, item: type[Struct], warnings: Warnings) -> None:
+    """What is wrong with the request as a whole is told with its first call."""
+    unknown = UnknownFields()
+    found = {0: unknown.of(kind, body, but=name)}
+    for index, part in items(members(body)[name]):
+        found[index] = found.get(index, []) + unknown.of(item, part)
+    warnings.update((index, words) for index, words in found.items() if words)
 
 
 def decode(decode: Callable[[B], T], body: B) -> T:
@@ -291,58 +296,48 @@ def _bad_field(message: str) -> Refusal:
     return Refusal("bad_field", _short(what), field=_short(f"{path}.{missing[1]}" if missing else path))
 
 
-def _check_files(files: dict[str, str], at: str) -> None:
-    seen: dict[tuple[str, ...], str] = {}
+@contextmanager
+def named(at: str) -> Iterator[None]:
+    """A wrong field is refused with its path in the request."""
+    try:
+        yield
+    except WrongField as wrong:
+        raise Refusal("bad_field", str(wrong), field=f"{at}.{wrong.field}") from None
+
+
+def check_strings(body: bytes, most: int) -> None:
+    """Refuses a body with more strings than `most`, at the price of two looks at its bytes.
+
+    Every string has an opening quote, and a closing one that may look like an escaped one: the number that is found is at least
+    that of the strings and at most twice that.
+    """
+    if len(body) > SMALL_BYTES and (found := body.count(b'"') - body.count(b'\\"')) > 2 * most:
+        words = f"the body has more than {found // 2} names and texts; at most {most} fit in one request"
+        raise Refusal("too_many_calls", words, field=_largest_field(body))
+
+
+def _largest_field(body: bytes) -> str:
+    outline = decode(_decode_outline, body)
+    name = max(outline.__struct_fields__, key=lambda name: len(bytes(getattr(outline, name))))
+    return f"$.{name}" if bytes(getattr(outline, name)) else "$"
+
+
+def _has_at_most(raw: bytes, most: int) -> bool:
+    """Of a JSON list that is well-formed. Its items are looked at one by one, so that a longer list costs no more."""
+    text, at, count = raw.decode(), 1, 0
+    while text[at := _GAP.match(text, at).end()] != "]":  # type: ignore[union-attr]
+        if (count := count + 1) > most:
+            return False
+        at = _scan(text, at)[1]
+    return True
+
+
+def _check_contents(files: dict[str, str], at: str) -> None:
     for path, content in files.items():
-        field = f"{at}[{_quote(path)}]"
-        parts = _parts(path, field)
-        if parts in seen:
-            raise Refusal("bad_field", f"names the same file as {_quote(seen[parts])}", field=field)
-        seen[parts] = path
         try:
             binascii.a2b_base64(content, strict_mode=True)
         except ValueError as error:
-            raise Refusal("bad_field", f"is not base64: {error}", field=field) from None
-    for parts, path in seen.items():
-        _no_file_above(parts, path, seen, at)
-
-
-def _no_file_above(parts: tuple[str, ...], path: str, files: Collection[tuple[str, ...]], at: str) -> None:
-    if any(parts[:length] in files for length in range(1, len(parts))):
-        raise Refusal("bad_field", "lies under a path that is itself a file", field=f"{at}[{_quote(path)}]")
-
-
-def _parts(path: str, field: str) -> tuple[str, ...]:
-    """The parts of a path that a program may use: relative, or absolute under one of the open folders."""
-    _no_nul(path, "a path", field)
-    parts = PurePosixPath(path).parts
-    names = parts[2:] if path.startswith("/") else parts
-    if not names or path.endswith("/"):
-        raise Refusal("bad_field", "a path must name a file", field=field)
-    if path.startswith("/") and (parts[0] != "/" or parts[1] not in OPEN_FOLDERS):
-        allowed = " or ".join(f"/{folder}" for folder in OPEN_FOLDERS)
-        raise Refusal("bad_field", f"an absolute path must be under {allowed}", field=field)
-    if ".." in parts:
-        raise Refusal("bad_field", "a path must not contain '..'", field=field)
-    if len(path.encode()) > MAX_PATH_BYTES or any(len(name.encode()) > MAX_NAME_BYTES for name in names):
-        raise Refusal("bad_field", "a path is too long", field=field)
-    return parts
-
-
-def _check_variable(name: str, value: str, field: str) -> None:
-    if not name or "=" in name:
-        raise Refusal("bad_field", "the name of a variable must not be empty or contain '='", field=field)
-    _no_nul(name, "the name of a variable", field)
-    _no_nul(value, "the value of a variable", field)
-
-
-def _no_nul(text: str, what: str, field: str) -> None:
-    if "\0" in text:
-        raise Refusal("bad_field", f"{what} must not contain NUL", field=field)
-
-
-def _quote(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:80] + "…")
+            raise Refusal("bad_field", f"is not base64: {error}", field=f"{at}.files[{quote(path)}]") from None
 
 
 def _short(text: str) -> str:

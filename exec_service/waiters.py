@@ -30,6 +30,7 @@ class Origin(Struct, frozen=True):
     traceparent: str = ""
     door: str = ""  # of another service's clients, if it came through one (`exec_service.doors`)
     account: Account | None = None  # of the caller's key; None where no keys are asked for
+    warnings: dict[int, list[str]] = {}  # of the request's calls by their index: what they have that nobody knows
 
     def tenant_of(self, call: Call) -> str:
         return self.account.tenant if self.account is not None else call.tenant

@@ -56,6 +56,7 @@ class JobStatus(Struct, frozen=True):
     outcomes: dict[str, int] = field(default_factory=dict)  # items of finished chunks by status, verdict or error
     trouble: str = ""  # why nothing moves at the moment, as the last chunk that could not go on has said it
     name: str = ""
+    warnings: list[str] = field(default_factory=list)  # of `POST /v1/jobs`: what items have that nobody knows, the first ones
 
 
 class JobList(Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from exec_wire.messages import CompileArgs, Label, Limits, Priority, Result, Tags
 
@@ -81,6 +81,7 @@ class Judgement(Struct):
     compile_error: str = ""
     total_ms: float = 0.0
     request_id: str = ""
+    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
 
 
 decode_judge = msgspec.json.Decoder(Judge).decode

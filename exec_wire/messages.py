@@ -1,6 +1,7 @@
 """Every message that crosses a process boundary, declared once, in JSON and msgpack.
 
-Evolution: a new field has a default, a type never changes, unknown fields are ignored.
+Evolution: a new field has a default, a type never changes, unknown fields are ignored. Those of a caller are named in the
+result (`exec_wire.strict`).
 Not covered here: the job queue's envelopes (`exec_wire.queue`) and HTTP errors (`exec_wire.problems`).
 """
 
@@ -211,6 +212,7 @@ class Result(Struct):
     traceparent: str = ""
     display: list[Display] = field(default_factory=list)  # of a cell: pictures, tables
     state_kept: bool | None = None  # of a cell: are the session's variables still there?
+    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
 
     @property
     def ok(self) -> bool:

@@ -7,19 +7,25 @@ generated code, which demands a protobuf at least as new as the compiler; a trai
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from msgspec import Struct
+
+from exec_wire.fields import MOST
 
 PACKAGE = "exec.v1"
 SERVICE = f"{PACKAGE}.Exec"
 PROBLEM = "exec-problem-bin"  # trailing metadata of a refusal: the Problem as JSON
 CODE = "exec-code"  # and its code alone, for people
+
+MOST_IN_PART = 4 * MOST.files + 100  # fields of one call: files, paths, variables, arguments and the rest
 
 Read = Callable[[Any], dict[str, Any]]
 _FieldProto = descriptor_pb2.FieldDescriptorProto
@@ -32,15 +38,33 @@ class NotProto(ValueError):
 class Message:
     """One kind of message. Dicts hold only what is set; files are base64 in them, as in our structs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, of_callers: bool = False) -> None:
+        """`of_callers`: what is not in our exec.proto is read as members such as `field 99`."""
         self._class = message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-        self._read = _reader(name)
+        self._read = _reader(name, of_callers)
+        self._parts = {field.number for field in DECLARED[name].field if field.type_name and _is_message(name, field)}
 
     def read(self, data: bytes) -> dict[str, Any]:
         try:
             return self._read(self._class.FromString(data))
         except DecodeError as error:
             raise NotProto(str(error)) from None
+
+    def has_at_most(self, data: bytes, most: int, most_parts: int) -> bool:
+        """Are there at most so many fields, also in the messages inside it, and at most so many of these? Looked at one by one
+        before it is parsed, so that more of them cost no more. Of bytes that are no message, those before the fault count."""
+        left = most
+        for number, start, end in _fields(data, 0, len(data)):
+            left -= 1
+            if number in self._parts:
+                most_parts -= 1
+                inside = sum(1 for _ in islice(_fields(data, start, end), MOST_IN_PART + 1))
+                if inside > MOST_IN_PART:
+                    return False
+                left -= inside
+            if left < 0 or most_parts < 0:
+                return False
+        return True
 
     def write(self, **fields: Any) -> bytes:
         """Raises `ValueError` or `TypeError` for what does not fit, such as a number of more than 64 bits."""
@@ -63,7 +87,47 @@ def _load() -> tuple[bytes, Any, dict[str, Any]]:
     return file.SerializeToString(), pool, {message.name: message for message in file.message_type}
 
 
-def _reader(name: str) -> Read:
+def _is_message(owner: str, field: Any) -> bool:
+    """Else it is a map."""
+    return all(nested.name != field.type_name.rpartition(".")[2] for nested in DECLARED[owner].nested_type)
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of one message: number, and where what it holds begins and ends. Up to the first that is none."""
+    while at < end:
+        if at + 1 < end and data[at] < 0x80 and data[at] & 7 == 2 and data[at + 1] < 0x80:  # most are short
+            tag, start = data[at], at + 2
+            at = start + data[at + 1]
+            if at > end:
+                return
+            yield tag >> 3, start, at
+            continue
+        tag, at = _varint(data, at)
+        start = at
+        if tag & 7 == 0:
+            _, at = _varint(data, at)
+        elif tag & 7 == 2:
+            size, start = _varint(data, at)
+            at = start + size
+        else:  # fixed sizes; a group's begin and end are fields without contents
+            at += {1: 8, 5: 4}.get(tag & 7, 0)
+        if at > end:
+            return
+        yield tag >> 3, start, at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in data[at : at + 10]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return value, len(data) + 1
+
+
+def _reader(name: str, of_callers: bool = False) -> Read:
     """A function that makes a dict of a message. What kind each field is, is found out here and not for every message;
     asking the message for what is set (`ListFields`) takes half as long again."""
     scalars: list[str] = []
@@ -73,9 +137,9 @@ def _reader(name: str) -> Read:
     for field in DECLARED[name].field:
         kind = field.type_name.rpartition(".")[2]
         if field.label == _FieldProto.LABEL_REPEATED:
-            lists.append((field.name, _list_reader(name, kind) if kind else list))
+            lists.append((field.name, _list_reader(name, kind, of_callers) if kind else list))
         elif kind:
-            messages.append((field.name, _reader(kind)))
+            messages.append((field.name, _reader(kind, of_callers)))
         else:
             (optional if field.proto3_optional else scalars).append(field.name)
 
@@ -96,13 +160,19 @@ def _reader(name: str) -> Read:
                 fields[name] = read_all(values)
         return fields
 
-    return read
+    def read_all_of_it(message: Any) -> dict[str, Any]:
+        fields = read(message)
+        if len(unknown := UnknownFieldSet(message)):
+            fields.update((f"field {part.field_number}", None) for part in unknown)
+        return fields
+
+    return read_all_of_it if of_callers else read
 
 
-def _list_reader(owner: str, kind: str) -> Callable[[Any], Any]:
+def _list_reader(owner: str, kind: str, of_callers: bool) -> Callable[[Any], Any]:
     entries = [nested for nested in DECLARED[owner].nested_type if nested.name == kind]
     if not entries:
-        read = _reader(kind)
+        read = _reader(kind, of_callers)
         return lambda values: [read(value) for value in values]
     if entries[0].field[1].type == _FieldProto.TYPE_BYTES:
         return lambda values: {key: base64.b64encode(value).decode() for key, value in values.items()}
@@ -110,10 +180,10 @@ def _list_reader(owner: str, kind: str) -> Callable[[Any], Any]:
 
 
 FILE, POOL, DECLARED = _load()
-CALL, CALL_BATCH = Message("Call"), Message("CallBatch")
+CALL, CALL_BATCH = Message("Call", of_callers=True), Message("CallBatch", of_callers=True)
 RESULT, RESULT_BATCH = Message("Result"), Message("ResultBatch")
-SELECTION, CANCELLED = Message("Selection"), Message("Cancelled")
+SELECTION, CANCELLED = Message("Selection", of_callers=True), Message("Cancelled")
 INFO_REQUEST, INFO = Message("InfoRequest"), Message("Info")
-SESSION_SPEC, SESSION_REQUEST = Message("SessionSpec"), Message("SessionRequest")
+SESSION_SPEC, SESSION_REQUEST = Message("SessionSpec", of_callers=True), Message("SessionRequest", of_callers=True)
 SESSION_INFO, SESSION_LIST, FILES = Message("SessionInfo"), Message("SessionList"), Message("Files")
 INTERRUPTED, ENDED = Message("Interrupted"), Message("Ended")

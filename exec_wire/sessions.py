@@ -66,6 +66,7 @@ class Files(Struct, frozen=True, omit_defaults=True):
 
     files: dict[str, str] = {}
     tenant: Label = ""
+    warnings: list[str] = []  # of an answer: what the request has that nobody knows
 
 
 class Fetch(Struct, frozen=True, omit_defaults=True):
@@ -91,24 +92,28 @@ class SessionInfo(Struct, frozen=True):
     worker: str = ""
     error: str = ""  # how it ended, if it has
     files_restored: bool | None = None  # after a rollback
+    warnings: list[str] = []  # what the request has that nobody knows
 
 
 class SessionList(Struct, frozen=True):
     """The answer of `POST /v1/sessions/{id}/fork` and `GET /v1/sessions`."""
 
     sessions: list[SessionInfo]
+    warnings: list[str] = []  # what the request has that nobody knows
 
 
 class Interrupted(Struct, frozen=True):
     """The answer of `POST /v1/sessions/{id}/interrupt`: was a cell running?"""
 
     interrupted: bool
+    warnings: list[str] = []  # what the request has that nobody knows
 
 
 class Ended(Struct, frozen=True):
     """The answer of `DELETE /v1/sessions/{id}`."""
 
     ended: bool = True
+    warnings: list[str] = []  # what the request has that nobody knows
 
 
 # -- between a gateway and a worker -----------------------------------------------------------------------------------------
@@ -198,11 +203,6 @@ class Did(Struct, frozen=True, tag=True):
 
 Reply = Refused | Ran | Told | Got | Did
 
-decode_session = msgspec.json.Decoder(SessionSpec).decode
-decode_cell = msgspec.json.Decoder(Cell).decode
-decode_fork = msgspec.json.Decoder(Fork).decode
-decode_tenant = msgspec.json.Decoder(Tenant).decode
-decode_files = msgspec.json.Decoder(Files).decode
 pack_sessions = msgspec.msgpack.Encoder().encode
 unpack_order = msgspec.msgpack.Decoder(Order).decode
 unpack_reply = msgspec.msgpack.Decoder(Reply).decode

@@ -48,8 +48,8 @@ class Verification(Struct):
     error: str = ""
     timings: Timings = field(default_factory=Timings)
     request_id: str = ""
+    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
 
 
-decode_verify = msgspec.json.Decoder(Verify).decode
 decode_verify_batch = msgspec.json.Decoder(VerifyBatch).decode
 decode_verification = msgspec.json.Decoder(Verification).decode

@@ -23,7 +23,7 @@ from worker.config import WorkerConfig
 from worker.languages import LANGUAGES, Compiled, Interpreted
 from worker.profiles import ProfileChoice
 from worker.sandbox import tiers
-from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed
+from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed, zygote_failed
 from worker.sandbox.link import HEARTBEAT_S, NotStarted, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
 from worker.sandbox.runner_options import RunnerOptions
@@ -232,7 +232,8 @@ class Pool(Slots):
                 raise SlotBusy from None
             if say.step != 0 and say.error == errno.EBUSY:
                 raise SlotBusy
-            self._count_failures(zygote, setup_failed(say))
+            if zygote_failed(say, self._runner.steps) or not setup_failed(say):
+                self._count_failures(zygote, setup_failed(say))
             sandbox = Sandbox(self.sandbox.tier, self.sandbox.layers, zygote.profile)
             return execution.result(say, sandbox, self._runner.steps)
         finally:

@@ -214,8 +214,7 @@ class Sessions:
                 case Interrupt():
                     return self._interrupt(self._find(order.session, order.tenant))
                 case PutFiles():
-                    put = {path: base64.b64decode(content) for path, content in order.files.items()}
-                    return await self._files(self._find(order.session, order.tenant), put, [])
+                    return await self._files(self._find(order.session, order.tenant), order.files, [])
                 case FetchFiles():
                     return await self._files(self._find(order.session, order.tenant), {}, order.paths)
                 case End():
@@ -257,6 +256,8 @@ class Sessions:
             except (PlaceBusy, ZygoteLost, SandboxUnavailable, TimeoutError):
                 await asyncio.sleep(BUSY_PAUSE_S)
             except StartFailed as error:
+                if error.by_request:
+                    raise Refusal("bad_field", f"its files, variables and limits do not fit together: {error}") from error
                 raise Refusal("internal", str(error)) from error
         raise Refusal("not_ready", "no interpreter could be had", RETRY_AFTER_S)
 
@@ -408,7 +409,7 @@ class Sessions:
             session.member.interrupt()
         return Did(session.running)
 
-    async def _files(self, session: Session, put: dict[str, bytes], fetch: list[str]) -> Reply:
+    async def _files(self, session: Session, put: dict[str, str], fetch: list[str]) -> Reply:
         async with _Use(session):
             self._demand_alive(session)
             try:

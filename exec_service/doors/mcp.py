@@ -37,6 +37,7 @@ from exec_service.tools import (
     SessionArguments,
     StartArguments,
 )
+from exec_service.validate import check_strings
 from exec_service.waiters import Origin
 from exec_wire.messages import Call, Result
 from exec_wire.problems import PROBLEMS
@@ -72,6 +73,7 @@ class McpDoor:
         try:
             body = await read_body(scope, receive, self._house.config.max_body_bytes)
             facts.body_bytes = len(body)
+            check_strings(body, self._house.config.max_strings_per_request)
             manager = await self._started()
             await unless_gone(manager.handle_request(scope, _replay(body), send), receive)
         except ClientGone:

@@ -63,6 +63,7 @@ PUBLIC = [
     "TooLarge",
     "Transport",
     "Unavailable",
+    "UnknownArgument",
     "UsageError",
     "Verdict",
     "Verification",

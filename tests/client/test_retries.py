@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from exec_client import (
     TooLarge,
     Unavailable,
 )
+from exec_wire import Call, Test
 from loadtest.ports import free_port
 
 from .conftest import QUICK, until
@@ -430,6 +432,23 @@ async def test_something_that_is_no_call_is_a_type_error(client: AsyncClient) ->
         await client.run_many("print(1)")
     with pytest.raises(TypeError, match="unknown_field"):
         await client.run("a", unknown_field=1)  # type: ignore[call-arg]
+
+
+async def test_an_unknown_argument_is_a_type_error_with_a_suggestion(client: AsyncClient, server: ScriptedServer) -> None:
+    wrong: list[tuple[str, Callable[[], Awaitable[object]]]] = [
+        ("stdn: .* did you mean stdin", lambda: client.run("a", stdn="x")),  # type: ignore[call-arg]
+        (r"wall_s: .* did you mean limits=Limits\(wall_s", lambda: client.run("a", wall_s=1)),  # type: ignore[call-arg]
+        ("limits.wall: .* did you mean wall_s", lambda: client.run("a", limits={"wall": 1})),  # type: ignore[typeddict-item]
+        ("tag: .* did you mean tags", lambda: client.run_many([Call("a")], tag=1)),  # type: ignore[call-overload]
+        ("checkr: .* did you mean checker", lambda: client.judge("a", [Test()], checkr=1)),  # type: ignore[call-arg]
+        ("knd: .* did you mean kind", lambda: client.verify("a", "b", knd=1)),  # type: ignore[call-arg]
+        ("ttl: .* did you mean ttl_s", lambda: client.session(ttl=1).start()),  # type: ignore[call-arg]
+    ]
+    for words, ask in wrong:
+        with pytest.raises(TypeError, match=words) as raised:
+            await ask()
+        assert isinstance(raised.value, BadRequest) and raised.value.code == "bad_field"
+    assert server.requests == []
 
 
 # -- services that speak another language -----------------------------------------------------------------------------------

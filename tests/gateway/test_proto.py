@@ -159,9 +159,10 @@ def test_what_older_versions_sent_is_read() -> None:
     assert msgspec.convert(proto.RESULT.read(result), Result) == before_sessions
 
 
-def test_unknown_fields_are_ignored() -> None:
+def test_unknown_fields_of_a_caller_are_named_and_those_of_a_service_ignored() -> None:
     newer = proto.CALL.write(code="x") + b"\xca\x3e\x03new"  # field 1001
-    assert proto.CALL.read(newer) == {"code": "x"}
+    assert proto.CALL.read(newer) == {"code": "x", "field 1001": None}
+    assert proto.RESULT.read(proto.RESULT.write(status="ok") + b"\xca\x3e\x03new") == {"status": "ok"}
 
 
 def test_what_does_not_fit_is_an_error() -> None:

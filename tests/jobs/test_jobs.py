@@ -53,6 +53,13 @@ async def test_calls_judgements_and_verifications_may_be_mixed(jobs: Jobs) -> No
     assert verified.verify is not None and verified.verify.equal is True
 
 
+async def test_unknown_fields_of_items_are_told_when_the_job_is_submitted(jobs: Jobs) -> None:
+    odd = [{"call": {"code": "say 0"}}, {"call": {"code": "say 1", "limits": {"wall": 1}}, "nmae": "x"}]
+    submitted = await jobs.submit(odd)
+    assert submitted.warnings == ["[1].nmae: unknown field", "[1].call.limits.wall: unknown field, did you mean wall_s?"]
+    assert (await jobs.until(submitted.id, "done")).outcomes == {"ok": 2}
+
+
 async def test_only_failures_of_the_service_are_tried_again(jobs: Jobs) -> None:
     judge = {"judge": {"code": "flaky 5", "tests": [{"stdin": "7", "expected": "7"}]}}
     job = await jobs.submit([{"call": {"code": "flaky 2", "stdin": "x"}}, *calls("fail", "end timeout"), judge])

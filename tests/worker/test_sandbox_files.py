@@ -28,6 +28,13 @@ async def test_files_are_where_the_caller_put_them(lab: Lab) -> None:
     assert await lab.output(code, files=files) == "b'1'\nb'\\x00\\xff'\nb'3'\nb'4'\nb''\n"
 
 
+async def test_a_path_means_the_same_place_however_it_is_written(lab: Lab) -> None:
+    files = {"./a": b64("1"), "b//c": b64("2"), "/tmp/./d": b64("3"), "/mnt/e/./f": b64("4")}
+    code = "for path in ('a', 'b/c', 'd', '/mnt/e/f'): print(open(path).read())"
+    result = await lab.run(code, files=files, fetch_files=["b/./c", "/tmp//a", ".//d"])
+    assert (result.stdout, plain(result.files)) == ("1\n2\n3\n4\n", {"b/./c": b"2", "/tmp//a": b"1", ".//d": b"3"})
+
+
 async def test_a_file_of_the_callers_can_be_imported(lab: Lab) -> None:
     files = {"helper.py": b64("def f(): return 5"), "pkg/__init__.py": b64("x = 6")}
     assert await lab.output("import helper, pkg\nprint(helper.f(), pkg.x)", files=files) == "5 6\n"
@@ -131,6 +138,11 @@ MISFITS: dict[str, dict[str, Any]] = {
     "placed_above": {"files": {"../main.py": b64("x")}},
     "fetched_from_above": {"fetch_files": ["../main.py"]},
     "fetched_from_above_by_a_detour": {"fetch_files": ["a", "/tmp/a/../../main.py"]},
+    "names_a_folder": {"files": {"x/.": ""}},
+    "too_deep": {"files": {"d/" * 500 + f"{i}": "" for i in range(7000)}},
+    "too_many_variables": {"env": {f"V{i}": "" for i in range(60_000)}},
+    "too_many_arguments": {"argv": ["x"] * 60_000},
+    "too_many_fetched": {"fetch_files": ["x"] * 60_000},
     "code_too_large": {"code": "#" * (2 << 20), "file_mb": 1},
 }
 

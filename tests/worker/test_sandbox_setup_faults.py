@@ -86,5 +86,14 @@ async def test_failures_that_are_not_in_a_row_recycle_nothing(faulty_lab: Lab) -
     assert faulty_lab.pool.zygote_restarts == restarts
 
 
+async def test_what_fails_on_the_contents_of_a_request_never_recycles_a_zygote(faulty_lab: Lab) -> None:
+    """`prepare` is the step that works on files, variables and arguments."""
+    zygotes, restarts = faulty_lab.zygote_pids, faulty_lab.pool.zygote_restarts
+    for _ in range(2 * FAILURES_BEFORE_RECYCLING):
+        result = await faulty_lab.run(WRITES, fail_step="prepare", files={"a": ""}, env={"A": "b"})
+        assert (result.status, result.blame) == ("internal_error", "infra")
+    assert (faulty_lab.pool.zygote_restarts, faulty_lab.zygote_pids) == (restarts, zygotes)
+
+
 async def test_a_zygote_that_was_not_started_for_it_ignores_the_hook(lab: Lab) -> None:
     assert (await lab.run("print('runs')", fail_step="seccomp")).stdout == "runs\n"

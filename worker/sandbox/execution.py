@@ -14,10 +14,10 @@ import os
 import signal
 import socket
 import stat
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from exec_wire import Call, Limits, Result, Sandbox, Timings, Usage, verdict
+from exec_wire.fields import HOME, MOST, WrongField, check_call, normal_path
 from worker.sandbox import kernel, protocol
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
@@ -27,7 +27,6 @@ log = logging.getLogger("worker")
 
 OPEN_FILES = 256
 PAGE_BYTES = 4096
-INODES = 8192 - 8  # of the workspace (native/steps.c), less what is in it before the first file
 KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes far beyond it is stopped
 CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
@@ -169,6 +168,12 @@ def setup_failed(say: Say) -> bool:
     return say.step != 0 and say.ended_by == protocol.BY_ITSELF and say.oom_kills == 0
 
 
+def zygote_failed(say: Say, step_names: list[str]) -> bool:
+    """A step failed that does the same for every request. The last one, `prepare`, works on what the request contained, so its
+    failure says nothing of the zygote."""
+    return setup_failed(say) and say.step != len(step_names)
+
+
 def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
     """The kernel counts a kill here whoever ran out: the program, by reaching its limit, or the whole machine."""
     if 0 < say.memory_peak < OWN_LIMIT_REACHED * (limits.memory_mb << 20):
@@ -218,7 +223,7 @@ def _ask(limits: Limits, remaining_s: float, slot: int, number: int, flags: int,
 
 
 def _payload_of(call: Call, start: Start) -> bytes:
-    files = {path: base64.b64decode(content) for path, content in call.files.items()}
+    files = {normal_path(path): base64.b64decode(content) for path, content in call.files.items()}
     return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source))
 
 
@@ -294,33 +299,22 @@ def _read_below(folder_fd: int, path: str, most: int) -> bytes | None:
 
 def _below_workspace(path: str) -> str:
     """/tmp/x and x are tmp/x in the workspace, /mnt/x is mnt/x."""
-    return path.lstrip("/") if path.startswith(("/tmp/", "/mnt/")) else f"tmp/{path}"
+    path = normal_path(path)
+    return (path if path.startswith("/") else HOME + path)[1:]
 
 
 def misfit(call: Call) -> str | None:
-    """Why files cannot be put into the workspace or taken from it; None if they can. Found before a sandbox is made."""
-    for name, paths in (("files", call.files), ("fetch_files", call.fetch_files)):
-        if above := [path for path in paths if ".." in path.split("/")]:
-            return f"{name}: {above[0]!r} must not contain '..'"
+    """Why the call cannot be put into a sandbox; None if it can. Found before one is made."""
+    try:
+        check_call(call, MOST)
+    except WrongField as wrong:
+        return f"{wrong.field}: {wrong}"
     room = call.limits.file_mb << 20
     if not call.files and 4 * len(call.code) <= room:
         return None
     taken = _in_pages(len(call.code.encode("utf-8", "surrogatepass")))
-    files, folders = set[PurePosixPath](), set[PurePosixPath]()
-    for path, content in call.files.items():
-        place = PurePosixPath(_below_workspace(path))
-        if place in files:
-            return f"files: {path!r} is there under another name too"
-        files.add(place)
-        folders.update(place.parents)
-        taken += _in_pages(len(content) // 4 * 3 - content[-2:].count("="))
-    if both := files & folders:
-        return f"files: '/{both.pop()}' is a file and a folder"
-    if taken > room:
-        return f"files and code take {taken} bytes; limits.file_mb allows {room}"
-    if len(files) + len(folders) > INODES:
-        return f"{len(files) + len(folders)} files and folders; there is room for {INODES}"
-    return None
+    taken += sum(_in_pages(len(content) // 4 * 3 - content[-2:].count("=")) for content in call.files.values())
+    return f"files and code take {taken} bytes; limits.file_mb allows {room}" if taken > room else None
 
 
 def _in_pages(size: int) -> int:

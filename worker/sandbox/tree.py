@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from exec_wire import Display, Limits, Result, Timings, Usage, verdict
+from exec_wire.fields import normal_path
 from worker.sandbox import protocol
 from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
@@ -31,6 +32,7 @@ from worker.sandbox.execution import (
     page_file,
     sealed,
     text,
+    zygote_failed,
 )
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.link import ZygoteLink, ZygoteLost
@@ -43,6 +45,7 @@ GRACE_S = 0.5  # from an interrupt to the kill
 DEATH_S = 5.0  # for the dying of a killed process to be told
 LOOK_S = 0.05  # between two looks at a running cell: its output, and how long it has starved
 LOOK_AGAIN_S = 0.005  # after a look at a cell that has nearly used up its time
+INDEX_BYTES = 8 << 20  # of the names and lengths of fetched files
 SAID_BYTES = 16 << 20  # of a cell's value and display data
 FIRST_FOLDER = "0"
 FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
@@ -84,7 +87,11 @@ class PlaceBusy(Exception):
 
 
 class StartFailed(Exception):
-    """A session's sandbox could not be set up; the message says at which step."""
+    """A session's sandbox could not be set up; the message says at which step. `by_request`: for what the request contained."""
+
+    def __init__(self, words: str, *, by_request: bool) -> None:
+        super().__init__(words)
+        self.by_request = by_request
 
 
 class Member:
@@ -207,8 +214,7 @@ class Tree:
         self.ended.add_done_callback(self._close)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         member = self._member(ours, FIRST_FOLDER, self._next_leaf())
-        contents = {path: base64.b64decode(content) for path, content in files.items()}
-        payload = payload_.Payload("", [], env, contents, False, session=True)
+        payload = payload_.Payload("", [], env, _contents(files), False, session=True)
         fds = [output("stdout"), output("stderr"), page_file(payload_.pack(payload)), theirs.detach()]
         cgroup = [fd for fd in place.files if fd is not None]
         try:
@@ -220,10 +226,10 @@ class Tree:
             close_all(fds)
             close_all(cgroup)
         leaf = await self._leaf_of(member)
-        empty = [sealed("files", marshal.dumps({}, 2)), output("out")]
+        empty = [sealed("files", marshal.dumps(({}, []), 2)), output("out")]
         try:
             # Its answer says that set-up is over: until then it moves itself between control groups.
-            await member.ask("files", {"fetch": [], "most": 0}, list(empty))
+            await member.ask("files", {"most": 0}, list(empty))
             await self._enter_leaf(member, leaf, None)
         except MemberEnded:
             await self.kill()
@@ -254,7 +260,9 @@ class Tree:
         say = self.ended.result()
         if say.step != 0 and say.error == errno.EBUSY:
             return PlaceBusy()
-        return StartFailed(judge(Outcome(say, 0, 0), self.limits, self._runner.steps).error or "it ended at once")
+        steps = self._runner.steps
+        words = judge(Outcome(say, 0, 0), self.limits, steps).error or "it ended at once"
+        return StartFailed(words, by_request=not zygote_failed(say, steps))
 
     def _ask(self, member: Member) -> Ask:
         limits = self.limits
@@ -437,16 +445,20 @@ class Tree:
 
     # -- files ----------------------------------------------------------------------------------------------------------------
 
-    async def files(self, member: Member, put: dict[str, bytes], fetch: list[str]) -> tuple[str, dict[str, bytes]]:
+    async def files(self, member: Member, put: dict[str, str], fetch: list[str]) -> tuple[str, dict[str, bytes]]:
         """Put files, then read files; words if they could not be put. All that is read fits in `file_mb`."""
-        fds = [sealed("files", marshal.dumps(put, 2)), output("out")]
+        fds = [sealed("files", marshal.dumps((_contents(put), fetch), 2)), output("out")]
         try:
-            answer = await member.ask("files", {"fetch": fetch, "most": (self.limits.file_mb << 20) - (64 << 10)}, fds)
+            answer = await member.ask("files", {"most": (self.limits.file_mb << 20) - (64 << 10)}, fds)
             if answer.code:
                 return answer.why or "the files could not be written", {}
             return "", _read_files(fds[1], set(fetch), self.limits.file_mb << 20)
         finally:
             close_all(fds)
+
+
+def _contents(files: dict[str, str]) -> dict[str, bytes]:
+    return {normal_path(path): base64.b64decode(content) for path, content in files.items()}
 
 
 def _words_in(fd: int | None) -> list[bytes]:
@@ -466,9 +478,9 @@ def _hello_pair() -> tuple[socket.socket, socket.socket]:
 
 def _read_files(fd: int, wanted: set[str], most: int) -> dict[str, bytes]:
     """An index of names and lengths, then the contents. Whatever does not fit together is left out."""
-    size = min(os.fstat(fd).st_size, most + (1 << 20))
+    size = min(os.fstat(fd).st_size, most + INDEX_BYTES)
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if not 0 < length < min(size, 1 << 20):
+    if not 0 < length < min(size, INDEX_BYTES):
         return {}
     try:
         index = _decode_index(os.pread(fd, length, 8))

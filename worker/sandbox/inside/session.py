@@ -124,9 +124,10 @@ class Session:
         """Put files, then read files: both lists may be empty. Content goes through descriptors."""
         payload_fd, out_fd = fds
         try:
-            self.place(marshal.loads(_read_all(payload_fd)))
+            put, fetch = marshal.loads(_read_all(payload_fd))
+            self.place(put)
             found, left = {}, arguments["most"]
-            for path in arguments["fetch"]:
+            for path in fetch:
                 if (content := self._read(path, left)) is not None:
                     found[path] = content
                     left -= len(content)
