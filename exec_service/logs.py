@@ -8,6 +8,8 @@ from typing import TextIO
 
 import msgspec
 
+from exec_service.log_limit import RepeatLimit
+
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -31,6 +33,7 @@ def log_json_lines(stream: TextIO, level: int = logging.INFO) -> None:
     """For the process's entry point: send all logs to `stream` in this form."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
+    handler.addFilter(RepeatLimit())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # uvicorn says at INFO what `up` says in its own words.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -342,7 +342,7 @@ class Sessions:
         result.sandbox = msgspec.structs.replace(self._pool.sandbox, profile=session.member.tree.link.profile)
         result.worker, result.id = self._worker, cell.id
         if not result.state_kept:
-            session.why_ended = f"its process ended in cell {session.cells}: {result.status}"
+            session.why_ended = f"its process ended in cell {session.cells}: {session.member.broken or result.status}"
         return result
 
     async def _make_checkpoint(self, session: Session) -> None:
@@ -418,8 +418,8 @@ class Sessions:
                 return
             if member is session.member and not session.running and not session.why_ended:
                 how = judge(Outcome(future.result(), 0, 0), session.limits, [])
-                session.why_ended = f"its process ended while no cell ran: {how.status}"
-                session.lost = how.blame == "infra"  # its runner died, or the machine ran out of memory
+                session.why_ended = f"its process ended while no cell ran: {member.broken or how.status}"
+                session.lost = how.blame == "infra" and not member.broken  # its runner died, or the machine ran out of memory
                 self.counts["lost"] += session.lost
             if not member.tree.members:
                 member.tree.link.kill(member.tree.number, member.tree.index)

@@ -14,8 +14,8 @@ import marshal
 import os
 import socket
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -69,6 +69,15 @@ class Said(msgspec.Struct):
 _decode_answer = msgspec.json.Decoder(Answer).decode
 _decode_said = msgspec.json.Decoder(Said).decode
 _decode_index = msgspec.json.Decoder(list[tuple[str, int]]).decode
+T = TypeVar("T")
+
+
+def untrusted(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """What a session wrote; None if it is no such message, in whatever way: also nested too deeply."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 class NotForkable(Exception):
@@ -130,8 +139,7 @@ class Member:
         if asked.done():
             return asked.result()
         if self.alive:
-            self._break("it did not answer")
-            await self.wait_dead()
+            await self.end_because("it did not answer")
         raise MemberEnded(self.broken)
 
     def interrupt(self) -> None:
@@ -139,6 +147,11 @@ class Member:
 
     def kill(self) -> None:
         self.tree.link.end_member(self.tree.index, self.number)
+
+    async def end_because(self, why: str) -> None:
+        """It did not keep to the protocol."""
+        self._break(why)
+        await self.wait_dead()
 
     async def wait_dead(self) -> None:
         await asyncio.wait({self.ended}, timeout=DEATH_S)
@@ -154,9 +167,7 @@ class Member:
             data = b""
         if not data:
             return self._closed()
-        try:
-            answer = _decode_answer(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        if (answer := untrusted(_decode_answer, data)) is None:
             return self._break("it wrote to its control socket")
         future = self._asked.pop(answer.number, None)
         if future is None:
@@ -444,7 +455,10 @@ class Tree:
             answer = await member.ask("files", {"fetch": fetch, "most": (self.limits.file_mb << 20) - (64 << 10)}, fds)
             if answer.code:
                 return answer.why or "the files could not be written", {}
-            return "", _read_files(fds[1], set(fetch), self.limits.file_mb << 20)
+            if (found := _read_files(fds[1], set(fetch), self.limits.file_mb << 20)) is None:
+                await member.end_because("its answer about files is not one")
+                raise MemberEnded(member.broken)
+            return "", found
         finally:
             close_all(fds)
 
@@ -464,16 +478,13 @@ def _hello_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _read_files(fd: int, wanted: set[str], most: int) -> dict[str, bytes]:
-    """An index of names and lengths, then the contents. Whatever does not fit together is left out."""
-    size = min(os.fstat(fd).st_size, most + (1 << 20))
+def _read_files(fd: int, wanted: set[str], most: int) -> dict[str, bytes] | None:
+    """An index of names and lengths, then the contents. None if that is not what is there."""
+    index_most = sum(12 * len(path) + 32 for path in wanted) + 2
+    size = min(os.fstat(fd).st_size, 8 + index_most + most)
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if not 0 < length < min(size, 1 << 20):
-        return {}
-    try:
-        index = _decode_index(os.pread(fd, length, 8))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
+    if not 0 < length <= min(size - 8, index_most) or (index := untrusted(_decode_index, os.pread(fd, length, 8))) is None:
+        return None
     files, at = {}, 8 + length
     for path, count in index:
         if path in wanted and 0 <= count <= size - at:
@@ -519,8 +530,11 @@ class CellRun:
         close_all(self._given)
         stop = await self._watch(asked, started)
         elapsed_s = time.monotonic() - started
-        result = await self._judge(asked, stop)
-        result.state_kept = asked.done() and self._member.alive
+        said = await self._hear(asked)
+        result = self._judge(asked, stop)
+        result.state_kept = asked.done() and self._member.alive and not self._member.broken
+        if result.state_kept:
+            result.value, result.display, result.completed = said.value, said.display, said.completed and result.status == "ok"
         result.timings = Timings(run_ms=round(elapsed_s * 1000, 3))
         await self._measure(result, elapsed_s)
         self._read(result)
@@ -569,13 +583,15 @@ class CellRun:
             await self._member.wait_dead()
         return stop
 
-    async def _judge(self, asked: asyncio.Future[Answer], stop: Stop | None) -> Result:
+    def _judge(self, asked: asyncio.Future[Answer], stop: Stop | None) -> Result:
         ended = self._member.ended
         if not asked.done() and (not ended.done() or ended.exception() is not None):
             return verdict("session_lost", error="the session's zygote died")
         if stop is not None:
             late = "the deadline passed before the cell had the time that its limit allows" if stop.infra else ""
             return verdict(stop.status, infra=stop.infra, error=late)  # type: ignore[arg-type]
+        if self._member.broken:
+            return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         if asked.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children
             return verdict("memory_limit")
         if asked.done() and self._wrote_too_much:  # between two looks, until no file may grow further or it was done
@@ -583,8 +599,6 @@ class CellRun:
         if asked.done():
             code = asked.result().code & 0xFF
             return verdict("ok" if code == 0 else "error", exit_code=code)
-        if self._member.broken:
-            return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         sizes = (os.fstat(fd).st_size for fd in self._kept[:2])
         return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, [])
 
@@ -605,15 +619,17 @@ class CellRun:
             processes_peak=say.processes_peak,
         )
 
+    async def _hear(self, asked: asyncio.Future[Answer]) -> Said:
+        """What the cell leaves besides its output. A session that leaves something else is ended."""
+        said_fd = self._kept[2]
+        if not asked.done() or not self._member.alive or os.fstat(said_fd).st_size > SAID_BYTES:
+            return Said()
+        if (said := untrusted(_decode_said, os.pread(said_fd, SAID_BYTES, 0))) is None:
+            await self._member.end_because("the value and display data of its cell cannot be read")
+        return said or Said()
+
     def _read(self, result: Result) -> None:
-        stdout_fd, stderr_fd, said_fd = self._kept
+        stdout_fd, stderr_fd, _ = self._kept
         result.stdout, cut_out = text(stdout_fd, os.fstat(stdout_fd).st_size, self._cap)
         result.stderr, cut_err = text(stderr_fd, os.fstat(stderr_fd).st_size, self._cap)
         result.truncated = cut_out or cut_err
-        if not result.state_kept or os.fstat(said_fd).st_size > SAID_BYTES:
-            return
-        try:
-            said = _decode_said(os.pread(said_fd, SAID_BYTES, 0))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return
-        result.value, result.display, result.completed = said.value, said.display, said.completed and result.status == "ok"
