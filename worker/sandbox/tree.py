@@ -216,16 +216,20 @@ class Tree:
         self.ended = self.link.ending(self.number)
         self.started = True
         self.ended.add_done_callback(self._close)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        member = self._member(ours, FIRST_FOLDER, self._next_leaf())
-        contents = {path: base64.b64decode(content) for path, content in files.items()}
-        payload = payload_.Payload("", [], env, contents, False, session=True)
-        fds = [output("stdout"), output("stderr"), page_file(payload_.pack(payload)), theirs.detach()]
-        cgroup = [fd for fd in place.files if fd is not None]
+        cgroup, fds, started = [fd for fd in place.files if fd is not None], list[int](), list[Member]()
         try:
+            contents = {path: base64.b64decode(content) for path, content in files.items()}
+            payload = payload_.Payload("", [], env, contents, False, session=True)
+            fds += [output("stdout")]  # one by one: what was opened is closed if the next one fails
+            fds += [output("stderr")]
+            fds += [page_file(payload_.pack(payload))]
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            fds.append(theirs.detach())
+            started.append(self._member(ours, FIRST_FOLDER, self._next_leaf()))
+            [member] = started
             self.link.start_session(self._ask(member), place.uid, place.files, fds)
         except BaseException:
-            self._never_was(member)
+            self._never_was(*started)
             raise
         finally:
             close_all(fds)
@@ -254,10 +258,11 @@ class Tree:
             await self.kill()
             raise
 
-    def _never_was(self, member: Member) -> None:
-        for number, ended in ((self.number, self.ended), (member.number, member.ended)):
-            self.link.forget(number)
-            ended.cancel()
+    def _never_was(self, *members: Member) -> None:
+        mortal: list[Tree | Member] = [self, *members]
+        for one in mortal:
+            self.link.forget(one.number)
+            one.ended.cancel()
 
     def _start_failed(self) -> Exception:
         if not self.ended.done() or self.ended.exception() is not None:
@@ -335,6 +340,16 @@ class Tree:
 
     async def _fork(self, parent: Member, count: int, copy_most: int | None) -> tuple[list[Member], bool]:
         leaves = await self._leaves(count)
+        try:
+            return await self._fork_into(leaves, parent, copy_most)
+        finally:
+            for _, leaf in leaves:
+                leaf.close()
+
+    async def _fork_into(
+        self, leaves: list[tuple[int, Leaf]], parent: Member, copy_most: int | None
+    ) -> tuple[list[Member], bool]:
+        count = len(leaves)
         controls = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
         hellos = [_hello_pair() for _ in range(count)]
         folder = None if copy_most is None else parent.folder
@@ -372,19 +387,27 @@ class Tree:
                 pair[1].close()
             for hello in hellos:
                 hello[0].close()
-            for _, leaf in leaves:
-                leaf.close()
         return forks, answer.files
 
     async def _leaves(self, count: int) -> list[tuple[int, Leaf]]:
+        """All of them, or none: whoever stops waiting keeps no descriptor."""
         numbers = [self._next_leaf() for _ in range(count)]
-        made = await asyncio.gather(*(self._runner.leaf(self.index, number) for number in numbers), return_exceptions=True)
-        leaves = [(number, leaf) for number, leaf in zip(numbers, made, strict=True) if isinstance(leaf, Leaf)]
-        if len(leaves) < count:
+        leaves: list[tuple[int, Leaf]] = []
+
+        async def make(number: int) -> None:
+            leaves.append((number, await self._runner.leaf(self.index, number)))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in numbers:
+                    group.create_task(make(number))
+        except BaseException as error:
             for _, leaf in leaves:
                 leaf.close()
             self._free_leaves += numbers
-            raise NotForkable("no control group could be made")
+            if isinstance(error, Exception):
+                raise NotForkable("no control group could be made") from error
+            raise
         return leaves
 
     def _next_leaf(self) -> int:
