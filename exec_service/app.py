@@ -166,7 +166,7 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    validator = Validator(fleet, config.max_calls_per_request)
+    validator = Validator(fleet, config.max_calls_per_request, config.max_output_kb)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(session_routes(config, dispatch, validator, desk))
     house = House(config, dispatch, validator, fleet, metrics, desk, door_tasks, supervisor)

@@ -50,6 +50,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     max_calls_per_request: Annotated[int, Meta(ge=1, description="Calls in one batch; beyond it 413")] = 4096
     max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
 
+    max_output_kb: Annotated[
+        int, Meta(ge=1024, le=1 << 16, description="The most that limits.output_kb can be; beyond it 422")
+    ] = 4096
+
     release_factor: Annotated[
         float,
         Meta(

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
@@ -23,12 +24,12 @@ from msgspec.structs import force_setattr
 
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
+from exec_service.encoding import portions, write_proto
 from exec_service.fleet import Fleet
 from exec_service.guard import origin_of
 from exec_service.info import info_of
 from exec_service.keys import Keys
 from exec_service.metrics import Metrics
-from exec_service.portions import portions
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.sessions import Desk
@@ -168,7 +169,7 @@ class GrpcDoor:
     ) -> None:
         self._desk = desk
         self._config, self._dispatch, self._fleet, self._metrics, self._keys = config, dispatch, fleet, metrics, keys
-        self._validator = Validator(fleet, config.max_calls_per_request)
+        self._validator = Validator(fleet, config.max_calls_per_request, config.max_output_kb)
         self._cluster = cluster
         self._server: Any = None
         self._readers: set[asyncio.Task[None]] = set()  # of open streams
@@ -216,7 +217,7 @@ class GrpcDoor:
                 asked = self._read(method.request, request)
                 with self._dispatch.reserve(1, len(request), origin):
                     answer = await method.ask(self._desk, self._validator, asked, origin)
-                return method.answer.write(**proto.plain(answer))
+                return await write_proto([answer], lambda: method.answer.write(**proto.plain(answer)))
 
             return await self._serve(name, context, ask)
 
@@ -229,7 +230,7 @@ class GrpcDoor:
             call = self._validator.make_call(self._read(proto.CALL, request))
             with await self._accept([call], origin, context, "$") as order:
                 [result] = await order.take_all()
-                return proto.RESULT.write(**proto.plain(result))
+                return await write_proto([result], lambda: proto.RESULT.write(**proto.plain(result)))
 
         return await self._serve("Run", context, run)
 
@@ -334,7 +335,8 @@ class GrpcDoor:
 
     async def _write_results(self, results: list[Result], context: Context, writing: asyncio.Lock) -> None:
         for portion in portions(results):
-            await self._write(proto.RESULT_BATCH.write(results=[proto.plain(result) for result in portion]), context, writing)
+            message = await write_proto(portion, partial(_result_batch, portion))
+            await self._write(message, context, writing)
 
     async def _write_refusal(
         self, refusal: Refusal, origin: Origin, index: int, calls: int, context: Context, writing: asyncio.Lock
@@ -439,6 +441,10 @@ class GrpcDoor:
         except Refusal:
             return "NOT_SERVING"
         return "SERVING"
+
+
+def _result_batch(results: list[Result]) -> bytes:
+    return proto.RESULT_BATCH.write(results=[proto.plain(result) for result in results])
 
 
 def _pool() -> Any:

@@ -19,7 +19,7 @@ from exec_service.fleet import Fleet, strength
 from exec_service.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
 from exec_wire.judging import Judge, Test, decode_judge
-from exec_wire.messages import Batch, Call, Selection, decode_batch, decode_call
+from exec_wire.messages import Batch, Call, Limits, Selection, decode_batch, decode_call
 from exec_wire.sessions import (
     Cell,
     Fetch,
@@ -58,9 +58,10 @@ _decode_shape = msgspec.json.Decoder(_Shape).decode
 class Validator:
     """Checks calls against what is installed and alive."""
 
-    def __init__(self, fleet: Fleet, max_calls_per_request: int) -> None:
+    def __init__(self, fleet: Fleet, max_calls_per_request: int, max_output_kb: int) -> None:
         self._fleet = fleet
         self._max_calls = max_calls_per_request
+        self._max_output_kb = max_output_kb
 
     def read_call(self, body: bytes) -> Call:
         return self._checked(decode(decode_call, body))
@@ -99,7 +100,10 @@ class Validator:
             _no_nul(argument, "an argument", f"$.compile_args[{index}]")
         if judge.function:
             _check_function(judge)
+        self.check_limits(judge.limits, "$.limits")
         for index, test in enumerate(judge.tests):
+            if test.limits is not None:
+                self.check_limits(test.limits, f"$.tests[{index}].limits")
             _check_test(test, f"$.tests[{index}]", function=bool(judge.function))
         return judge
 
@@ -130,6 +134,7 @@ class Validator:
     def _checked_session(self, spec: SessionSpec) -> SessionSpec:
         if spec.profile and self._fleet.alive and spec.profile not in (known := self._fleet.profiles):
             raise Refusal("bad_field", f"{_quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
+        self.check_limits(spec.limits, "$.limits")
         _check_files(spec.files, "$.files")
         for name, value in spec.env.items():
             _check_variable(name, value, f"$.env[{_quote(name)}]")
@@ -164,7 +169,13 @@ class Validator:
         if count > self._max_calls:
             raise Refusal("too_many_calls", f"{count} {name}; at most {self._max_calls} fit in one request", field=f"$.{name}")
 
+    def check_limits(self, limits: Limits, at: str) -> None:
+        if limits.output_kb > self._max_output_kb:
+            words = f"{limits.output_kb} is more than {self._max_output_kb}, the most that EXEC_MAX_OUTPUT_KB allows here"
+            raise Refusal("bad_field", words, field=f"{at}.output_kb")
+
     def check(self, call: Call, at: str) -> None:
+        self.check_limits(call.limits, f"{at}.limits")
         self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")

@@ -211,6 +211,7 @@ class Result(Struct):
     traceparent: str = ""
     display: list[Display] = field(default_factory=list)  # of a cell: pictures, tables
     state_kept: bool | None = None  # of a cell: are the session's variables still there?
+    files_missing: dict[str, str] = field(default_factory=dict)  # of `fetch_files`, what is not in `files` -> why
 
     @property
     def ok(self) -> bool:

@@ -395,7 +395,7 @@ class Sessions:
                 raise Refusal("session_ended", str(error)) from error
         if words:
             raise Refusal("bad_field", words)
-        return Got({path: base64.b64encode(content).decode() for path, content in found.items()})
+        return Got(found.files, found.missing)
 
     def _demand_alive(self, session: Session) -> None:
         if session.lost:

@@ -25,6 +25,7 @@ from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
     OPEN_FILES,
     Outcome,
+    base64_of,
     close_all,
     judge,
     output,
@@ -33,6 +34,7 @@ from worker.sandbox.execution import (
     text,
 )
 from worker.sandbox.inside import payload as payload_
+from worker.sandbox.large_results import LargeResults
 from worker.sandbox.link import ZygoteLink, ZygoteLost
 from worker.sandbox.protocol import Ask, Say
 from worker.sandbox.runner_link import Leaf, RunnerLink
@@ -43,6 +45,7 @@ GRACE_S = 0.5  # from an interrupt to the kill
 DEATH_S = 5.0  # for the dying of a killed process to be told
 LOOK_S = 0.05  # between two looks at a running cell: its output, and how long it has starved
 LOOK_AGAIN_S = 0.005  # after a look at a cell that has nearly used up its time
+WHY_CHARS = 200  # of why a file is not fetched
 SAID_BYTES = 16 << 20  # of a cell's value and display data
 FIRST_FOLDER = "0"
 FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
@@ -68,7 +71,7 @@ class Said(msgspec.Struct):
 
 _decode_answer = msgspec.json.Decoder(Answer).decode
 _decode_said = msgspec.json.Decoder(Said).decode
-_decode_index = msgspec.json.Decoder(list[tuple[str, int]]).decode
+_decode_index = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
 T = TypeVar("T")
 
 
@@ -196,7 +199,16 @@ class Member:
 class Tree:
     """A session's sandbox: a place of its own (uid, control group), and the processes in it."""
 
-    def __init__(self, link: ZygoteLink, runner: RunnerLink, index: int, limits: Limits, numbers: Iterator[int]) -> None:
+    def __init__(
+        self,
+        link: ZygoteLink,
+        runner: RunnerLink,
+        index: int,
+        limits: Limits,
+        numbers: Iterator[int],
+        results: LargeResults | None = None,
+    ) -> None:
+        self.results = results or LargeResults()
         self.link, self.index, self.limits, self.numbers = link, index, limits, numbers
         self._runner = runner
         self.number = next(numbers)
@@ -471,19 +483,27 @@ class Tree:
 
     # -- files ----------------------------------------------------------------------------------------------------------------
 
-    async def files(self, member: Member, put: dict[str, bytes], fetch: list[str]) -> tuple[str, dict[str, bytes]]:
-        """Put files, then read files; words if they could not be put. All that is read fits in `file_mb`."""
+    async def files(self, member: Member, put: dict[str, bytes], fetch: list[str]) -> tuple[str, Fetched]:
+        """Put files, then read files; words if they could not be put. All that is read fits in `file_mb` and in one result."""
+        most = min((self.limits.file_mb << 20) - (64 << 10), self.results.max_bytes_each * 3 // 4)
         fds = [sealed("files", marshal.dumps(put, 2)), output("out")]
         try:
-            answer = await member.ask("files", {"fetch": fetch, "most": (self.limits.file_mb << 20) - (64 << 10)}, fds)
+            answer = await member.ask("files", {"fetch": fetch, "most": most}, fds)
             if answer.code:
-                return answer.why or "the files could not be written", {}
-            if (found := _read_files(fds[1], set(fetch), self.limits.file_mb << 20)) is None:
+                return answer.why or "the files could not be written", Fetched()
+            size = min(os.fstat(fds[1]).st_size, most)
+            found = await self.results.make(size, lambda: _read_files(fds[1], set(fetch), most))
+            if found is None:
                 await member.end_because("its answer about files is not one")
                 raise MemberEnded(member.broken)
             return "", found
         finally:
             close_all(fds)
+
+
+class Fetched(NamedTuple):
+    files: dict[str, str] = {}  # path -> base64
+    missing: dict[str, str] = {}  # path -> why
 
 
 def _words_in(fd: int | None) -> list[bytes]:
@@ -501,19 +521,23 @@ def _hello_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _read_files(fd: int, wanted: set[str], most: int) -> dict[str, bytes] | None:
-    """An index of names and lengths, then the contents. None if that is not what is there."""
-    index_most = sum(12 * len(path) + 32 for path in wanted) + 2
+def _read_files(fd: int, wanted: set[str], most: int) -> Fetched | None:
+    """An index of names, lengths and reasons for what is missing, then the contents. None if that is not what is there."""
+    index_most = sum(12 * len(path) + 12 * WHY_CHARS + 64 for path in wanted) + 2
     size = min(os.fstat(fd).st_size, 8 + index_most + most)
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if not 0 < length <= min(size - 8, index_most) or (index := untrusted(_decode_index, os.pread(fd, length, 8))) is None:
         return None
-    files, at = {}, 8 + length
-    for path, count in index:
-        if path in wanted and 0 <= count <= size - at:
-            files[path] = os.pread(fd, count, at)
+    found, at = Fetched({}, {}), 8 + length
+    for path, count, why in index:
+        if path not in wanted:
+            continue
+        if why:
+            found.missing[path] = why[:WHY_CHARS]
+        elif 0 <= count <= size - at:
+            found.files[path] = base64_of(os.pread(fd, count, at))
             at += count
-    return files
+    return found
 
 
 # -- one cell ---------------------------------------------------------------------------------------------------------------
@@ -560,7 +584,8 @@ class CellRun:
             result.value, result.display, result.completed = said.value, said.display, said.completed and result.status == "ok"
         result.timings = Timings(run_ms=round(elapsed_s * 1000, 3))
         await self._measure(result, elapsed_s)
-        self._read(result)
+        output_bytes = sum(min(self._cap, os.fstat(fd).st_size) for fd in self._kept[:2])
+        await self._member.tree.results.make(output_bytes, lambda: self._read(result))
         return result
 
     async def _watch(self, asked: asyncio.Future[Answer], started: float) -> Stop | None:
