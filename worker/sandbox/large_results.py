@@ -31,7 +31,7 @@ class LargeResults:
         that files can be closed."""
         if bytes_ <= LARGE_BYTES:
             return work()
-        await self._hold(min(EXPANSION * bytes_, self._most))
+        await self._hold(min(EXPANSION * bytes_, self.max_bytes_each, self._most))
         made = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             return await asyncio.shield(made)
