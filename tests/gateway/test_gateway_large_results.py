@@ -73,7 +73,7 @@ async def test_large_results_are_the_same_by_every_route(monkeypatch: pytest.Mon
     [
         Result("ok", stdout=LARGE, stderr="x" * 300_000, files={"a": "b" * 100_000, "c": ""}, display=[Display({"t": LARGE})]),
         Result("ok"),
-        Files({"a": LARGE}, files_missing={"b": "no such file"}),
+        Files({"a": LARGE}),
     ],
 )
 async def test_json_in_slices_is_the_same_json(message: Any) -> None:

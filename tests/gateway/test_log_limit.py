@@ -8,20 +8,27 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from exec_service.log_limit import KINDS_AT_MOST, SAME_AT_MOST, RepeatLimit
 from exec_service.logs import log_json_lines
 
 PATIENCE_S = 30.0
 _numbers = itertools.count()
 
 
+@pytest.fixture
+def log_limit() -> Any:
+    from exec_service import log_limit
+
+    return log_limit
+
+
 class Log:
     """A logger whose handler has the filter, and the lines that come through."""
 
-    def __init__(self, limit: RepeatLimit) -> None:
+    def __init__(self, limit: logging.Filter) -> None:
         self.lines: list[str] = []
         self.logger = logging.getLogger(f"repeated.{next(_numbers)}")
         self.logger.propagate = False
@@ -41,20 +48,20 @@ def wait_for_the_count(log: Log) -> str:
     pytest.fail("nobody says how many were left out")
 
 
-def test_a_flood_of_one_message_is_cut_and_counted() -> None:
+def test_a_flood_of_one_message_is_cut_and_counted(log_limit: Any) -> None:
     now = [0.0]
-    log = Log(RepeatLimit(clock=lambda: now[0], window_s=0.05))
+    log = Log(log_limit.RepeatLimit(clock=lambda: now[0], window_s=0.05))
     for number in range(100):
         log.logger.error("again %d", number)
-    assert log.lines == [f"again {number}" for number in range(SAME_AT_MOST)]
-    assert wait_for_the_count(log) == f"left out {100 - SAME_AT_MOST} more messages like this: again %d"
+    assert log.lines == [f"again {number}" for number in range(log_limit.SAME_AT_MOST)]
+    assert wait_for_the_count(log) == f"left out {100 - log_limit.SAME_AT_MOST} more messages like this: again %d"
     now[0] = 1.0
     log.logger.error("again %d", 100)
     assert log.lines[-1] == "again 100"
 
 
-def test_other_messages_and_lines_of_requests_are_not_held_back() -> None:
-    log = Log(RepeatLimit())
+def test_other_messages_and_lines_of_requests_are_not_held_back(log_limit: Any) -> None:
+    log = Log(log_limit.RepeatLimit())
     for number in range(1000):
         log.logger.warning("flood %d", number)
         log.logger.info("request %d", number)
@@ -63,13 +70,13 @@ def test_other_messages_and_lines_of_requests_are_not_held_back() -> None:
     assert sum(line.startswith("request") for line in log.lines) == 1000
 
 
-def test_texts_that_are_all_different_are_bounded_too() -> None:
-    limit = RepeatLimit(clock=lambda: 0.0, window_s=3600)
+def test_texts_that_are_all_different_are_bounded_too(log_limit: Any) -> None:
+    limit = log_limit.RepeatLimit(clock=lambda: 0.0, window_s=3600)
     log = Log(limit)
-    for number in range(3 * KINDS_AT_MOST):
+    for number in range(3 * log_limit.KINDS_AT_MOST):
         log.logger.warning(f"formatted before {number}")
-    assert len(log.lines) <= KINDS_AT_MOST + SAME_AT_MOST
-    assert len(limit._windows) <= KINDS_AT_MOST + 1
+    assert len(log.lines) <= log_limit.KINDS_AT_MOST + log_limit.SAME_AT_MOST
+    assert len(limit._windows) <= log_limit.KINDS_AT_MOST + 1
 
 
 @pytest.fixture
@@ -82,8 +89,8 @@ def stream() -> Iterator[io.StringIO]:
     root.handlers, root.level = before, level
 
 
-def test_the_services_log_has_the_limit(stream: io.StringIO) -> None:
-    for number in range(10 * SAME_AT_MOST):
+def test_the_services_log_has_the_limit(log_limit: Any, stream: io.StringIO) -> None:
+    for number in range(10 * log_limit.SAME_AT_MOST):
         logging.getLogger("worker").warning("the same %d", number)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert sum(line["event"].startswith("the same") for line in lines) == SAME_AT_MOST
+    assert sum(line["event"].startswith("the same") for line in lines) == log_limit.SAME_AT_MOST
