@@ -64,6 +64,11 @@ class Admission:
             self._retry_after_s(over_calls, over_bytes),
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Results that nobody has read yet take more than all of it: no program is started that would add another."""
+        return self.bytes > self.max_bytes
+
     def charge(self, calls: int, bytes_: int) -> None:
         self.calls += calls
         self.bytes += bytes_

@@ -86,6 +86,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422"),
     ] = BOUNDS.text_bytes
 
+    max_output_kb: Annotated[
+        int, Meta(ge=1024, le=1 << 16, description="The most that limits.output_kb can be; beyond it 422")
+    ] = 4096
+
     release_factor: Annotated[
         float,
         Meta(

@@ -167,7 +167,7 @@ class Dispatch:
     def open_order(self, origin: Origin) -> Order:
         """One that calls join over time, by `accept`."""
         self.check_open()
-        order = Order(origin, self._closed, self.admission.give_back, expecting=True)
+        order = Order(origin, self._closed, self._give_back, expecting=True)
         self._orders.setdefault(origin.request_id, set()).add(order)
         return order
 
@@ -196,7 +196,7 @@ class Dispatch:
             (origin.account.take_up if room is None else origin.account.charge)(len(calls))
 
         if order is None:
-            order = Order(origin, self._closed, self.admission.give_back)
+            order = Order(origin, self._closed, self._give_back)
             self._orders.setdefault(origin.request_id, set()).add(order)
         now = self._clock()
         for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
@@ -468,9 +468,15 @@ class Dispatch:
                     self._take_back(flights[at:])
                     raise
 
+    def _give_back(self, calls: int, bytes_: int) -> None:
+        was_full = self.admission.is_full
+        self.admission.give_back(calls, bytes_)
+        if was_full:
+            self._work.set()
+
     def _take(self) -> list[Flight]:
         room = self._fleet.window - len(self.released)
-        if room <= 0 or not self.waiting:
+        if room <= 0 or not self.waiting or self.admission.is_full:
             return []
         return self.waiting.take(min(RELEASED_AT_ONCE, room), self._room_for, self._places_for_bulk())
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from exec_wire import Tier, encode_json
+from exec_wire import Limits, Tier, encode_json
 from worker.config import WorkerConfig
 from worker.pool import Pool
 from worker.sandbox import tiers
@@ -56,13 +56,21 @@ async def _examine_sandbox(config: WorkerConfig) -> tuple[Tier, list[Finding]]:
     try:
         async with Pool(config) as pool:
             tier, layers, missing = pool.sandbox.tier, pool.sandbox.layers, pool.missing
+            memory = _examine_memory(pool)
     except SandboxUnavailable as error:
         return "none", [Finding("sandbox", BAD, str(error))]
     found = [
         Finding(layer, GOOD) if layer in layers else Finding(layer, BAD, missing.get(layer, ""), tiers.REMEDY.get(layer, ""))
         for layer in tiers.ALL_LAYERS
     ]
-    return tier, found
+    return tier, [*found, memory]
+
+
+def _examine_memory(pool: Pool) -> Finding:
+    words, _, fix = pool.memory_shortfall.partition(". Set ")
+    if words:
+        return Finding("memory", NOTE, words, f"set {fix}")
+    return Finding("memory", GOOD, f"{pool.slots} slots of {Limits().memory_mb} MB fit in {pool.memory_mb} MB")
 
 
 def _examine_machine(config: WorkerConfig) -> list[Finding]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
@@ -24,13 +25,13 @@ from msgspec.structs import force_setattr
 
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
+from exec_service.encoding import portions, write_proto
 from exec_service.fleet import Fleet
 from exec_service.guard import origin_of
 from exec_service.info import info_of
 from exec_service.keys import Keys
 from exec_service.logs import log_request
 from exec_service.metrics import Metrics
-from exec_service.portions import portions
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.sessions import Desk, with_warnings
@@ -230,7 +231,8 @@ class GrpcDoor:
                 asked = self._read(method.request, request)
                 with self._dispatch.reserve(1, len(request), origin):
                     answer = await method.ask(self._desk, self._validator, asked, origin)
-                return method.answer.write(**proto.plain(with_warnings(answer, origin.warnings)))
+                answer = with_warnings(answer, origin.warnings)
+                return await write_proto([answer], lambda: method.answer.write(**proto.plain(answer)))
 
             return await self._serve(name, context, ask)
 
@@ -243,7 +245,7 @@ class GrpcDoor:
             call = self._validator.read_call(self._read(proto.CALL, request), origin.warnings)
             with await self._accept([call], origin, context, "$") as order:
                 [result] = await order.take_all()
-                return proto.RESULT.write(**proto.plain(result))
+                return await write_proto([result], lambda: proto.RESULT.write(**proto.plain(result)))
 
         return await self._serve("Run", context, run)
 
@@ -356,7 +358,8 @@ class GrpcDoor:
 
     async def _write_results(self, results: list[Result], context: Context, writing: asyncio.Lock) -> None:
         for portion in portions(results):
-            await self._write(proto.RESULT_BATCH.write(results=[proto.plain(result) for result in portion]), context, writing)
+            message = await write_proto(portion, partial(_result_batch, portion))
+            await self._write(message, context, writing)
 
     async def _write_refusal(
         self, refusal: Refusal, origin: Origin, index: int, calls: int, context: Context, writing: asyncio.Lock
@@ -459,6 +462,10 @@ class GrpcDoor:
         except Refusal:
             return "NOT_SERVING"
         return "SERVING"
+
+
+def _result_batch(results: list[Result]) -> bytes:
+    return proto.RESULT_BATCH.write(results=[proto.plain(result) for result in results])
 
 
 def _pool() -> Any:

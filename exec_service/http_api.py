@@ -21,11 +21,11 @@ from exec_service import metrics as metrics_text
 from exec_service.accounts import Account
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
+from exec_service.encoding import WRITE_BYTES, encode, encode_list, portions
 from exec_service.fleet import Fleet
 from exec_service.guard import RequestFacts
 from exec_service.info import info_of
 from exec_service.metrics import Metrics
-from exec_service.portions import WRITE_BYTES, portions
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.responses import answers, query_parameters
@@ -124,7 +124,7 @@ class RunDoor(Door):
                 results = await order.take_all()
             if not results:
                 raise ClientGone
-            await self._send_json(encode_json(results[0]), send)
+            await self._send_json(await encode(results[0]), send)
 
 
 class BatchDoor(Door):
@@ -141,13 +141,14 @@ class BatchDoor(Door):
                 results = await order.take_all()
             if order.closed:
                 raise ClientGone
-            await self._send_json(encode_json(Results(results)), send)
+            await self._send_json(b'{"results":' + await encode_list(results) + b"}", send)
 
     async def _send_stream(self, order: Order, send: Send) -> None:
         await self._start_stream(send)
         while landed := await order.take():
             for portion in portions(landed):
-                await self._write(_encode_lines(portion), send)
+                lines = _encode_lines(portion) if len(portion) > 1 else await encode(portion[0]) + b"\n"
+                await self._write(lines, send)
         if order.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})

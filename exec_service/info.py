@@ -25,15 +25,17 @@ def info_of(config: GatewayConfig, fleet: Fleet, account: Account | None = None)
         workers=len(fleet.workers),
         profiles=fleet.profiles,
         languages=fleet.languages,
-        limits=limit_values() if account is None else limits_of(account),
+        limits=limits_of(config, account),
         requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
         worker_list=worker_summaries(fleet),
     )
 
 
-def limits_of(account: Account) -> LimitValues:
+def limits_of(config: GatewayConfig, account: Account | None) -> LimitValues:
     known = limit_values()
-    own: dict[str, float] = {name: most for name, most in account.allowance.max_limits.items()}
+    own: dict[str, float] = {"output_kb": config.max_output_kb}
+    for name, most in (account.allowance.max_limits if account is not None else {}).items():
+        own[name] = min(most, own.get(name, most))
     return LimitValues(known.default, {name: min(most, own.get(name, most)) for name, most in known.maximum.items()})
 
 

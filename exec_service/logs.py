@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from exec_service.log_limit import RepeatLimit
+
 if TYPE_CHECKING:
     from exec_service.waiters import Origin
     from exec_wire.messages import Result
@@ -278,6 +280,7 @@ def start_logs(level: str, format: str) -> None:
     global _writer
     reader = StderrReader()
     _writer = LogWriter(reader.real_fd, FORMATS[format]())
+    _writer.addFilter(RepeatLimit())
     logging.basicConfig(level=LEVELS[level], handlers=[_writer], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda kind, error, trace: _own.critical("unhandled error", exc_info=(kind, error, trace))

@@ -168,7 +168,8 @@ class Desk:
         return Files((await self.ask(id, PutFiles(id, files.files, own(files, origin).tenant), Got)).files)
 
     async def fetch(self, id: str, wanted: Fetch, origin: Origin) -> Files:
-        return Files((await self.ask(id, FetchFiles(id, wanted.paths, own(wanted, origin).tenant), Got)).files)
+        got = await self.ask(id, FetchFiles(id, wanted.paths, own(wanted, origin).tenant), Got)
+        return Files(got.files, files_missing=got.files_missing)
 
     async def list(self, selection: Selection, origin: Origin) -> SessionList:
         if selection.request is not UNSET or selection.index:

@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
+from exec_service.encoding import encode
 from exec_service.guard import RequestFacts
 from exec_service.http_api import ClientGone, Door, check_content_type
 from exec_service.judging_api import unless_gone
 from exec_service.sessions import Desk, with_warnings
 from exec_service.validate import CELL, FORK, TENANT, Validator, read, read_selection
 from exec_service.waiters import Origin
-from exec_wire.messages import encode_json
 from exec_wire.sessions import Tenant
 
 
@@ -85,7 +85,7 @@ class SessionDoor(Door):
             with self._dispatch.reserve(1, len(body), facts.origin):
                 facts.calls = 1
                 answer = await unless_gone(self._ask(asked), receive)
-                await self._send_json(encode_json(with_warnings(answer, asked.origin.warnings)), send)
+                await self._send_json(await encode(with_warnings(answer, asked.origin.warnings)), send)
         except ClientGone:
             facts.client_gone = True
 

@@ -111,7 +111,11 @@ async def _work(
 
 
 async def prove(pool: Pool) -> None:
-    """Every profile is warm, and hostile programs were contained."""
+    """There is memory enough, every profile is warm, and hostile programs were contained."""
+    if words := pool.memory_shortfall:
+        if pool.config.strict_memory:
+            raise SandboxUnavailable(f"{words}. EXEC_STRICT_MEMORY is set, so no program is run")
+        say(f"WARNING: {words}.")
     await pool.wait_ready()
     if pool.sandbox.tier != "E" and (problems := await self_test(pool)):
         raise SandboxUnavailable("the self-test failed:\n  " + "\n  ".join(problems))

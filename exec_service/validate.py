@@ -32,7 +32,7 @@ from exec_wire.fields import (
     quote,
 )
 from exec_wire.judging import Judge, Test
-from exec_wire.messages import Batch, Call, Selection
+from exec_wire.messages import Batch, Call, Limits, Selection
 from exec_wire.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
 from exec_wire.strict import Reader, UnknownFields, items, members
 from exec_wire.verifying import Verify, VerifyBatch
@@ -71,7 +71,7 @@ class Validator:
 
     def __init__(self, fleet: Fleet, config: GatewayConfig) -> None:
         self._fleet, self._bounds = fleet, config.bounds
-        self._max_calls = config.max_calls_per_request
+        self._max_calls, self._max_output_kb = config.max_calls_per_request, config.max_output_kb
 
     def read_call(self, body: bytes | dict[str, Any], warnings: Warnings) -> Call:
         """Of JSON, or of what another decoder has read."""
@@ -104,8 +104,11 @@ class Validator:
             check_arguments(judge.compile_args, self._bounds, "compile_args")
         if judge.function:
             _check_function(judge)
+        self.check_limits(judge.limits, "$.limits")
         for index, test in enumerate(judge.tests):
             at = f"$.tests[{index}]"
+            if test.limits is not None:
+                self.check_limits(test.limits, f"{at}.limits")
             if test.argv:
                 with named(at):
                     check_arguments(test.argv, self._bounds)
@@ -125,6 +128,7 @@ class Validator:
         spec = read(SESSION, body, warnings)
         if spec.profile and self._fleet.alive and spec.profile not in (known := self._fleet.profiles):
             raise Refusal("bad_field", f"{quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
+        self.check_limits(spec.limits, "$.limits")
         with named("$"):
             check_variables(spec.env, self._bounds)
         self._check_files(spec.files, "$", home="")
@@ -168,7 +172,13 @@ class Validator:
         if count > self._max_calls:
             raise Refusal("too_many_calls", f"{count} {name}; at most {self._max_calls} fit in one request", field=f"$.{name}")
 
+    def check_limits(self, limits: Limits, at: str) -> None:
+        if limits.output_kb > self._max_output_kb:
+            words = f"{limits.output_kb} is more than {self._max_output_kb}, the most that EXEC_MAX_OUTPUT_KB allows here"
+            raise Refusal("bad_field", words, field=f"{at}.output_kb")
+
     def check(self, call: Call, at: str) -> None:
+        self.check_limits(call.limits, f"{at}.limits")
         self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")

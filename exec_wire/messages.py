@@ -213,6 +213,7 @@ class Result(Struct):
     display: list[Display] = field(default_factory=list)  # of a cell: pictures, tables
     state_kept: bool | None = None  # of a cell: are the session's variables still there?
     warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
+    files_missing: dict[str, str] = field(default_factory=dict)  # of `fetch_files`, what is not in `files` -> why
 
     @property
     def ok(self) -> bool:

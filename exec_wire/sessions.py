@@ -67,6 +67,7 @@ class Files(Struct, frozen=True, omit_defaults=True):
     files: dict[str, str] = {}
     tenant: Label = ""
     warnings: list[str] = []  # of an answer: what the request has that nobody knows
+    files_missing: dict[str, str] = {}  # in an answer: path -> why it is not among the files
 
 
 class Fetch(Struct, frozen=True, omit_defaults=True):
@@ -195,6 +196,7 @@ class Told(Struct, frozen=True, tag=True):
 
 class Got(Struct, frozen=True, tag=True):
     files: dict[str, str]
+    files_missing: dict[str, str] = {}
 
 
 class Did(Struct, frozen=True, tag=True):

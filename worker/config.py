@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from worker.profiles import PROFILES
+from worker.sandbox import memory
 from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, LEAST_UID, MOST_BASE
 
 UIDS = BLOCK_SIZE - 1
@@ -28,7 +29,8 @@ def default_slots() -> int:
 
 
 def half_of_memory_mb() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 << 20)
+    """Half of what the machine has, or of what the control groups above allow."""
+    return memory.usable().bytes // (2 << 20)
 
 
 def default_log_format() -> Literal["json", "text"]:
@@ -71,17 +73,40 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Meta(description="Join the runner that listens here instead of starting one; its command line says what we can have"),
     ] = ""
     compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
+    max_result_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 30,
+            description="Bytes of one result's output and files, these as base64; what does not fit is named in files_missing",
+        ),
+    ] = 32 << 20
+    results_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            description="Bytes of all large results that are being made or sent; a program whose result does not "
+            "fit keeps its slot until it does",
+        ),
+    ] = 256 << 20
     max_sessions: Annotated[
         int, Meta(ge=0, le=1000, description="Sessions and forks of sessions that this worker holds; beyond it 429")
     ] = MAX_SESSIONS
     max_sessions_per_tenant: Annotated[int, Meta(ge=0, description="Of these, by one tenant")] = 128
     session_memory_mb: Annotated[
         int,
-        Meta(ge=0, description="Memory in use by all sessions from which on none is added; half of the machine's if not set"),
+        Meta(ge=0, description="Memory in use by all sessions from which on none is added"),
     ] = field(default_factory=half_of_memory_mb)
     session_memory_per_tenant_mb: Annotated[int, Meta(ge=0, description="Of this, by one tenant")] = field(
         default_factory=half_of_memory_mb
     )
+    strict_memory: Annotated[
+        bool,
+        Meta(
+            description="Run nothing if programs in all slots, each with the default of limits.memory_mb, need more memory "
+            "than the machine or pod has; else that is only said"
+        ),
+    ] = False
     min_tier: Annotated[
         Literal["A", "B", "C", "D", "E"],
         Meta(description="Refuse to run programs in a weaker sandbox than this (A is strongest)"),

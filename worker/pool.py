@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +23,9 @@ from worker.compile_cache import OUTPUT, CompileCache, CompileFailed
 from worker.config import WorkerConfig
 from worker.languages import LANGUAGES, Compiled, Interpreted
 from worker.profiles import ProfileChoice
-from worker.sandbox import tiers
+from worker.sandbox import memory, tiers
 from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed, zygote_failed
+from worker.sandbox.large_results import LargeResults
 from worker.sandbox.link import HEARTBEAT_S, NotStarted, ZygoteLink, ZygoteLost
 from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
 from worker.sandbox.runner_options import RunnerOptions
@@ -70,6 +72,7 @@ class Pool(Slots):
         self._stillborn: set[str] = set()  # profiles whose last zygote died before it was warm
         self._warming: set[asyncio.Task[None]] = set()
         self._compiled = CompileCache(config.compile_cache_bytes)
+        self._results = LargeResults(config.results_bytes, config.max_result_bytes)
         self.sandbox = Sandbox()
         self.zygote_restarts = 0
 
@@ -83,6 +86,7 @@ class Pool(Slots):
         await stop(self._tasks)
         self._drop_zygotes()
         self._compiled.close()
+        self._results.close()
         await self._runner.close()
 
     async def _start_runner(self) -> None:
@@ -150,6 +154,16 @@ class Pool(Slots):
         return self._runner.missing
 
     @property
+    def memory_mb(self) -> int:
+        """What there is where programs run."""
+        return self._runner.memory.bytes >> 20
+
+    @property
+    def memory_shortfall(self) -> str:
+        """In words, if programs in all slots can need more memory than there is where they run."""
+        return memory.shortfall(self.slots, Limits().memory_mb, self._runner.memory)
+
+    @property
     def languages(self) -> list[str]:
         """Whose programs can be run: what the runner has, which may live in another container than we."""
         return list(self._runner.languages)
@@ -169,7 +183,7 @@ class Pool(Slots):
         """A session's first process. `ZygoteLost`, `StartFailed`, or `PlaceBusy` if it was not started."""
         zygote = await self._zygote_of(profile or self._choice.choose(""), sessions=True)
         index = self._places.popleft()
-        tree = Tree(zygote, self._runner, index, limits, self._numbers)
+        tree = Tree(zygote, self._runner, index, limits, self._numbers, self._results)
         try:
             return await tree.start(env, files)
         finally:
@@ -205,7 +219,7 @@ class Pool(Slots):
 
         async def compile(compiler_call: Call) -> Result:
             command = [self._command(language.name), *language.flags, "-o", OUTPUT, language.source]
-            return await self._run(compiler_call, slot, remaining_s, 0, Start(command, language.source))
+            return await self._run(compiler_call, slot, remaining_s, 0, Start(command, language.source), kept_here=True)
 
         try:
             binary = await self._compiled.program(language, call, compile)
@@ -219,12 +233,16 @@ class Pool(Slots):
         result.timings.start_ms = round(result.timings.start_ms + compiled_s * 1000, 3)
         return result
 
-    async def _run(self, call: Call, slot: int, remaining_s: float, fail_step: int, start: Start) -> Result:
+    async def _run(
+        self, call: Call, slot: int, remaining_s: float, fail_step: int, start: Start, *, kept_here: bool = False
+    ) -> Result:
+        """`kept_here`: the result is not sent to anybody."""
         profile = self._choice.choose(call.code if call.language == "python" else "")
         if (zygote := self._least_loaded(profile)) is None:
             async with asyncio.timeout(remaining_s):
                 zygote = await self._zygote_of(profile)
-        execution = Execution(call, remaining_s, next(self._numbers), fail_step, start)
+        most = call.limits.file_mb << 22 if kept_here else self.config.max_result_bytes
+        execution = Execution(call, remaining_s, next(self._numbers), fail_step, start, most)
         try:
             try:
                 say = await zygote.run(execution, slot)
@@ -235,7 +253,8 @@ class Pool(Slots):
             if zygote_failed(say, self._runner.steps) or not setup_failed(say):
                 self._count_failures(zygote, setup_failed(say))
             sandbox = Sandbox(self.sandbox.tier, self.sandbox.layers, zygote.profile)
-            return execution.result(say, sandbox, self._runner.steps)
+            make = partial(execution.result, say, sandbox, self._runner.steps)
+            return await self._results.make(execution.weigh(), make)
         finally:
             execution.close()
 

@@ -7,7 +7,6 @@ started a session keeps it, and its records of finished cells, in memory: they e
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import math
 import secrets
@@ -365,7 +364,7 @@ class Sessions:
         result.sandbox = msgspec.structs.replace(self._pool.sandbox, profile=session.member.tree.link.profile)
         result.worker, result.id = self._worker, cell.id
         if not result.state_kept:
-            session.why_ended = f"its process ended in cell {session.cells}: {result.status}"
+            session.why_ended = f"its process ended in cell {session.cells}: {session.member.broken or result.status}"
         return result
 
     async def _make_checkpoint(self, session: Session) -> None:
@@ -418,7 +417,7 @@ class Sessions:
                 raise Refusal("session_ended", str(error)) from error
         if words:
             raise Refusal("bad_field", words)
-        return Got({path: base64.b64encode(content).decode() for path, content in found.items()})
+        return Got(found.files, found.missing)
 
     def _demand_alive(self, session: Session) -> None:
         if session.lost:
@@ -441,8 +440,8 @@ class Sessions:
                 return
             if member is session.member and not session.running and not session.why_ended:
                 how = judge(Outcome(future.result(), 0, 0), session.limits, [])
-                session.why_ended = f"its process ended while no cell ran: {how.status}"
-                session.lost = how.blame == "infra"  # its runner died, or the machine ran out of memory
+                session.why_ended = f"its process ended while no cell ran: {member.broken or how.status}"
+                session.lost = how.blame == "infra" and not member.broken  # its runner died, or the machine ran out of memory
                 self.counts["lost"] += session.lost
             if not member.tree.members:
                 member.tree.link.kill(member.tree.number, member.tree.index)

@@ -104,7 +104,12 @@ class Judge(ForeignDoor):
             code=submission.solution,
             language=submission.type,
             stdin=submission.input or "",
-            limits=limits(config.codejudge_wall_s, config.codejudge_memory_mb, output_bytes=expected_bytes),
+            limits=limits(
+                config.codejudge_wall_s,
+                config.codejudge_memory_mb,
+                output_bytes=expected_bytes,
+                max_output_kb=config.max_output_kb,
+            ),
             deadline_s=config.codejudge_deadline_s,
             tenant=tenant,
         )

@@ -136,14 +136,16 @@ def post(path: str, door: ForeignDoor) -> Route:
     return Route(path, door, methods=["POST"])
 
 
-def limits(wall_s: float, memory_mb: int, *, output_bytes: int = 0, file_bytes: int = 0) -> Limits:
+def limits(
+    wall_s: float, memory_mb: int, *, output_bytes: int = 0, file_bytes: int = 0, max_output_kb: int = Limits().output_kb
+) -> Limits:
     """`output_bytes` and `file_bytes` come on top of what everybody has."""
     usual = Limits()
     return Limits(
         wall_s=wall_s,
         cpu_s=CPU_S,
         memory_mb=min(max(memory_mb, 16), 1 << 16),
-        output_kb=min(usual.output_kb + (output_bytes >> 10), 1 << 16),
+        output_kb=min(usual.output_kb + (output_bytes >> 10), max_output_kb),
         file_mb=min(usual.file_mb + (file_bytes >> 20), 1 << 16),
     )
 

@@ -6,6 +6,7 @@ What the program did is judged here from the kernel's word alone (`judge`): wait
 from __future__ import annotations
 
 import base64
+import codecs
 import errno
 import fcntl
 import logging
@@ -31,6 +32,7 @@ KILL_AT_OUTPUT = 8  # times the cap: what goes beyond the cap is cut, what goes 
 CPU_USED_UP = 0.75  # of its CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
 OWN_LIMIT_REACHED = 0.9  # of its memory limit; a peak below it means that a kill was not for its own memory
 MFD_EXEC = 0x10
+SLICE_BYTES = 192 << 10  # decoded or encoded in one go, which keeps other threads waiting for under a millisecond
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -56,15 +58,25 @@ class Outcome(NamedTuple):
 class Execution:
     """The descriptors of one program. `close` gives them back; they are the only thing that lives outside of the zygote."""
 
-    def __init__(self, call: Call, remaining_s: float, number: int, fail_step: int = 0, start: Start = IN_ZYGOTE) -> None:
-        """`remaining_s`: until the call's deadline."""
+    def __init__(
+        self,
+        call: Call,
+        remaining_s: float,
+        number: int,
+        fail_step: int = 0,
+        start: Start = IN_ZYGOTE,
+        max_result_bytes: int = 1 << 62,
+    ) -> None:
+        """`remaining_s`: until the call's deadline. `max_result_bytes`: of its output and files together, as they are sent."""
         self.call, self.number = call, number
+        self._max_result_bytes = max_result_bytes
         self._binary = start.binary
         self._remaining_s = remaining_s
         self._fail_step = fail_step
         self._given: list[int] = []  # closed as soon as the zygote has them
         self._kept: list[int] = []
         self._folder: socket.socket | None = None
+        self._folder_fd: list[int] = []  # what came through it, when the program had ended
         try:
             if call.stdin:
                 self._given.append(sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")))
@@ -103,37 +115,47 @@ class Execution:
         result.stderr, cut_err = text(stderr_fd, outcome.stderr_bytes, cap)
         result.truncated = cut_out or cut_err
         result.completed, result.value = page_.read(lambda size, at: os.pread(page_fd, size, at))
-        result.files = self._collect_files()
+        self._fetch_files(result)
         return result
 
-    def _collect_files(self) -> dict[str, str]:
+    def weigh(self) -> int:
+        """How many bytes `result` reads, roughly. Call once, before it."""
+        cap = self.call.limits.output_kb * 1024
+        output_bytes = sum(min(cap, os.fstat(fd).st_size) for fd in self._kept[:2])
+        return output_bytes + self._weigh_files()
+
+    def _weigh_files(self) -> int:
         if self._folder is None:
-            return {}
+            return 0
         self._folder.setblocking(False)
         try:
-            _, fds, _, _ = socket.recv_fds(self._folder, 1, 1)
+            _, self._folder_fd, _, _ = socket.recv_fds(self._folder, 1, 1)
         except BlockingIOError:
-            return {}
-        if not fds:  # it ended before its folder was there
-            return {}
-        try:
-            return self._read_files(fds[0])
-        finally:
-            close_all(fds)
+            return 0
+        if not self._folder_fd:  # it ended before its folder was there
+            return 0
+        sizes = (size_below(self._folder_fd[0], path) for path in self.call.fetch_files)
+        return sum(size for size in sizes if isinstance(size, int) and size <= self._max_result_bytes)
 
-    def _read_files(self, folder_fd: int) -> dict[str, str]:
-        """All of them together fit in `file_mb`: a sparse file, or one with many names, is larger than what it took to make."""
-        files, left = {}, self.call.limits.file_mb << 20
+    def _fetch_files(self, result: Result) -> None:
+        """All of them together fit in `file_mb` and, as base64, into what is left of the result: a sparse file, or one with
+        many names, is larger than what it took to make. What is not fetched is named, with the reason."""
+        if not self.call.fetch_files:
+            return
+        left = self._max_result_bytes - utf8_size(result.stdout) - utf8_size(result.stderr)
+        left = min(self.call.limits.file_mb << 20, left * 3 // 4)
         for path in self.call.fetch_files:
-            content = _read_below(folder_fd, path, left)
-            if content is not None:
+            content = read_below(self._folder_fd[0], path, left) if self._folder_fd else "the program had no folder yet"
+            if isinstance(content, str):
+                result.files_missing[path] = content
+            else:
                 left -= len(content)
-                files[path] = base64.b64encode(content).decode()
-        return files
+                result.files[path] = base64_of(content)
 
     def close(self) -> None:
         close_all(self._given)
         close_all(self._kept)
+        close_all(self._folder_fd)
         if self._folder is not None:
             self._folder.close()
 
@@ -275,26 +297,71 @@ def text(fd: int, size: int, cap: int) -> tuple[str, bool]:
     if not size:
         return "", False
     if size <= cap:
-        return os.pread(fd, size, 0).decode("utf-8", "replace"), False
+        return _text_at(fd, size, 0), False
     half = cap // 2
-    head, tail = os.pread(fd, cap - half, 0), os.pread(fd, half, size - half)
-    mark = f"\n[... {size - cap} bytes cut ...]\n"
-    return head.decode("utf-8", "replace") + mark + tail.decode("utf-8", "replace"), True
+    head, tail = _text_at(fd, cap - half, 0), _text_at(fd, half, size - half)
+    return f"{head}\n[... {size - cap} bytes cut ...]\n{tail}", True
 
 
-def _read_below(folder_fd: int, path: str, most: int) -> bytes | None:
-    """A regular file of the sandbox with at most `most` bytes; None for whatever else is there or is not."""
+def _text_at(fd: int, size: int, at: int) -> str:
+    if size <= SLICE_BYTES:
+        return os.pread(fd, size, at).decode("utf-8", "replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts = [decoder.decode(os.pread(fd, min(SLICE_BYTES, size - done), at + done)) for done in range(0, size, SLICE_BYTES)]
+    return "".join((*parts, decoder.decode(b"", final=True)))
+
+
+def utf8_size(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(len(text[at : at + SLICE_BYTES].encode()) for at in range(0, len(text), SLICE_BYTES))
+
+
+def base64_of(content: bytes) -> str:
+    if len(content) <= SLICE_BYTES:
+        return base64.b64encode(content).decode()
+    view = memoryview(content)
+    return "".join(base64.b64encode(view[at : at + SLICE_BYTES]).decode() for at in range(0, len(view), SLICE_BYTES))
+
+
+def size_below(folder_fd: int, path: str) -> int | str:
+    found = open_below(folder_fd, path)
+    if isinstance(found, str):
+        return found
+    fd, size = found
+    os.close(fd)
+    return size
+
+
+def open_below(folder_fd: int, path: str) -> tuple[int, int] | str:
+    """A regular file of the sandbox, open, and its size; or why there is none."""
     try:
         fd = kernel.open_beneath(folder_fd, _below_workspace(path))
-    except OSError:
-        return None
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return f"it cannot be opened: {error.strerror}"
+    info = os.fstat(fd)
+    if stat.S_ISREG(info.st_mode):
+        return fd, info.st_size
+    os.close(fd)
+    return "it is not a regular file"
+
+
+def read_below(folder_fd: int, path: str, most: int) -> bytes | str:
+    """A regular file of the sandbox with at most `most` bytes; or why it is not read."""
+    found = open_below(folder_fd, path)
+    if isinstance(found, str):
+        return found
+    fd, size = found
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > most:
-            return None
-        return os.pread(fd, info.st_size, 0)
+        return does_not_fit(size, most) if size > most else os.pread(fd, size, 0)
     finally:
         os.close(fd)
+
+
+def does_not_fit(size: int, most: int) -> str:
+    return f"{size} bytes; there is room for {max(0, most)} in this result"
 
 
 def _below_workspace(path: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import select
+from collections.abc import Sequence
 from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
@@ -66,3 +69,12 @@ def open_beneath(folder_fd: int, path: str) -> int:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), path)
     return fd
+
+
+def readable(fds: Sequence[int], timeout_s: float | None = None) -> list[int]:
+    """Those that can be read from, or whose other end is gone. Unlike `select`, for descriptors above 1023 too: each slot takes
+    eleven."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000)))]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
-from worker.sandbox import protocol
+from worker.sandbox import kernel, protocol
 from worker.sandbox.inside import _zygote
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
@@ -98,7 +97,7 @@ def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> Non
 
 
 def _next_say(link: socket.socket) -> protocol.Say | None:
-    if not select.select([link], [], [], PATIENCE_S)[0]:
+    if not kernel.readable([link.fileno()], PATIENCE_S):
         return None
     data = link.recv(protocol.SAY_BYTES)
     return protocol.read_say(data) if data else None

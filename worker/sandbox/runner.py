@@ -22,7 +22,6 @@ import argparse
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from worker import languages
-from worker.sandbox import kernel, protocol, runner_requests, tiers, uids
+from worker.sandbox import kernel, memory, protocol, runner_requests, tiers, uids
 from worker.sandbox.ground import Ground
 from worker.sandbox.runner_options import UIDS, RunnerOptions, add_arguments
 from worker.sandbox.runner_requests import BadRequest, Configure, Request
@@ -135,6 +134,7 @@ class Runner:
             "missing": self._found.missing,
             "steps": steps,
             "languages": languages.paths(),
+            "memory": memory.usable(),
         }
         protocol.send_message(self._worker, {"ready": ready})
 
@@ -154,7 +154,7 @@ class Runner:
         self._notice_dead()  # what died before there was a signal for it
         reap_orphans()
         while True:
-            ready = select.select([self._worker.fileno(), wake_read], [], [], self._start_due())[0]
+            ready = kernel.readable([self._worker.fileno(), wake_read], self._start_due())
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 self._notice_dead()
@@ -355,7 +355,7 @@ def listen(path: Path, options: RunnerOptions) -> None:
         path.chmod(0o660)  # also for the folder's group: the worker of a pod is another user in another container
         listener.listen(1)
         log.info("listening on %s", path)
-        while wake_read not in select.select([listener.fileno(), wake_read], [], [])[0]:
+        while wake_read not in kernel.readable([listener.fileno(), wake_read]):
             worker, _ = listener.accept()
             # A process of its own: the namespaces that one worker's sandbox needs are not the next one's.
             command = [sys.executable, "-m", "worker.sandbox.runner", "--fd", str(worker.fileno()), *options.arguments()]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from exec_wire import Tier
 from worker.sandbox import protocol
+from worker.sandbox.memory import Memory
 from worker.sandbox.runner_options import RunnerOptions
 
 log = logging.getLogger("worker")
@@ -79,6 +80,7 @@ class RunnerLink:
         self.steps: list[str] = []
         self.missing: dict[str, str] = {}
         self.languages: dict[str, str] = {}
+        self.memory = Memory(1 << 62, "")  # of where programs run
         # By what was asked, in the order of asking: the runner answers in that order, also what nobody waits for any more.
         self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
 
@@ -125,6 +127,8 @@ class RunnerLink:
             raise SandboxUnavailable(f"the runner did not answer within {CONFIGURE_S:.0f} s") from None
         self.tier, self.layers, self.steps, self.missing = ready["tier"], ready["layers"], ready["steps"], ready["missing"]
         self.languages = ready["languages"]
+        if "memory" in ready:
+            self.memory = Memory(*ready["memory"])
 
     def recycle(self, number: int) -> None:
         self._tell({"recycle": number})

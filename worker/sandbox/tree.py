@@ -14,8 +14,8 @@ import marshal
 import os
 import socket
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
     OPEN_FILES,
     Outcome,
+    base64_of,
     close_all,
     judge,
     output,
@@ -35,6 +36,7 @@ from worker.sandbox.execution import (
     zygote_failed,
 )
 from worker.sandbox.inside import payload as payload_
+from worker.sandbox.large_results import LargeResults
 from worker.sandbox.link import ZygoteLink, ZygoteLost
 from worker.sandbox.protocol import Ask, Say
 from worker.sandbox.runner_link import Leaf, RunnerLink
@@ -45,7 +47,7 @@ GRACE_S = 0.5  # from an interrupt to the kill
 DEATH_S = 5.0  # for the dying of a killed process to be told
 LOOK_S = 0.05  # between two looks at a running cell: its output, and how long it has starved
 LOOK_AGAIN_S = 0.005  # after a look at a cell that has nearly used up its time
-INDEX_BYTES = 8 << 20  # of the names and lengths of fetched files
+WHY_CHARS = 200  # of why a file is not fetched
 SAID_BYTES = 16 << 20  # of a cell's value and display data
 FIRST_FOLDER = "0"
 FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
@@ -71,7 +73,16 @@ class Said(msgspec.Struct):
 
 _decode_answer = msgspec.json.Decoder(Answer).decode
 _decode_said = msgspec.json.Decoder(Said).decode
-_decode_index = msgspec.json.Decoder(list[tuple[str, int]]).decode
+_decode_index = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
+T = TypeVar("T")
+
+
+def untrusted(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """What a session wrote; None if it is no such message, in whatever way: also nested too deeply."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 class NotForkable(Exception):
@@ -137,8 +148,7 @@ class Member:
         if asked.done():
             return asked.result()
         if self.alive:
-            self._break("it did not answer")
-            await self.wait_dead()
+            await self.end_because("it did not answer")
         raise MemberEnded(self.broken)
 
     def interrupt(self) -> None:
@@ -146,6 +156,11 @@ class Member:
 
     def kill(self) -> None:
         self.tree.link.end_member(self.tree.index, self.number)
+
+    async def end_because(self, why: str) -> None:
+        """It did not keep to the protocol."""
+        self._break(why)
+        await self.wait_dead()
 
     async def wait_dead(self) -> None:
         await asyncio.wait({self.ended}, timeout=DEATH_S)
@@ -161,9 +176,7 @@ class Member:
             data = b""
         if not data:
             return self._closed()
-        try:
-            answer = _decode_answer(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        if (answer := untrusted(_decode_answer, data)) is None:
             return self._break("it wrote to its control socket")
         future = self._asked.pop(answer.number, None)
         if future is None:
@@ -192,7 +205,16 @@ class Member:
 class Tree:
     """A session's sandbox: a place of its own (uid, control group), and the processes in it."""
 
-    def __init__(self, link: ZygoteLink, runner: RunnerLink, index: int, limits: Limits, numbers: Iterator[int]) -> None:
+    def __init__(
+        self,
+        link: ZygoteLink,
+        runner: RunnerLink,
+        index: int,
+        limits: Limits,
+        numbers: Iterator[int],
+        results: LargeResults | None = None,
+    ) -> None:
+        self.results = results or LargeResults()
         self.link, self.index, self.limits, self.numbers = link, index, limits, numbers
         self._runner = runner
         self.number = next(numbers)
@@ -212,15 +234,19 @@ class Tree:
         self.ended = self.link.ending(self.number)
         self.started = True
         self.ended.add_done_callback(self._close)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        member = self._member(ours, FIRST_FOLDER, self._next_leaf())
-        payload = payload_.Payload("", [], env, _contents(files), False, session=True)
-        fds = [output("stdout"), output("stderr"), page_file(payload_.pack(payload)), theirs.detach()]
-        cgroup = [fd for fd in place.files if fd is not None]
+        cgroup, fds, started = [fd for fd in place.files if fd is not None], list[int](), list[Member]()
         try:
+            payload = payload_.Payload("", [], env, _contents(files), False, session=True)
+            fds += [output("stdout")]  # one by one: what was opened is closed if the next one fails
+            fds += [output("stderr")]
+            fds += [page_file(payload_.pack(payload))]
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            fds.append(theirs.detach())
+            started.append(self._member(ours, FIRST_FOLDER, self._next_leaf()))
+            [member] = started
             self.link.start_session(self._ask(member), place.uid, place.files, fds)
         except BaseException:
-            self._never_was(member)
+            self._never_was(*started)
             raise
         finally:
             close_all(fds)
@@ -249,10 +275,11 @@ class Tree:
             await self.kill()
             raise
 
-    def _never_was(self, member: Member) -> None:
-        for number, ended in ((self.number, self.ended), (member.number, member.ended)):
-            self.link.forget(number)
-            ended.cancel()
+    def _never_was(self, *members: Member) -> None:
+        mortal: list[Tree | Member] = [self, *members]
+        for one in mortal:
+            self.link.forget(one.number)
+            one.ended.cancel()
 
     def _start_failed(self) -> Exception:
         if not self.ended.done() or self.ended.exception() is not None:
@@ -332,6 +359,16 @@ class Tree:
 
     async def _fork(self, parent: Member, count: int, copy_most: int | None) -> tuple[list[Member], bool]:
         leaves = await self._leaves(count)
+        try:
+            return await self._fork_into(leaves, parent, copy_most)
+        finally:
+            for _, leaf in leaves:
+                leaf.close()
+
+    async def _fork_into(
+        self, leaves: list[tuple[int, Leaf]], parent: Member, copy_most: int | None
+    ) -> tuple[list[Member], bool]:
+        count = len(leaves)
         controls = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
         hellos = [_hello_pair() for _ in range(count)]
         folder = None if copy_most is None else parent.folder
@@ -369,19 +406,27 @@ class Tree:
                 pair[1].close()
             for hello in hellos:
                 hello[0].close()
-            for _, leaf in leaves:
-                leaf.close()
         return forks, answer.files
 
     async def _leaves(self, count: int) -> list[tuple[int, Leaf]]:
+        """All of them, or none: whoever stops waiting keeps no descriptor."""
         numbers = [self._next_leaf() for _ in range(count)]
-        made = await asyncio.gather(*(self._runner.leaf(self.index, number) for number in numbers), return_exceptions=True)
-        leaves = [(number, leaf) for number, leaf in zip(numbers, made, strict=True) if isinstance(leaf, Leaf)]
-        if len(leaves) < count:
+        leaves: list[tuple[int, Leaf]] = []
+
+        async def make(number: int) -> None:
+            leaves.append((number, await self._runner.leaf(self.index, number)))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in numbers:
+                    group.create_task(make(number))
+        except BaseException as error:
             for _, leaf in leaves:
                 leaf.close()
             self._free_leaves += numbers
-            raise NotForkable("no control group could be made")
+            if isinstance(error, Exception):
+                raise NotForkable("no control group could be made") from error
+            raise
         return leaves
 
     def _next_leaf(self) -> int:
@@ -445,20 +490,31 @@ class Tree:
 
     # -- files ----------------------------------------------------------------------------------------------------------------
 
-    async def files(self, member: Member, put: dict[str, str], fetch: list[str]) -> tuple[str, dict[str, bytes]]:
-        """Put files, then read files; words if they could not be put. All that is read fits in `file_mb`."""
+    async def files(self, member: Member, put: dict[str, str], fetch: list[str]) -> tuple[str, Fetched]:
+        """Put files, then read files; words if they could not be put. All that is read fits in `file_mb` and in one result."""
+        most = min((self.limits.file_mb << 20) - (64 << 10), self.results.max_bytes_each * 3 // 4)
         fds = [sealed("files", marshal.dumps((_contents(put), fetch), 2)), output("out")]
         try:
-            answer = await member.ask("files", {"most": (self.limits.file_mb << 20) - (64 << 10)}, fds)
+            answer = await member.ask("files", {"most": most}, fds)
             if answer.code:
-                return answer.why or "the files could not be written", {}
-            return "", _read_files(fds[1], set(fetch), self.limits.file_mb << 20)
+                return answer.why or "the files could not be written", Fetched()
+            size = min(os.fstat(fds[1]).st_size, most)
+            found = await self.results.make(size, lambda: _read_files(fds[1], set(fetch), most))
+            if found is None:
+                await member.end_because("its answer about files is not one")
+                raise MemberEnded(member.broken)
+            return "", found
         finally:
             close_all(fds)
 
 
 def _contents(files: dict[str, str]) -> dict[str, bytes]:
     return {normal_path(path): base64.b64decode(content) for path, content in files.items()}
+
+
+class Fetched(NamedTuple):
+    files: dict[str, str] = {}  # path -> base64
+    missing: dict[str, str] = {}  # path -> why
 
 
 def _words_in(fd: int | None) -> list[bytes]:
@@ -476,22 +532,23 @@ def _hello_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _read_files(fd: int, wanted: set[str], most: int) -> dict[str, bytes]:
-    """An index of names and lengths, then the contents. Whatever does not fit together is left out."""
-    size = min(os.fstat(fd).st_size, most + INDEX_BYTES)
+def _read_files(fd: int, wanted: set[str], most: int) -> Fetched | None:
+    """An index of names, lengths and reasons for what is missing, then the contents. None if that is not what is there."""
+    index_most = sum(12 * len(path) + 12 * WHY_CHARS + 64 for path in wanted) + 2
+    size = min(os.fstat(fd).st_size, 8 + index_most + most)
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if not 0 < length < min(size, INDEX_BYTES):
-        return {}
-    try:
-        index = _decode_index(os.pread(fd, length, 8))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    files, at = {}, 8 + length
-    for path, count in index:
-        if path in wanted and 0 <= count <= size - at:
-            files[path] = os.pread(fd, count, at)
+    if not 0 < length <= min(size - 8, index_most) or (index := untrusted(_decode_index, os.pread(fd, length, 8))) is None:
+        return None
+    found, at = Fetched({}, {}), 8 + length
+    for path, count, why in index:
+        if path not in wanted:
+            continue
+        if why:
+            found.missing[path] = why[:WHY_CHARS]
+        elif 0 <= count <= size - at:
+            found.files[path] = base64_of(os.pread(fd, count, at))
             at += count
-    return files
+    return found
 
 
 # -- one cell ---------------------------------------------------------------------------------------------------------------
@@ -531,11 +588,15 @@ class CellRun:
         close_all(self._given)
         stop = await self._watch(asked, started)
         elapsed_s = time.monotonic() - started
-        result = await self._judge(asked, stop)
-        result.state_kept = asked.done() and self._member.alive
+        said = await self._hear(asked)
+        result = self._judge(asked, stop)
+        result.state_kept = asked.done() and self._member.alive and not self._member.broken
+        if result.state_kept:
+            result.value, result.display, result.completed = said.value, said.display, said.completed and result.status == "ok"
         result.timings = Timings(run_ms=round(elapsed_s * 1000, 3))
         await self._measure(result, elapsed_s)
-        self._read(result)
+        output_bytes = sum(min(self._cap, os.fstat(fd).st_size) for fd in self._kept[:2])
+        await self._member.tree.results.make(output_bytes, lambda: self._read(result))
         return result
 
     async def _watch(self, asked: asyncio.Future[Answer], started: float) -> Stop | None:
@@ -581,13 +642,15 @@ class CellRun:
             await self._member.wait_dead()
         return stop
 
-    async def _judge(self, asked: asyncio.Future[Answer], stop: Stop | None) -> Result:
+    def _judge(self, asked: asyncio.Future[Answer], stop: Stop | None) -> Result:
         ended = self._member.ended
         if not asked.done() and (not ended.done() or ended.exception() is not None):
             return verdict("session_lost", error="the session's zygote died")
         if stop is not None:
             late = "the deadline passed before the cell had the time that its limit allows" if stop.infra else ""
             return verdict(stop.status, infra=stop.infra, error=late)  # type: ignore[arg-type]
+        if self._member.broken:
+            return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         if asked.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children
             return verdict("memory_limit")
         if asked.done() and self._wrote_too_much:  # between two looks, until no file may grow further or it was done
@@ -595,8 +658,6 @@ class CellRun:
         if asked.done():
             code = asked.result().code & 0xFF
             return verdict("ok" if code == 0 else "error", exit_code=code)
-        if self._member.broken:
-            return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         sizes = (os.fstat(fd).st_size for fd in self._kept[:2])
         return judge(Outcome(ended.result(), *sizes), self._member.tree.limits, [])
 
@@ -617,15 +678,17 @@ class CellRun:
             processes_peak=say.processes_peak,
         )
 
+    async def _hear(self, asked: asyncio.Future[Answer]) -> Said:
+        """What the cell leaves besides its output. A session that leaves something else is ended."""
+        said_fd = self._kept[2]
+        if not asked.done() or not self._member.alive or os.fstat(said_fd).st_size > SAID_BYTES:
+            return Said()
+        if (said := untrusted(_decode_said, os.pread(said_fd, SAID_BYTES, 0))) is None:
+            await self._member.end_because("the value and display data of its cell cannot be read")
+        return said or Said()
+
     def _read(self, result: Result) -> None:
-        stdout_fd, stderr_fd, said_fd = self._kept
+        stdout_fd, stderr_fd, _ = self._kept
         result.stdout, cut_out = text(stdout_fd, os.fstat(stdout_fd).st_size, self._cap)
         result.stderr, cut_err = text(stderr_fd, os.fstat(stderr_fd).st_size, self._cap)
         result.truncated = cut_out or cut_err
-        if not result.state_kept or os.fstat(said_fd).st_size > SAID_BYTES:
-            return
-        try:
-            said = _decode_said(os.pread(said_fd, SAID_BYTES, 0))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return
-        result.value, result.display, result.completed = said.value, said.display, said.completed and result.status == "ok"

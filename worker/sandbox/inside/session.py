@@ -126,34 +126,40 @@ class Session:
         try:
             put, fetch = marshal.loads(_read_all(payload_fd))
             self.place(put)
-            found, left = {}, arguments["most"]
-            for path in fetch:
-                if (content := self._read(path, left)) is not None:
-                    found[path] = content
+            index, contents, left = [], [], arguments["most"]
+            for path in dict.fromkeys(fetch):
+                content = self._read(path, left)
+                if isinstance(content, str):
+                    index.append((path, 0, content))
+                else:
+                    index.append((path, len(content), ""))
+                    contents.append(content)
                     left -= len(content)
-            index = json.dumps([[path, len(content)] for path, content in found.items()]).encode()
-            _write_all(out_fd, len(index).to_bytes(8, "little") + index + b"".join(found.values()))
+            head = json.dumps(index).encode()
+            _write_all(out_fd, len(head).to_bytes(8, "little") + head + b"".join(contents))
         except OSError as error:
             return {"code": 1, "why": _words(error)}
         finally:
             _close(fds)
         return {"code": 0}
 
-    def _read(self, path: str, most: int) -> bytes | None:
-        """A regular file in one of the folders that are the session's; not a pipe, on which one waits for ever."""
+    def _read(self, path: str, most: int) -> bytes | str:
+        """A regular file in one of the folders that are the session's; not a pipe, on which one waits for ever. Or why not."""
         place = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
         if not place.startswith(self._open_folders):
-            return None
+            return "it is not in a folder of the session"
         try:
             fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
+        except OSError as error:
+            return "no such file" if isinstance(error, FileNotFoundError) else f"it cannot be opened: {_words(error)}"
         with io.FileIO(fd) as file:
             info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_size > most:
-                return None
-            content = file.read(most + 1)
-            return content if content is not None and len(content) <= most else None
+            if not stat.S_ISREG(info.st_mode):
+                return "it is not a regular file"
+            content = file.read(most + 1) if info.st_size <= most else None
+            if content is None or len(content) > most:
+                return f"{info.st_size} bytes; there is room for {most} in this result"
+            return content
 
     # -- cells --------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MOST_MEMBERS 4096
 #define KILL_PASSES 4 /* a process that was being forked during one pass is seen in the next */
 
 static struct member members[MOST_MEMBERS];

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#define MOST_MEMBERS 4096
+
 struct member {
     pid_t pid; /* 0: this place is free */
     int slot;

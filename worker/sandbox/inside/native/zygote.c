@@ -49,6 +49,7 @@
 #define LEAVERS_TOGETHER 8
 #define LEFT_MOST_BYTES (256 << 10)
 #define LEFT_MOST_FILES 256
+#define SAYS_MOST (MAX_SLOTS + MOST_MEMBERS + 1) /* an end of each, and the answer to one request */
 #define MAIN_FILE "/main.py"
 #define PLAIN_PAYLOAD 'p'
 enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
@@ -63,6 +64,7 @@ static struct book {
     int running;     /* slots that have to be looked at while they run */
     int next_watched;
     int leavers_idle; /* that have not been killed yet */
+    int first_say, says; /* that wait in `waiting_says` */
     int64_t forks;
     struct leaver {
         pid_t stub; /* 0: a free place, perhaps with a stack that can be used again */
@@ -70,6 +72,7 @@ static struct book {
         char *stack;
     } leavers[LEAVERS_MOST];
     struct slot slots[MAX_SLOTS]; /* the first of them on the page of what is above, since a fork makes each page dearer to write */
+    struct say waiting_says[SAYS_MOST];
 } *book;
 static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1, own_mntns_fd = -1;
 static sigset_t python_signals;
@@ -152,9 +155,24 @@ static int64_t look_at_cpu(struct slot *s, int64_t now) {
 
 /* ---- answers ---- */
 
-static void say(struct say *message) {
-    while (send(control_fd, message, sizeof *message, MSG_NOSIGNAL) < 0 && (errno == EINTR || errno == EAGAIN))
-        poll(&(struct pollfd){.fd = control_fd, .events = POLLOUT}, 1, 100);
+/* 0 if the socket is full. A worker that is gone needs no answer. */
+static int sent(const struct say *message) {
+    return send(control_fd, message, sizeof *message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
+/* Never waits for the worker: meanwhile nobody would enforce a limit. What does not fit into the socket is sent when there is room.
+ * Until then no request is read, so that only ends can be added, of which there are no more than slots and members. */
+static void say(const struct say *message) {
+    if (!book->says && sent(message))
+        return;
+    if (book->says == SAYS_MOST)
+        _exit(1); /* unreachable */
+    book->waiting_says[(book->first_say + book->says++) % SAYS_MOST] = *message;
+}
+
+static void send_waiting_says(void) {
+    for (; book->says && sent(&book->waiting_says[book->first_say]); book->says--)
+        book->first_say = (book->first_say + 1) % SAYS_MOST;
 }
 
 static void close_all(int *fd, int count) {
@@ -571,8 +589,8 @@ static int receive(struct ask *ask, int *fd, int most) {
 /* ASK_SLOT: wall_ns carries the uid, cpu_s a bit per descriptor that is present. */
 static void learn_slot(struct ask *ask, int *fd) {
     struct slot *s = &book->slots[ask->slot];
-    if (house.layers & LAYER_UID && (ask->wall_ns < house.first_uid || ask->wall_ns > house.last_uid)) {
-        close_all(fd, SLOT_FDS); /* a worker cannot choose whom a program runs as */
+    if ((house.layers & LAYER_UID && (ask->wall_ns < house.first_uid || ask->wall_ns > house.last_uid)) || s->state > SLOT_FREE) {
+        close_all(fd, SLOT_FDS); /* a worker cannot choose whom a program runs as, nor change the place of one that runs */
         return;
     }
     if (s->state == SLOT_FREE) /* a session's place, in which nothing could be started last time */
@@ -720,7 +738,7 @@ static void *obey(struct ask *ask, int *fd) {
 static void *serve_loop(void) {
     int64_t last_tick = now_ns();
     for (;;) {
-        struct pollfd fds[2] = {{.fd = control_fd, .events = POLLIN}, {.fd = signal_fd, .events = POLLIN}};
+        struct pollfd fds[2] = {{.fd = control_fd, .events = book->says ? POLLOUT : POLLIN}, {.fd = signal_fd, .events = POLLIN}};
         int was_idle = !book->running;
         poll(fds, 2, next_timeout_ms(last_tick, now_ns()));
         if (was_idle)
@@ -729,8 +747,9 @@ static void *serve_loop(void) {
             reap();
         if (fds[0].revents) {
             struct ask ask;
-            int fd[SLOT_FDS], got;
-            while ((got = receive(&ask, fd, SLOT_FDS)) == 1) {
+            int fd[SLOT_FDS], got = -1;
+            send_waiting_says();
+            while (!book->says && (got = receive(&ask, fd, SLOT_FDS)) == 1) {
                 void *page = obey(&ask, fd);
                 if (page)
                     return page;

@@ -1,0 +1,109 @@
+"""A worker that does not read does not keep a zygote from enforcing limits, and nothing that it is sent leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import select
+import socket
+
+import pytest
+from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, laboratory, need_sandbox, open_fds, until
+from session_harness import session_laboratory
+
+from exec_wire import Limits
+from worker.sandbox import protocol
+from worker.sandbox.link import ZygoteLink
+from worker.sandbox.protocol import Ask
+from worker.sandbox.runner_link import RunnerLink
+from worker.sandbox.tree import Tree
+
+ENDLESS = f"{NAME_ITSELF}\nwhile True: pass"
+
+
+async def fill(zygote: ZygoteLink) -> None:
+    """Both directions of the socket, until the zygote takes no more."""
+    asyncio.get_running_loop().remove_reader(zygote._link)
+    refusals = 0
+    while refusals < 20:
+        try:
+            protocol.send_ask(zygote._link, Ask(protocol.ASK_PING))
+            refusals = 0
+        except BlockingIOError:
+            refusals += 1
+            await asyncio.sleep(0.02)
+
+
+async def test_a_worker_that_does_not_read_keeps_no_limit_from_being_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_sandbox()
+    async with laboratory() as lab:
+        [zygote] = lab.pool._zygotes
+        monkeypatch.setattr(zygote, "beat", lambda: True)  # else the silent zygote is killed with all its programs
+        endless = asyncio.create_task(lab.run(ENDLESS, wall_s=2, cpu_s=600, deadline_s=600))
+        await until(lambda: has_come_this_far(lab.sandboxed_pids), "the program runs")
+        await fill(zygote)
+        await until(lambda: not has_come_this_far(lab.sandboxed_pids), "its limit ends the program")
+        assert not endless.done()
+        asyncio.get_running_loop().add_reader(zygote._link, zygote._read)
+        result = await asyncio.wait_for(endless, PATIENCE_S)
+        assert (result.status, result.blame) == ("timeout", "model")
+        assert await lab.output("print(6 * 7)") == "42\n"
+        assert lab.pool._zygotes == [zygote]
+
+
+async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_pile_up() -> None:
+    need_sandbox()
+    async with session_laboratory() as lab:
+        session = await lab.create()
+        tree = session.session.member.tree
+        [zygote_pid] = lab.zygote_pids
+        before = open_fds(zygote_pid)
+        for _ in range(5):
+            place = await lab.pool._runner.place(tree.index)
+            ask, fds = protocol.slot_ask(tree.index, place.uid, place.files)
+            protocol.send_ask(tree.link._link, ask, fds)
+            for fd in (*fds, place.memory_fd, place.cpu_fd, place.events_fd):
+                if fd is not None:
+                    os.close(fd)
+        await session.ok("1")  # it has read all of them
+        assert open_fds(zygote_pid) <= before
+
+
+async def test_control_groups_that_are_no_longer_waited_for_are_closed() -> None:
+    """Two were asked for; one was there when the wait for the other ended, and both are asked for again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = RunnerLink(ours, None)
+    configuring = asyncio.create_task(link.configure({}, lambda *_: None))
+    assert await asyncio.to_thread(theirs.recv, 1000)
+    protocol.send_message(theirs, {"ready": {"tier": "A", "layers": [], "steps": [], "missing": {}, "languages": {}}})
+    await configuring
+    zygote, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    tree = Tree(ZygoteLink(0, "", zygote), link, 1, Limits(), itertools.count())
+
+    def answer(leaf: int) -> int:
+        read, write = os.pipe()
+        protocol.send_message(theirs, {"leaf": [1, leaf], "by_pids": False}, [write])
+        os.close(write)
+        return read
+
+    async def closed(read: int) -> bool:
+        return await asyncio.to_thread(lambda: bool(select.select([read], [], [], 5)[0]) and os.read(read, 1) == b"")
+
+    reads = []
+    for _ in range(3):
+        asking = asyncio.create_task(tree._leaves(2))
+        asked = [await asyncio.to_thread(theirs.recv, 1000) for _ in range(2)]
+        first, second = (int(words.partition(b", ")[2].rstrip(b"]}")) for words in asked)
+        reads.append(answer(first))
+        await until(lambda first=first: f"leaf {[1, first]}" not in link._answers, "one answer is there")  # type: ignore[misc]
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        reads.append(answer(second))
+    for read in reads:
+        assert await closed(read)
+        os.close(read)
+    theirs.close()
+    await link.close()

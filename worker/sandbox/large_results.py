@@ -1,0 +1,80 @@
+"""Large results: made by a thread, in slices, so that the event loop goes on; all of them together in a bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+LARGE_BYTES = 256 << 10  # to read: less is done at once, since a thread takes longer
+EXPANSION = 3  # of bytes that are no UTF-8, each of which becomes a character of three; base64 is less
+T = TypeVar("T")
+
+
+class LargeResults:
+    """Whoever makes a large result holds its bytes until his task ends, which is when the answer was sent. Others wait.
+
+    `max_bytes` is for all of them, `max_bytes_each` for the output and files of one, as they are sent.
+    """
+
+    def __init__(self, max_bytes: int = 256 << 20, max_bytes_each: int = 32 << 20) -> None:
+        self.max_bytes_each = max_bytes_each
+        self._most, self._used = max_bytes, 0
+        self._held: dict[asyncio.Task[object], int] = {}
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "large-results")  # more would wait for each other: Python runs one at a time
+
+    async def make(self, bytes_: int, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads so many bytes. If this is cancelled, `work` has ended before the caller goes on, so
+        that files can be closed."""
+        if bytes_ <= LARGE_BYTES:
+            return work()
+        await self._hold(min(EXPANSION * bytes_, self.max_bytes_each, self._most))
+        made = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            await asyncio.wait({made})
+            raise
+
+    async def _hold(self, bytes_: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if task in self._held:  # the result that it made before is sent, or nobody wants it
+            self._give_back(self._held.pop(task))
+        else:
+            task.add_done_callback(self._ended)
+        if self._waiting or self._used + bytes_ > self._most:
+            await self._wait(bytes_)
+        else:
+            self._used += bytes_
+        self._held[task] = bytes_
+
+    async def _wait(self, bytes_: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((bytes_, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(bytes_)
+            raise
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._give_back(self._held.pop(task, 0))
+
+    def _give_back(self, bytes_: int) -> None:
+        self._used -= bytes_
+        while self._waiting:
+            wanted, turn = self._waiting[0]
+            if not turn.cancelled() and self._used + wanted > self._most:
+                return
+            self._waiting.popleft()
+            if not turn.done():
+                self._used += wanted
+                turn.set_result(None)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
