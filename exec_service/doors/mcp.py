@@ -70,7 +70,7 @@ class McpDoor:
         facts: RequestFacts = scope["exec"]
         check_content_type(scope)
         try:
-            body = await read_body(scope, receive, self._house.config.max_body_bytes)
+            body = await read_body(scope, receive, self._house.config.max_body_bytes, self._house.dispatch.admission)
             facts.body_bytes = len(body)
             manager = await self._started()
             await unless_gone(manager.handle_request(scope, _replay(body), send), receive)
