@@ -47,7 +47,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = 0
     max_header_bytes: Annotated[
         int, Meta(ge=1024, description="Bytes of a request's first line and headers; beyond it 431")
-    ] = 32 << 10
+    ] = 64 << 10
     header_s: Annotated[float, Meta(gt=0, description="How long a connection may take to send its headers; beyond it 408")] = (
         30.0
     )

@@ -32,7 +32,7 @@ class Bounds:
         self,
         *,
         max_connections: int,
-        max_header_bytes: int = 32 << 10,
+        max_header_bytes: int = 64 << 10,
         header_s: float = 30.0,
         body_s: float = 60.0,
         write_stall_s: float = 60.0,

@@ -68,7 +68,7 @@ async def rejected(service: Service, code: str) -> float:
 # -- headers --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("endless", [b"x: " + b"a" * 65536, b"x: a\r\n" * 10923, b"\r\n" * 32768], ids=["one", "many", "none"])
+@pytest.mark.parametrize("endless", [b"x: " + b"a" * 65536, b"x: a\r\n" * 10923, b"\r\n" * 40_000], ids=["one", "many", "none"])
 async def test_headers_without_end_are_refused(shared: Service, endless: bytes) -> None:
     async with peers(shared.port) as [peer]:
         await peer.send(endless if endless.startswith(b"\r") else b"GET /healthz HTTP/1.1\r\n" + endless)
@@ -78,9 +78,9 @@ async def test_headers_without_end_are_refused(shared: Service, endless: bytes) 
 
 async def test_headers_that_are_too_large_are_refused_even_if_they_come_at_once(shared: Service) -> None:
     head = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: %s\r\n\r\n"
-    got = await raw_request(shared.port, head % (b"a" * 40_000))
+    got = await raw_request(shared.port, head % (b"a" * 80_000))
     assert got.startswith(b"HTTP/1.1 431 ") and b'"code":"headers_too_large"' in got
-    assert (await raw_request(shared.port, head % (b"a" * 30_000))).startswith(b"HTTP/1.1 200 ")
+    assert (await raw_request(shared.port, head % (b"a" * 60_000))).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_large_body_is_not_taken_for_headers(shared: Service) -> None:
