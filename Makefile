@@ -7,6 +7,7 @@
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
+# make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
 # make proto    compile exec_wire/exec.proto anew (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)
@@ -73,6 +74,10 @@ lint: install-dev
 
 hostile: install-dev
 	@$(BIN)/python tests/hostile $(ARGS)
+
+.PHONY: fuzz
+fuzz: install-dev
+	EXEC_FUZZ=$(or $(EXAMPLES),200) $(BIN)/pytest -q --slow tests/gateway/test_gateway_fuzz.py $(ARGS)
 
 proto: install-dev
 	$(BIN)/python -m grpc_tools.protoc -I exec_wire --descriptor_set_out=exec_wire/exec.binpb exec_wire/exec.proto

@@ -281,6 +281,8 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> ExecError:
     """The error for an answer that is not 200. Anything may stand between us and the service, so any body is possible."""
     problem = _problem(status, body)
     message = f"{status} {problem.code}: {problem.detail or problem.title}"
+    if status == 408:
+        return ConnectionFailed(message, sent=False)  # it took too long to send, so nothing of it was accepted
     if status == 429:
         return Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
     if status == 410:

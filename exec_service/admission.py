@@ -45,10 +45,21 @@ class CompletionRate:
 
 
 class Admission:
-    def __init__(self, max_calls: int, max_bytes: int, retry_after_max_s: float, clock: Callable[[], float]) -> None:
+    """`max_arriving`: how many of the bytes may be of bodies that have not come to their end; all if not given."""
+
+    def __init__(
+        self,
+        max_calls: int,
+        max_bytes: int,
+        retry_after_max_s: float,
+        clock: Callable[[], float],
+        max_arriving: int | None = None,
+    ) -> None:
         self.max_calls, self.max_bytes = max_calls, max_bytes
+        self.max_arriving = max_bytes if max_arriving is None else max_arriving
         self.calls = 0
         self.bytes = 0
+        self.arriving = 0  # of these bytes
         self._retry_after_max_s = retry_after_max_s
         self._rate = CompletionRate(clock)
 
@@ -91,6 +102,37 @@ class Admission:
             if over > 0:
                 waits.append(over / per_s if per_s > 0 else self._retry_after_max_s)
         return round(min(self._retry_after_max_s, max(waits)), 1)
+
+
+class Arriving:
+    """A body on its way in, charged as it comes. Use as a context manager: what is accepted of it is charged on its own."""
+
+    __slots__ = ("_admission", "_bytes")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission, self._bytes = admission, 0
+
+    def __enter__(self) -> Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bytes:
+            self._charge(-self._bytes)
+
+    def hold(self, bytes_: int) -> None:
+        """So many are here now; raise `Overloaded` if they do not fit."""
+        admission, more = self._admission, bytes_ - self._bytes
+        if more > 0:
+            admission.check(0, more)
+            if admission.arriving + more > admission.max_arriving:
+                words = f"unfinished bodies have {admission.arriving} of {admission.max_arriving} bytes; {more} more do not fit"
+                raise Overloaded(words, 1.0)
+        self._charge(more)
+
+    def _charge(self, bytes_: int) -> None:
+        self._bytes += bytes_
+        self._admission.arriving += bytes_
+        self._admission.charge(0, bytes_)
 
 
 class Room:

@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from exec_service.config import GatewayConfig
+from exec_service.connections import Bounds, room_for_connections, server_config
 from exec_service.dispatch import Dispatch
 from exec_service.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from exec_service.doors import OneSlash, door_routes, keyless_paths
@@ -231,17 +232,23 @@ async def serve(
     *,
     stop: asyncio.Event,
     listening: Callable[[str], None] | None = None,
+    reserved: int = 0,
 ) -> None:
     """Serve until `stop` is set, then drain and close. `listening` is called with the URL once connections are accepted.
+    `reserved` descriptors are left to others in this process.
 
     Raises `BindRefused` or `PortTaken`, both with words for the user. Run the loop with `uvloop.run`.
     """
     config = gateway.config
     sock = bind(config.host, config.port, keys=gateway.keys is not None)
+    connections = room_for_connections(reserved, config.max_connections)
+    of_grpc = max(1, connections // 4) if config.grpc_port else 0  # they carry many requests each
     try:
-        async with serving_grpc(gateway) as finish_streams:
+        async with serving_grpc(gateway, of_grpc) as finish_streams:
             url = url_of(sock)
-            server = Server(_server_config(gateway), lambda: listening(url) if listening else None)
+            server = Server(
+                _server_config(gateway, max(1, connections - of_grpc)), lambda: listening(url) if listening else None
+            )
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             stopping = asyncio.create_task(stop.wait())
             try:
@@ -258,7 +265,7 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(gateway: Gateway) -> AsyncIterator[Callable[[], None]]:
+async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[Callable[[], None]]:
     """The gRPC door, if there is to be one; gives the function that begins its end."""
     config = gateway.config
     if not config.grpc_port:
@@ -270,7 +277,7 @@ async def serving_grpc(gateway: Gateway) -> AsyncIterator[Callable[[], None]]:
     door = GrpcDoor(
         config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, gateway.desk, cluster=gateway.cluster
     )
-    await door.start(address)
+    await door.start(address, max_connections)
     try:
         yield door.finish_streams
     finally:
@@ -287,18 +294,21 @@ def address_for_grpc(host: str, port: int, *, keys: bool) -> str:
     return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
 
 
-def _server_config(gateway: Gateway) -> uvicorn.Config:
-    return uvicorn.Config(
+def _server_config(gateway: Gateway, max_connections: int) -> uvicorn.Config:
+    config = gateway.config
+    bounds = Bounds(
+        max_connections=max_connections,
+        max_header_bytes=config.max_header_bytes,
+        header_s=config.header_s,
+        body_s=config.body_s,
+        write_stall_s=config.write_stall_s,
+        refused=gateway.metrics.rejected,
+    )
+    return server_config(
         gateway.app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # nobody in front of us is trusted to speak for a client
-        backlog=gateway.config.backlog,
-        timeout_keep_alive=gateway.config.keep_alive_s,
+        bounds,
+        backlog=config.backlog,
+        timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=CLOSE_S,
     )
 

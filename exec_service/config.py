@@ -55,6 +55,25 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
 
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="HTTP and gRPC connections open at once; beyond it the one that has longest sent no request is closed. "
+            "0: as many as the limit on open files allows, up to 32,768. Descriptors for the worker are always left",
+        ),
+    ] = 0
+    max_header_bytes: Annotated[
+        int, Meta(ge=1024, description="Bytes of a request's first line and headers; beyond it 431")
+    ] = 64 << 10
+    header_s: Annotated[float, Meta(gt=0, description="How long a connection may take to send its headers; beyond it 408")] = (
+        30.0
+    )
+    body_s: Annotated[
+        float,
+        Meta(gt=0, description="How long a body may take to arrive, with 1 s more for each 128 KiB that came; beyond it 408"),
+    ] = 60.0
+
     redis: Annotated[
         str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""

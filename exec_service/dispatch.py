@@ -69,7 +69,8 @@ class Dispatch:
     ) -> None:
         self._supervisor = supervisor or Supervisor()
         self._config, self._queue, self._fleet, self._metrics, self._clock = config, queue, fleet, metrics, clock
-        self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock)
+        arriving = max(config.max_bytes // 2, config.max_body_bytes)  # the rest is for requests that come in one piece
+        self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock, arriving)
         self.waiting = Waiting(weight_of)
         self.released = Released()
         self.draining, self.draining_because = False, ""  # the reason if nobody asked for it

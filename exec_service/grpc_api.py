@@ -1,6 +1,7 @@
 """The gRPC door: decode, dispatch, encode. `exec_wire/exec.proto` says what it speaks.
 
-Handlers get and give bytes, so that bytes that are no message are answered like any other bad input. Importing this loads grpc,
+Handlers get and give bytes, so that bytes that are no message are answered like any other bad input. All of them take a stream
+of requests, also those that expect one: so a message is read only when the caller's key was checked. Importing this loads grpc,
 after which nothing may fork; what is exec'd may.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -18,11 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import msgspec
 from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from exec_service.admission import Arriving
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.encoding import portions, write_proto
@@ -35,6 +38,7 @@ from exec_service.metrics import Metrics
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.sessions import Desk, with_warnings
+from exec_service.sign_of_life import or_sign_of_life
 from exec_service.validate import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
 from exec_service.waiters import Order, Origin
 from exec_wire import proto
@@ -60,12 +64,15 @@ OPTIONS = [
 ]
 HEALTH = "grpc.health.v1.Health"
 HEALTH_WATCH_S = 1.0
+HEALTH_READS, HEALTH_READ_S = 2, 1.0  # messages of callers without a key that are read at once, and for how long
+SLOW_S = 5.0  # a message that has not come by then is charged as the largest: gRPC does not show how much of it is here
 _METADATA = frozenset({"authorization", "x-request-id", "traceparent"})
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     409: grpc.StatusCode.FAILED_PRECONDITION,
     410: grpc.StatusCode.DATA_LOSS,
     413: grpc.StatusCode.INVALID_ARGUMENT,
@@ -187,15 +194,24 @@ class GrpcDoor:
         self._cluster = cluster
         self._server: Any = None
         self._readers: set[asyncio.Task[None]] = set()  # of open streams
+        self._health_reads = 0
 
     # -- life -------------------------------------------------------------------------------------------------------------
 
-    async def start(self, address: str) -> int:
+    async def start(self, address: str, max_connections: int) -> int:
         """Listen, and say on which port. Raises `RuntimeError` if the address is taken."""
-        limit = ("grpc.max_receive_message_length", self._config.max_body_bytes)
-        self._server = grpc.aio.server(options=[*OPTIONS, limit, ("grpc.max_send_message_length", -1)])
+        config = self._config
+        limits = [
+            ("grpc.max_receive_message_length", config.max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.server_handshake_timeout_ms", int(config.header_s * 1000)),
+            ("grpc.max_connection_idle_ms", config.keep_alive_s * 1000),
+        ]
+        self._server = grpc.aio.server(options=[*OPTIONS, *limits])
         self._server.add_generic_rpc_handlers((self._methods(), self._health_methods()))
-        reflection.enable_server_reflection([proto.SERVICE, HEALTH, reflection.SERVICE_NAME], self._server, _pool())
+        names = [proto.SERVICE, HEALTH, reflection.SERVICE_NAME]
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names, _pool(), self._account), self._server)
         port: int = self._server.add_insecure_port(address)
         await self._server.start()
         return port
@@ -213,21 +229,22 @@ class GrpcDoor:
         return grpc.method_handlers_generic_handler(
             proto.SERVICE,
             {
-                "Run": grpc.unary_unary_rpc_method_handler(self._run),
-                "RunBatch": grpc.unary_stream_rpc_method_handler(self._run_batch),
+                "Run": grpc.stream_unary_rpc_method_handler(self._run),
+                "RunBatch": grpc.stream_stream_rpc_method_handler(self._run_batch),
                 "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
-                "Cancel": grpc.unary_unary_rpc_method_handler(self._cancel),
-                "Info": grpc.unary_unary_rpc_method_handler(self._info),
+                "Cancel": grpc.stream_unary_rpc_method_handler(self._cancel),
+                "Info": grpc.stream_unary_rpc_method_handler(self._info),
                 **{
-                    name: grpc.unary_unary_rpc_method_handler(self._session_handler(name, method))
+                    name: grpc.stream_unary_rpc_method_handler(self._session_handler(name, method))
                     for name, method in SESSION_METHODS.items()
                 },
             },
         )
 
-    def _session_handler(self, name: str, method: SessionMethod) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def handle(request: bytes, context: Context) -> bytes:
+    def _session_handler(self, name: str, method: SessionMethod) -> Callable[[object, Context], Awaitable[bytes]]:
+        async def handle(_: object, context: Context) -> bytes:
             async def ask(origin: Origin) -> bytes:
+                request = await self._message(context)
                 asked = self._read(method.request, request)
                 with self._dispatch.reserve(1, len(request), origin):
                     answer = await method.ask(self._desk, self._validator, asked, origin)
@@ -240,21 +257,21 @@ class GrpcDoor:
 
     # -- methods ----------------------------------------------------------------------------------------------------------
 
-    async def _run(self, request: bytes, context: Context) -> bytes:
+    async def _run(self, _: object, context: Context) -> bytes:
         async def run(origin: Origin) -> bytes:
-            call = self._validator.read_call(self._read(proto.CALL, request), origin.warnings)
+            call = self._validator.read_call(self._read(proto.CALL, await self._message(context)), origin.warnings)
             with await self._accept([call], origin, context, "$") as order:
                 [result] = await order.take_all()
                 return await write_proto([result], lambda: proto.RESULT.write(**proto.plain(result)))
 
         return await self._serve("Run", context, run)
 
-    async def _run_batch(self, request: bytes, context: Context) -> None:
+    async def _run_batch(self, _: object, context: Context) -> None:
         async def run(origin: Origin) -> None:
-            calls = self._validator.read_batch({"calls": []} | self._read(proto.CALL_BATCH, request), origin.warnings)
+            fields = self._read(proto.CALL_BATCH, await self._message(context))
+            calls = self._validator.read_batch({"calls": []} | fields, origin.warnings)
             with await self._accept(calls, origin, context, "$.calls[{}]") as order:
-                while landed := await order.take():
-                    await self._write_results(landed, context, asyncio.Lock())
+                await self._write_all(order, context, asyncio.Lock())
 
         await self._serve("RunBatch", context, run)
 
@@ -265,8 +282,7 @@ class GrpcDoor:
                 reader = asyncio.create_task(self._read_stream(order, context, writing))
                 self._readers.add(reader)
                 try:
-                    while landed := await order.take():
-                        await self._write_results(landed, context, writing)
+                    await self._write_all(order, context, writing)
                     with suppress(asyncio.CancelledError):  # by `finish_streams`
                         await reader
                 finally:
@@ -300,22 +316,46 @@ class GrpcDoor:
         order.origin.warnings.update((first_index + index, words) for index, words in warnings.items())
         await self._accept(calls, order.origin, context, "$.calls[{}]", order=order, first_index=first_index)
 
-    async def _cancel(self, request: bytes, context: Context) -> bytes:
+    async def _cancel(self, _: object, context: Context) -> bytes:
         async def cancel(origin: Origin) -> bytes:
-            selection = make_selection(_decode(proto.SELECTION, request))
+            selection = make_selection(_decode(proto.SELECTION, await self._message(context)))
             if origin.account is not None:
                 selection = origin.account.select(selection)
             return proto.CANCELLED.write(cancelled=await self._dispatch.cancel(selection))
 
         return await self._serve("Cancel", context, cancel)
 
-    async def _info(self, _: bytes, context: Context) -> bytes:
+    async def _info(self, _: object, context: Context) -> bytes:
         async def info(origin: Origin) -> bytes:
             return proto.INFO.write(**proto.plain(info_of(self._config, self._fleet, origin.account)))
 
         return await self._serve("Info", context, info)
 
     # -- in ---------------------------------------------------------------------------------------------------------------
+
+    async def _message(self, context: Context) -> bytes:
+        """The message of a request that has one. How much of it is here cannot be seen, so it is charged by time."""
+        loop, refused = asyncio.get_running_loop(), list[Refusal]()
+
+        def charge() -> None:
+            try:
+                arriving.hold(self._config.max_body_bytes)
+            except Refusal as refusal:
+                refused.append(refusal)
+                limit.reschedule(loop.time())
+
+        with Arriving(self._dispatch.admission) as arriving:
+            slow = loop.call_later(SLOW_S, charge)
+            try:
+                async with asyncio.timeout(self._config.body_s) as limit:
+                    message = await context.read()
+            except TimeoutError:
+                raise refused[0] if refused else Refusal("too_slow", "the message did not come to an end in time") from None
+            finally:
+                slow.cancel()
+        if message is grpc.aio.EOF:
+            raise Refusal("bad_message", "the request has no message")
+        return message  # type: ignore[no-any-return]
 
     def _read(self, message: proto.Message, request: bytes) -> dict[str, Any]:
         self._dispatch.check_open()  # before what a call asks for is compared with what is there
@@ -355,6 +395,10 @@ class GrpcDoor:
         return self._keys.account(_metadata(context).get("authorization", [""])[0])
 
     # -- out --------------------------------------------------------------------------------------------------------------
+
+    async def _write_all(self, order: Order, context: Context, writing: asyncio.Lock) -> None:
+        while landed := await or_sign_of_life(order.take, partial(self._write, b"", context, writing)):
+            await self._write_results(landed, context, writing)
 
     async def _write_results(self, results: list[Result], context: Context, writing: asyncio.Lock) -> None:
         for portion in portions(results):
@@ -430,31 +474,45 @@ class GrpcDoor:
     # -- health: open, as /readyz is --------------------------------------------------------------------------------------
 
     def _health_methods(self) -> Any:
-        messages = {
-            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
-            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
-        }
+        serializer = health_pb2.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
             HEALTH,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(self._check_health, **messages),
-                "Watch": grpc.unary_stream_rpc_method_handler(self._watch_health, **messages),
+                "Check": grpc.stream_unary_rpc_method_handler(self._check_health, response_serializer=serializer),
+                "Watch": grpc.stream_stream_rpc_method_handler(self._watch_health, response_serializer=serializer),
             },
         )
 
-    async def _check_health(self, request: Any, context: Context) -> Any:
-        if request.service not in ("", proto.SERVICE):
+    async def _check_health(self, _: object, context: Context) -> Any:
+        if not await self._is_about_us(context):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is {proto.SERVICE} here")
         return health_pb2.HealthCheckResponse(status=self._health())
 
-    async def _watch_health(self, request: Any, context: Context) -> None:
-        told = None
+    async def _watch_health(self, _: object, context: Context) -> None:
+        about_us, told = await self._is_about_us(context), None
         while True:
-            now = self._health() if request.service in ("", proto.SERVICE) else "SERVICE_UNKNOWN"
+            now = self._health() if about_us else "SERVICE_UNKNOWN"
             if now != told:
                 await context.write(health_pb2.HealthCheckResponse(status=now))
                 told = now
             await asyncio.sleep(HEALTH_WATCH_S)
+
+    async def _is_about_us(self, context: Context) -> bool:
+        """Whether the service that is asked about is ours. Nobody needs a key here, and a message can be large: only a few are
+        read at the same time, and the others are taken to ask about the whole."""
+        if self._health_reads == HEALTH_READS:
+            return True
+        self._health_reads += 1
+        try:
+            async with asyncio.timeout(HEALTH_READ_S):
+                message = await context.read()
+            return message is grpc.aio.EOF or health_pb2.HealthCheckRequest.FromString(message).service in ("", proto.SERVICE)
+        except TimeoutError:
+            return True
+        except DecodeError:
+            return False
+        finally:
+            self._health_reads -= 1
 
     def _health(self) -> str:
         try:
@@ -466,6 +524,22 @@ class GrpcDoor:
 
 def _result_batch(results: list[Result]) -> bytes:
     return proto.RESULT_BATCH.write(results=[proto.plain(result) for result in results])
+
+
+class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
+    """For whoever has a key, where keys are asked for: it reads messages as large as calls."""
+
+    def __init__(self, names: Sequence[str], pool: Any, check: Callable[[Context], object]) -> None:
+        super().__init__(names, pool)
+        self._check = check
+
+    async def ServerReflectionInfo(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            self._check(context)
+        except Refusal as refusal:
+            await context.abort(status_code(refusal.code), refusal.detail)
+        async for answer in super().ServerReflectionInfo(request_iterator, context):
+            yield answer
 
 
 def _pool() -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from urllib.parse import parse_qs
 
 import msgspec
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from exec_service import metrics as metrics_text
 from exec_service.accounts import Account
+from exec_service.admission import Admission, Arriving
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.encoding import WRITE_BYTES, encode, encode_list, portions
@@ -29,6 +31,7 @@ from exec_service.metrics import Metrics
 from exec_service.readiness import check_ready
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.responses import answers, query_parameters
+from exec_service.sign_of_life import or_sign_of_life
 from exec_service.tools import TOOLS, Tools
 from exec_service.validate import Validator, check_strings, read_selection
 from exec_service.waiters import Order
@@ -79,7 +82,7 @@ class Door:
         raise NotImplementedError
 
     async def _read(self, scope: Scope, facts: RequestFacts, receive: Receive) -> bytes:
-        body = await read_body(scope, receive, self._config.max_body_bytes)
+        body = await read_body(scope, receive, self._config.max_body_bytes, self._dispatch.admission)
         facts.body_bytes = len(body)
         self._dispatch.check_open()  # before what a call asks for is compared with what is there
         check_strings(body, self._config.max_strings_per_request)
@@ -145,7 +148,7 @@ class BatchDoor(Door):
 
     async def _send_stream(self, order: Order, send: Send) -> None:
         await self._start_stream(send)
-        while landed := await order.take():
+        while landed := await or_sign_of_life(order.take, partial(self._write, b"\n", send)):
             for portion in portions(landed):
                 lines = _encode_lines(portion) if len(portion) > 1 else await encode(portion[0]) + b"\n"
                 await self._write(lines, send)
@@ -170,22 +173,24 @@ async def closed_by_disconnect(order: Order, receive: Receive) -> AsyncIterator[
         watcher.cancel()
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body; refused as soon as it is known to be too large, whether announced or not."""
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
+    """The whole body; refused as soon as it is known to be too large, whether announced or not. Charged while it arrives."""
     announced = header(scope, b"content-length")
     if announced.isdigit() and int(announced) > max_bytes:
         raise Refusal("body_too_large", f"{announced} bytes; at most {max_bytes} are accepted")
     parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > max_bytes:
-            raise Refusal("body_too_large", f"more than {size} bytes; at most {max_bytes} are accepted")
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    with Arriving(admission) as arriving:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > max_bytes:
+                raise Refusal("body_too_large", f"more than {size} bytes; at most {max_bytes} are accepted")
+            if not message.get("more_body", False):
+                return b"".join(parts)
+            arriving.hold(size)
 
 
 def check_content_type(scope: Scope) -> None:

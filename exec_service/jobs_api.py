@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
 from exec_service.accounts import Account
+from exec_service.admission import Arriving
 from exec_service.config import GatewayConfig
 from exec_service.dispatch import Dispatch
 from exec_service.guard import RequestFacts
@@ -30,6 +31,7 @@ from exec_service.jobs_keeper import Keeper, progress_of
 from exec_service.judging_api import permit_judge, permit_verify
 from exec_service.refusals import Draining, Refusal
 from exec_service.responses import answers, query_parameters, schema_of
+from exec_service.sign_of_life import KEEP_ALIVE_S
 from exec_service.validate import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
 from exec_wire.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
 from exec_wire.messages import Label, encode_json
@@ -41,7 +43,6 @@ READ_BYTES = 1 << 20
 FOLLOW_S = 0.5
 MOST_WARNINGS = 20  # of a job
 LATER_S = 30.0  # when to come again if there are too many jobs; nobody knows when one ends
-KEEP_ALIVE_S = 15.0  # an empty line, so that nobody on the way takes a long chunk for a dead connection
 
 
 class SubmitQuery(Struct, frozen=True, kw_only=True):
@@ -174,8 +175,10 @@ class JobDesk:
 class Intake:
     """One job on its way in."""
 
-    def __init__(self, config: GatewayConfig, validator: Validator, facts: RequestFacts, draft: Draft) -> None:
-        self._config, self._validator, self._facts, self._draft = config, validator, facts, draft
+    def __init__(
+        self, config: GatewayConfig, validator: Validator, facts: RequestFacts, draft: Draft, arriving: Arriving
+    ) -> None:
+        self._config, self._validator, self._facts, self._draft, self._arriving = config, validator, facts, draft, arriving
         self._lines: list[bytes] = []
         self._bytes = 0  # of `_lines`
         self._items = 0
@@ -193,6 +196,7 @@ class Intake:
                 rest.clear()
             rest += tail
             self._check_size(len(rest))
+            self._arriving.hold(len(rest) + self._bytes)
         await self._add(bytes(rest))
         await self._flush()
         if not self._items:
@@ -278,13 +282,9 @@ def _check_items(kept: int, more: int, config: GatewayConfig) -> None:
         )
 
 
-async def pieces_of(receive: Receive, stall_s: float) -> AsyncIterator[bytes]:
+async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
     while True:
-        try:
-            async with asyncio.timeout(stall_s):
-                message = await receive()
-        except TimeoutError:
-            raise Refusal("bad_json", f"nothing came for {stall_s:g} s, and the body was not at its end") from None
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionAbortedError
         yield message.get("body", b"")
@@ -367,9 +367,11 @@ def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, 
         with desk.receiving(tenant):
             await desk.check_room(tenant, config)
             with await asyncio.to_thread(desk.store.draft, tenant, query.name) as draft:
-                intake = Intake(config, validator, facts, draft)
+                arriving = Arriving(dispatch.admission)
+                intake = Intake(config, validator, facts, draft, arriving)
                 try:
-                    await intake.take(pieces_of(request.receive, config.write_stall_s))
+                    with arriving:
+                        await intake.take(pieces_of(request.receive))
                 except ConnectionAbortedError:
                     facts.client_gone = True
                     return Response(status_code=400)  # nobody reads it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from exec_service.guard import RequestFacts
 from exec_service.http_api import ClientGone, Door
 from exec_service.judging import Judging, bytes_of
 from exec_service.refusals import NotPermitted, Refusal
+from exec_service.sign_of_life import or_sign_of_life
 from exec_service.validate import VERIFY, Validator, Warnings, read
 from exec_service.verifying import bytes_of as bytes_of_verify
 from exec_service.verifying import verify
@@ -87,7 +89,7 @@ class VerifyDoor(Door):
                 task.add_done_callback(ended.put_nowait)
             left = len(items)
             while left:
-                ready = [(await ended.get()).result()]
+                ready = [(await or_sign_of_life(ended.get, partial(self._write, b"\n", send))).result()]
                 while not ended.empty() and len(ready) < LINES_PER_WRITE:
                     ready.append(ended.get_nowait().result())
                 left -= len(ready)

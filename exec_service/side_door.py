@@ -7,13 +7,15 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 
-import uvicorn
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from exec_service.app import CLOSE_S, PortTaken, Server, url_of
+from exec_service.connections import Bounds, server_config
 from exec_service.metrics import CONTENT_TYPE
 from exec_wire.supervisor import Supervisor, stop
+
+MAX_CONNECTIONS = 64
 
 
 class SideDoor:
@@ -46,16 +48,7 @@ async def side_door(app: SideDoor, host: str, port: int, supervisor: Supervisor)
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise PortTaken(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=CLOSE_S,
-    )
+    config = server_config(app, Bounds(max_connections=MAX_CONNECTIONS), timeout_graceful_shutdown=CLOSE_S)
     started, ended, servers = asyncio.Event(), asyncio.Event(), list[Server]()
 
     async def serve() -> None:

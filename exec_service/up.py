@@ -61,7 +61,9 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
     stop, url = stop_on_signals(), asyncio.get_running_loop().create_future()
     supervisor.on_give_up(stop.set)
     async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, metrics_port(gateway):
-        serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))
+        serving = asyncio.create_task(
+            serve(gateway, stop=stop, listening=url.set_result, reserved=descriptors_of(worker_config))
+        )
         try:
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
@@ -132,6 +134,11 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         return False
     await working
     return True
+
+
+def descriptors_of(config: WorkerConfig) -> int:
+    """How many a worker needs at most, generously: pages, outputs, control groups and sockets of each program."""
+    return 16 * (config.slots + config.max_sessions)
 
 
 def _greet(pool: Pool, url: str, gateway: Gateway) -> None:

@@ -9,6 +9,7 @@ CONTENT_TYPE = "application/problem+json"
 # code -> (HTTP status, title). A code never changes its meaning; clients switch on it.
 PROBLEMS: dict[str, tuple[int, str]] = {
     "bad_json": (400, "The body is not valid JSON"),
+    "bad_http": (400, "The connection does not carry HTTP"),
     "bad_message": (400, "The bytes are not a message of exec.proto"),
     "bad_field": (422, "A field is missing or has a wrong value"),
     "bad_query": (422, "A query parameter is missing or has a wrong value"),
@@ -25,6 +26,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "no_such_session": (404, "No such session"),
     "no_such_job": (404, "There is no such job"),
     "method_not_allowed": (405, "The route does not have this method"),
+    "too_slow": (408, "The request did not come to an end in time"),
     "not_forkable": (409, "The session cannot be forked now"),
     "no_checkpoint": (409, "The session has no checkpoint to return to"),
     "session_busy": (409, "The session is running a cell"),
@@ -36,6 +38,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "jobs_full": (413, "The tenant's bulk jobs have as many items as they may have"),
     "body_too_large": (413, "The body is too large"),
     "wrong_content_type": (415, "The content type is not the one of this route"),
+    "headers_too_large": (431, "The headers are too large"),
     "overloaded": (429, "The service is at its admission limit"),
     "tenant_busy": (429, "The key's tenant has as many calls in flight as it may have"),
     "rate_limited": (429, "The key's tenant has made as many calls in this minute as it may make"),
@@ -45,6 +48,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "internal": (500, "The service failed"),
     "jobs_off": (501, "This service has no folder for bulk jobs"),
     "not_run": (503, "The program could not be run, for no fault of its own"),
+    "connections_full": (503, "The service has as many connections as it may have"),
     "draining": (503, "The service is shutting down"),
     "not_ready": (503, "The service cannot run programs now"),
 }

@@ -71,7 +71,7 @@ class McpDoor:
         facts: RequestFacts = scope["exec"]
         check_content_type(scope)
         try:
-            body = await read_body(scope, receive, self._house.config.max_body_bytes)
+            body = await read_body(scope, receive, self._house.config.max_body_bytes, self._house.dispatch.admission)
             facts.body_bytes = len(body)
             check_strings(body, self._house.config.max_strings_per_request)
             manager = await self._started()

@@ -22,7 +22,17 @@ from exec_wire.memory_queue import MemoryQueue
 from exec_wire.messages import Call, Status
 from exec_wire.problems import PROBLEMS
 
-ONLY_HTTP = {"bad_json", "bad_query", "not_found", "method_not_allowed", "wrong_content_type", "foreign_host", "foreign_origin"}
+ONLY_HTTP = {
+    "bad_http",
+    "headers_too_large",
+    "bad_json",
+    "bad_query",
+    "not_found",
+    "method_not_allowed",
+    "wrong_content_type",
+    "foreign_host",
+    "foreign_origin",
+}
 
 
 @pytest.fixture

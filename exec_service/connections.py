@@ -1,0 +1,219 @@
+"""What a connection may cost before its request is known: bytes and time of the headers, time of the body, how many there are.
+
+uvicorn bounds none of these. It is done here because the app sees a request only when its headers are complete. Used by every
+port of ours that speaks HTTP. What a body may cost in memory is admission's business (`http_api.read_body`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from exec_wire.messages import encode_json
+from exec_wire.problems import CONTENT_TYPE, problem
+
+BODY_BYTES_PER_S = 128 << 10  # a body that comes faster may take longer than `body_s`
+MAX_PIPELINED = 64  # requests that a client sends ahead of their answers
+LINGER_S = 5.0  # for the last bytes of a refusal to leave
+OWN_DESCRIPTORS = 256  # listening sockets, the queue, files of jobs, the metrics port
+MOST_CONNECTIONS = 32768  # if nobody says how many: each may hold the headers of an unfinished request
+
+
+class Bounds:
+    """Of one server. `refused` is told the problem code of each connection that was ended for it."""
+
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        max_header_bytes: int = 64 << 10,
+        header_s: float = 30.0,
+        body_s: float = 60.0,
+        write_stall_s: float = 60.0,
+        refused: Callable[[str], None] = lambda code: None,
+    ) -> None:
+        self.max_connections, self.max_header_bytes = max_connections, max_header_bytes
+        self.header_s, self.body_s, self.write_stall_s = header_s, body_s, write_stall_s
+        self.refused = refused
+        self.unread: dict[BoundedProtocol, None] = {}  # connections without a whole request, those that wait longest first
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    def __init__(self, bounds: Bounds, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._bounds = bounds
+        self._loose_bytes = 0  # since something was complete: a request, its headers, a piece of its body
+        self._in_body = False
+        self._body_bytes = 0
+        self._waiting_since: float | None = None  # for the rest of the headers or of the body
+        self._timer: asyncio.TimerHandle | None = None
+        self._cut: asyncio.TimerHandle | None = None
+        self._wrong = ("bad_http", "these bytes are not a request")
+
+    # -- the connection ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._bounds.unread[self] = None
+        self._wait()
+        if len(self.connections) > self._bounds.max_connections:
+            next(iter(self._bounds.unread))._refuse("connections_full", f"at most {self._bounds.max_connections} are kept open")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bounds.unread.pop(self, None)
+        for timer in (self._timer, self._cut):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cut_in(self._bounds.write_stall_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._cut is not None and not self.transport.is_closing():
+            self._cut.cancel()
+            self._cut = None
+
+    def _cut_in(self, seconds: float) -> None:
+        """Unless what is to be written has left by then: a peer that reads nothing keeps even a closed connection open."""
+        if self._cut is None:
+            self._cut = self.loop.call_later(seconds, self.transport.abort)
+
+    # -- what comes -------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self._loose_bytes > self._bounds.max_header_bytes:
+            self._refuse("headers_too_large", f"at most {self._bounds.max_header_bytes} bytes are read")
+        elif (self._loose_bytes or self._in_body) and self._waiting_since is None:
+            self._wait()
+
+    def on_headers_complete(self) -> None:
+        if self._loose_bytes > self._bounds.max_header_bytes:  # else there is no need to look closer
+            bytes_ = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if bytes_ > self._bounds.max_header_bytes:
+                self._stop_reading("headers_too_large", f"{bytes_} bytes; at most {self._bounds.max_header_bytes} are read")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop_reading("bad_http", f"more than {MAX_PIPELINED} requests without waiting for an answer")
+        self._loose_bytes, self._in_body, self._body_bytes, self._waiting_since = 0, True, 0, None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._loose_bytes, self._in_body, self._waiting_since = 0, False, None
+        self._bounds.unread.pop(self, None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self._bounds.unread.setdefault(self)
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._cut_in(self._bounds.write_stall_s)
+
+    # -- what does not come -----------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        self._waiting_since = self.loop.time()
+        due = self._waiting_since + self._allowed_s()
+        if self._timer is not None and self._timer.when() <= due:
+            return  # it will look, and find what is left
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(due, self._look)
+
+    def _allowed_s(self) -> float:
+        if not self._in_body:
+            return self._bounds.header_s
+        if self.cycle.response_complete:  # nobody needs the rest
+            return self._bounds.body_s
+        return self._bounds.body_s + self._body_bytes / BODY_BYTES_PER_S
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiting_since is None or self.transport.is_closing():
+            return
+        left_s = self._waiting_since + self._allowed_s() - self.loop.time()
+        if self.flow.read_paused:  # then it is we who do not read
+            left_s = max(left_s, 1.0)
+        if left_s > 0:
+            self._timer = self.loop.call_later(min(left_s, self._bounds.body_s), self._look)
+        else:
+            self._refuse("too_slow", f"the {'body' if self._in_body else 'headers'} did not come to an end in time")
+
+    # -- the end ----------------------------------------------------------------------------------------------------------
+
+    def _stop_reading(self, code: str, detail: str) -> None:
+        """Within the parser, which takes any exception for a bad request and calls `send_400_response`."""
+        self._wrong = (code, detail)
+        raise ValueError(code)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*self._wrong)
+
+    def _refuse(self, code: str, detail: str) -> None:
+        if self.transport.is_closing():
+            return
+        self._bounds.refused(code)
+        if self._can_answer():
+            told = problem(code, detail)
+            body = encode_json(told)
+            head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (CONTENT_TYPE.encode(), len(body))
+            self.transport.write(STATUS_LINE[told.status] + head + body)
+        self._close()
+
+    def _can_answer(self) -> bool:
+        """No answer has begun, and somebody waits for one; an idle connection is closed without words."""
+        if self.cycle is None:
+            return True
+        if self._in_body:
+            return not self.cycle.response_started and not self.pipeline
+        return self._loose_bytes > 0 and self.cycle.response_complete
+
+    def _close(self) -> None:
+        self._bounds.unread.pop(self, None)
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._cut_in(LINGER_S)
+
+
+def server_config(app: Any, bounds: Bounds, **settings: Any) -> uvicorn.Config:
+    """What all of our servers have in common."""
+    return uvicorn.Config(
+        app,
+        http=partial(BoundedProtocol, bounds),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nobody in front of us is trusted to speak for a client
+        **settings,
+    )
+
+
+def room_for_connections(reserved: int, most: int = 0) -> int:
+    """How many connections may be open so that `reserved` descriptors, and our own, are left; at most `most` if that is set.
+
+    The process takes as many descriptors as it is allowed to have. If that is still too few, connections get a quarter.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = hard if hard != resource.RLIM_INFINITY else MOST_CONNECTIONS + OWN_DESCRIPTORS + reserved
+    return min(most or MOST_CONNECTIONS, max(files - OWN_DESCRIPTORS - reserved, files // 4))
