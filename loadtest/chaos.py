@@ -42,6 +42,7 @@ GATEWAY_SETTINGS = {"max_calls": 1000, "max_calls_per_request": 500, "write_stal
 ECHO_SETTINGS = {"slots": 64, "echo_ms": 50}
 SANDBOX_SETTINGS = {"slots": 2, "profiles": '{"bare": []}', "min_tier": "D"}
 PROBES = 8  # of each program
+PROBE_S = 300.0  # its deadline: on a busy machine an endless program that ran into it would be the machine's fault
 KNOWN = {"print(1)": ("ok", "none"), "raise SystemExit(3)": ("error", "model"), "while True: pass": ("timeout", "model")}
 COUNTED = {
     "late": "exec_late_answers_total",
@@ -325,12 +326,12 @@ def look_at_workers(cluster: Cluster) -> list[str]:
     """What is wrong when the trouble is over: workers that take no calls, programs with another verdict than their own."""
     known = KNOWN if cluster.sandbox else {"print(1)": ("ok", "none")}
     codes = [code for code in known for _ in range(PROBES)]
-    calls = [{"code": code, "limits": {"wall_s": 0.3}, "tenant": "probe"} for code in codes]
+    calls = [{"code": code, "limits": {"wall_s": 0.3}, "tenant": "probe", "deadline_s": PROBE_S} for code in codes]
     seen: set[str] = set()
     wrong: Counter[str] = Counter()
     give_up = time.monotonic() + PATIENCE_S
     while len(seen) < len(cluster.workers) and time.monotonic() < give_up:
-        results = ask(cluster.urls[0], "/v1/batch?stream=false", {"calls": calls}, PATIENCE_S) or {}
+        results = ask(cluster.urls[0], "/v1/batch?stream=false", {"calls": calls}, PROBE_S) or {}
         for code, result in zip(codes, results.get("results", []), strict=False):
             seen.add(result["worker"])
             verdict = (result["status"], result["blame"])

@@ -31,7 +31,7 @@ async def client(server: ScriptedServer) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-async def until(happened: Callable[[], bool], limit_s: float = 30) -> None:
+async def until(happened: Callable[[], bool], limit_s: float = 120) -> None:
     async with asyncio.timeout(limit_s):
         while not happened():  # noqa: ASYNC110 (it happens in the server's thread)
             await asyncio.sleep(0.002)

@@ -34,7 +34,7 @@ def failed(*arguments: str, **settings: object) -> tuple[int, str]:
         [sys.executable, "-m", "exec_service", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         cwd=ROOT,
         env=environment(settings),
     )

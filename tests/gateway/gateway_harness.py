@@ -176,7 +176,7 @@ def soon(coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
     return asyncio.create_task(coroutine)
 
 
-async def until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(true: Callable[[], bool], timeout_s: float = 120.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not true():  # noqa: ASYNC110 - any condition, not only one that somebody signals
             await asyncio.sleep(0.005)

@@ -95,7 +95,7 @@ class Refused:
 refused = Refused
 
 
-async def drained(answer: Any, patience_s: float = 30) -> Any:
+async def drained(answer: Any, patience_s: float = 120) -> Any:
     """The status that a call ends with."""
     async with asyncio.timeout(patience_s):
         return await answer.code()

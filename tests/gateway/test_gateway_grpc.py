@@ -347,7 +347,7 @@ async def test_a_client_that_reads_nothing_is_given_up() -> None:
 async def test_no_call_of_a_burst_is_dropped(channels: int) -> None:
     async with running(grpc=True, slots=64) as service:
         callers = [Caller(service.grpc_target) for _ in range(channels)]
-        got = await asyncio.gather(*(callers[n % channels].run(f"say {n}", timeout=90) for n in range(5000)))
+        got = await asyncio.gather(*(callers[n % channels].run(f"say {n}", timeout=300) for n in range(5000)))
         assert [int(result.stdout) for result in got] == list(range(5000))
         await asyncio.gather(*(made.channel.close() for made in callers))
 

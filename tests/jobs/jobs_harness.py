@@ -58,7 +58,7 @@ class Jobs:
         assert response.status_code == 200, response.text
         return msgspec.json.Decoder(JobResult).decode_lines(response.content)
 
-    async def until(self, job: str, state: str, timeout_s: float = 30) -> JobStatus:
+    async def until(self, job: str, state: str, timeout_s: float = 120) -> JobStatus:
         async with asyncio.timeout(timeout_s):
             while (status := await self.status(job)).state != state:  # noqa: ASYNC110 - the service decides
                 await asyncio.sleep(0.05)

@@ -18,8 +18,8 @@ import json, logging, sys
 from math_verify import parse, verify
 logging.disable()
 for answer, truth in json.load(sys.stdin):
-    found = parse(truth)
-    print(json.dumps([bool(verify(found, parse(answer))), bool(found)]))
+    found = parse(truth, parsing_timeout=None)
+    print(json.dumps([bool(verify(found, parse(answer, parsing_timeout=None), timeout_seconds=None)), bool(found)]))
 """
 
 

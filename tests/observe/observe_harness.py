@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "exec-service"
 RULES = CHART / "rules" / "exec-service.yaml"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+PATIENCE_S = 120.0
 UNPACKED = ROOT / ".tools" / "debian" / "usr" / "bin"
 VARIABLES = {"$__rate_interval": "5s", "$namespace": ".*", "$run": ".*"}
 
@@ -49,9 +50,12 @@ class Prometheus:
         assert body["status"] == "success", (expression, body)
         return list(body["data"]["result"])
 
-    def has_data(self, expression: str) -> bool:
-        found = self.query(expression)
-        return bool(found) and all(sample["value"][1] != "NaN" for sample in found)
+    def wait_for(self, expression: str) -> None:
+        """Until it has a value: a scrape may have failed, or be too young for a rate."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not (found := self.query(expression)) or any(sample["value"][1] == "NaN" for sample in found):
+            assert time.monotonic() < give_up, (expression, found)
+            time.sleep(0.5)
 
     def rules(self) -> list[dict[str, Any]]:
         groups = self.http.get("/api/v1/rules").json()["data"]["groups"]

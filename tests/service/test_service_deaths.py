@@ -24,7 +24,11 @@ def mortal() -> Iterator[Service]:
 def calls() -> tuple[list[Call], list[Callable[[Result], str]]]:
     """Mixed ones that each take long enough to be hit."""
     cases = [mixed_case(number) for number in range(CALLS)]
-    slowed = [Call(**case.call | {"code": f"import time; time.sleep(0.1)\n{case.call['code']}"}) for case in cases]
+    waits = [0.1] * (CALLS - 1) + [3]  # the last one holds the others' request open until somebody has looked
+    code = "import time; time.sleep({})\n{}"
+    slowed = [
+        Call(**case.call | {"code": code.format(wait, case.call["code"])}) for wait, case in zip(waits, cases, strict=True)
+    ]
     return slowed, [case.problem for case in cases]
 
 

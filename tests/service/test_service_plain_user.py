@@ -46,7 +46,7 @@ def nobodys_python(tmp_path: Path) -> Iterator[str]:
 
 
 def nobody_can_use(python: str) -> bool:
-    tried = subprocess.run([*AS_NOBODY, python, "-c", CAN_BE_USED], cwd=ROOT, capture_output=True, timeout=30)
+    tried = subprocess.run([*AS_NOBODY, python, "-c", CAN_BE_USED], cwd=ROOT, capture_output=True, timeout=120)
     return tried.returncode == 0
 
 

@@ -22,7 +22,7 @@ from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
-PATIENCE_S = 30.0  # for whatever has to happen soon; nothing here measures speed
+PATIENCE_S = 120.0  # for whatever has to happen soon; nothing here measures speed
 _LIMITS = set(Limits.__struct_fields__)
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
 OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
