@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from sandbox_harness import Lab, laboratory, need_sandbox
+
+from worker.selftest import ATTACKS, self_test
 
 # Programs can read it, nobody here does: a module of the standard library that is not imported.
 SHARED = Path(os.__file__).with_name("turtle.py")
@@ -127,3 +131,15 @@ async def test_a_network_namespace_is_used_again_and_empty(own_lab: Lab) -> None
     seen = {await own_lab.output(look) for _ in range(8)}
     assert len(seen) <= 2  # one program may end while the next one starts
     assert {line.split()[1] for line in seen} == {"1"}
+
+
+def test_the_self_test_tells_programs_that_meet() -> None:
+    """Where nothing confines them, its programs say so."""
+    need_sandbox()
+    for name in ("bounding set", "names of sockets 1"):
+        run = subprocess.run([sys.executable, "-c", ATTACKS[name].code], capture_output=True, text=True, timeout=60)
+        assert run.stdout.startswith("escaped"), (name, run)
+
+
+async def test_the_self_test_finds_no_channel_here(own_lab: Lab) -> None:
+    assert await self_test(own_lab.pool) == []
