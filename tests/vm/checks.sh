@@ -12,7 +12,7 @@ echo "kernel $(uname -r), control groups v2 with $(cat /sys/fs/cgroup/cgroup.con
     echo $? >/tmp/tests.end
 } | tee /tmp/tests.log
 {
-    .venv/bin/python tests/hostile --alone 2>&1
+    .venv/bin/python tests/hostile --alone --slow-machine 2>&1
     echo $? >/tmp/hostile.end
 } | tee /tmp/hostile.log
 echo
