@@ -42,6 +42,11 @@ def test_the_machine_has_this_checkout_and_says_how_its_command_ended(tmp_path: 
     assert command == f"cd \"{tmp_path}/checkout\"\n'echo' 'two words' "
 
 
+def test_make_starts_it() -> None:
+    made = subprocess.run(["make", "-n", "test-vm", "CMD=true"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert made.stdout.splitlines()[-1] == "sh tests/vm/run.sh true"
+
+
 def test_the_machine_has_control_groups_v2_and_runs_the_isolation_tests(tmp_path: Path) -> None:
     _, arguments, command = start(tmp_path)
     assert "cgroup_no_v1=all" in arguments
