@@ -2,7 +2,7 @@
 # In the machine: the tests of isolation, then the hostile programs. Tests that need another kernel skip themselves and say why.
 # Ends with a summary; 1 if anything is not as expected.
 set -u
-export CI=true PYTHONPATH="$PWD" PYTHONDONTWRITEBYTECODE=1
+export CI=true EXEC_TEST_SLOWNESS=8 PYTHONPATH="$PWD" PYTHONDONTWRITEBYTECODE=1
 echo "kernel $(uname -r), control groups v2 with $(cat /sys/fs/cgroup/cgroup.controllers)"
 .venv/bin/exec-service doctor | tail -1
 {

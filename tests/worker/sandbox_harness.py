@@ -26,6 +26,7 @@ from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine
 PATIENCE_S = 30.0  # for whatever has to happen soon; nothing here measures speed
 _LIMITS = set(Limits.__struct_fields__)
+SLOWNESS = float(os.environ.get("EXEC_TEST_SLOWNESS", "1"))  # of this machine: programs have so many times the usual limits
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
 OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
 OWN_BASE = OWN_UIDS.start
@@ -81,7 +82,7 @@ def has_cgroups_v1() -> bool:
 
 def call_of(code: str, **fields: Any) -> Call:
     """Fields of a call and of its limits, side by side; short limits unless said otherwise."""
-    limits = {"wall_s": 5.0, "cpu_s": 5.0} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
+    limits = {"wall_s": 5.0 * SLOWNESS, "cpu_s": 5.0 * SLOWNESS} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
     return Call(code=textwrap.dedent(code), limits=Limits(**limits), **fields)
 
 
