@@ -4,7 +4,8 @@
 #
 #     tests/vm/run.sh [COMMAND...]     in the checkout; what is run without a command is in tests/vm/checks.sh
 #
-# VM_MEMORY (MB, 6144) and VM_CORES (2) say how large it is, VM_APPEND adds to the kernel's command line.
+# VM_MEMORY (MB, 6144) and VM_CORES (2) say how large it is, VM_APPEND adds to the kernel's command line, VM_PATIENCE_S (7200)
+# ends it. The last line of what it prints is the command's exit code.
 set -eu
 cd "$(dirname "$0")/../.."
 checkout=$PWD
@@ -53,7 +54,7 @@ make_initramfs() {
 get_tools
 make_initramfs
 [ $# -gt 0 ] || set -- sh $here/checks.sh
-# The words travel in the kernel's command line, which has no room for quotes.
+# The kernel's command line names this file: it has no room for quotes.
 printf 'cd "%s"\n' "$checkout" >"$tools/command"
 printf "'%s' " "$@" >>"$tools/command"
 log=$tools/console.log
