@@ -5,6 +5,7 @@
 # make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
+# make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
@@ -66,6 +67,10 @@ test-integrations: install-dev
 .PHONY: test-deploy
 test-deploy: install-dev
 	EXEC_TEST_DEPLOY=1 CI=true $(BIN)/pytest -v tests/deploy $(ARGS)
+
+.PHONY: test-vm
+test-vm: install-dev
+	@sh tests/vm/run.sh $(CMD)
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -35,6 +35,14 @@ def attempt(what, f, *arguments):
         pass
 """
 _TELL = "\nprint('escaped: ' + ', '.join(map(str, escaped)) if escaped else 'contained')\n"
+# Twice, so that two may meet: each has the name to itself, and sees no other.
+_NAMES = rf"""{_TRY}
+import time
+own = socket.socket(socket.AF_UNIX)
+try: own.bind("\0self-test")
+except OSError: escaped.append("a name is taken")
+time.sleep(0.1)
+attempt("names", lambda: len(open("/proc/self/net/unix").readlines()) != 2){_TELL}"""
 _INT_80 = r"""
 import ctypes, mmap
 page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -78,6 +86,16 @@ ATTACKS: dict[str, Attack] = {
         f"{_TRY}header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
         f"attempt('capget', lambda: libc.capget(header, data) != 0 or any(data)){_TELL}"
     ),
+    "bounding set": Attack(
+        f"{_TRY}for number in range(64): attempt(number, lambda: libc.prctl(23, number, 0, 0, 0) > 0){_TELL}", needs="userns"
+    ),
+    "page cache": Attack(
+        f"{_TRY}file = os.open(os.__file__, 0)\nattempt('look', os.preadv, file, [bytearray(1)], 0, os.RWF_NOWAIT)"
+        f"\nattempt('readahead', lambda: libc.readahead(file, ctypes.c_long(0), ctypes.c_size_t(1)) == 0)"
+        f"\nattempt('times of a device', os.utime, '/dev/null'){_TELL}",
+        needs="seccomp",
+    ),
+    **{f"names of sockets {number}": Attack(_NAMES, needs="netns") for number in (1, 2)},
     "a file left behind": Attack("open('leftover', 'w').write('x')\nprint('contained')"),
 }
 # Afterwards, in every slot.

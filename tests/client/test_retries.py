@@ -21,6 +21,7 @@ from exec_client import (
     Limits,
     NotReady,
     Overloaded,
+    Policy,
     ProtocolError,
     Result,
     ServiceFailed,

@@ -1,6 +1,6 @@
 """The whole corpus: every program alone and as 8 copies beside a canary, and the machine's state after each.
 
-    python tests/hostile [--cells] [--tier-mask userns,...] [--only REGEX] [--alone]
+    python tests/hostile [--cells] [--tier-mask userns,...] [--only REGEX] [--alone] [--slow-machine]
 
 Prints a line per program; ends with 1 if anything is not as expected. `--cells` runs each Python program as a cell of a session
 of its own, and the copies beside a session that must keep its state. `--tier-mask uid` makes tier C, `userns` tier D; as a
@@ -76,7 +76,7 @@ async def run_one(cage: Cage, program: Program, before: Node, report: Report, op
         report.skip(program, why)
         return before
     run_alone, run_crowd = (cage.run_cell, cage.run_cells_crowd) if options.cells else (cage.run_alone, cage.run_crowd)
-    wrong, result = await run_alone(program)
+    wrong, result = await run_alone(program, crowd=options.slow_machine)
     wrong = [f"alone: {words}" for words in wrong]
     crowd = ""
     if not options.alone:
@@ -112,6 +112,7 @@ def main() -> int:
     parser.add_argument("--tier-mask", default="", help="layers to act without, separated by commas")
     parser.add_argument("--only", default="", help="only programs whose file name matches this expression")
     parser.add_argument("--alone", action="store_true", help="no copies")
+    parser.add_argument("--slow-machine", action="store_true", help="alone, each has as much time as among copies")
     try:
         return asyncio.run(run_all(parser.parse_args()))
     except SandboxUnavailable as error:

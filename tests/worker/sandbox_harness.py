@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from exec_wire import Call, Limits, Result
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
+from worker.sandbox import cgroups
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
+START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine
 PATIENCE_S = 120.0  # for whatever has to happen soon; nothing here measures speed
 _LIMITS = set(Limits.__struct_fields__)
+SLOWNESS = float(os.environ.get("EXEC_TEST_SLOWNESS", "1"))  # of this machine: programs have so many times the usual limits
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
 OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
 OWN_BASE = OWN_UIDS.start
@@ -55,9 +58,31 @@ def need_sandbox() -> None:
     pytest.skip(words)
 
 
+def need_kernel_for(mask_layers: Sequence[str]) -> None:
+    """Without a jail, Landlock has to keep programs from signalling others: tier D needs Linux 6.12."""
+    from worker.sandbox.inside import _zygote  # `need_sandbox` explains its absence
+    from worker.sandbox.probe import SCOPED_SIGNALS_ABI
+
+    if "userns" in mask_layers and 0 <= (abi := _zygote.landlock_abi()) < SCOPED_SIGNALS_ABI:
+        pytest.skip(f"this kernel has Landlock ABI {abi}, tier D needs {SCOPED_SIGNALS_ABI}")
+
+
+def has_memory_peak() -> bool:
+    """Version 2 of control groups can reset it from Linux 6.12 on."""
+    groups = cgroups.make_root(f"exec-service-test-peak-{os.getpid()}")
+    try:
+        return groups.make_slot(0)[1] is not None
+    finally:
+        groups.close()
+
+
+def has_cgroups_v1() -> bool:
+    return cgroups._roots("")[1] == 1
+
+
 def call_of(code: str, **fields: Any) -> Call:
     """Fields of a call and of its limits, side by side; short limits unless said otherwise."""
-    limits = {"wall_s": 5.0, "cpu_s": 5.0} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
+    limits = {"wall_s": 5.0 * SLOWNESS, "cpu_s": 5.0 * SLOWNESS} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
     return Call(code=textwrap.dedent(code), limits=Limits(**limits), **fields)
 
 
@@ -155,12 +180,13 @@ def busy_machine() -> Iterator[None]:
 
 @asynccontextmanager
 async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **settings: Any):
+    need_kernel_for(settings.get("mask_layers", ()))
     settings.setdefault("uid_base", OWN_BASE)
     config = WorkerConfig(slots=slots, profiles={name: PROFILES[name] for name in profiles}, **settings)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(START_S):
         pool = await Pool(config).__aenter__()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_S):
             await pool.wait_ready()
         yield Lab(pool)
     finally:
@@ -199,7 +225,8 @@ def alive(pid: int) -> bool:
 
 
 def open_fds(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    """Without network namespaces: a zygote keeps as many as it has had programs at the same time."""
+    return sum("/net:[" not in os.path.realpath(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def cgroups_of(uid_base: int) -> list[Path]:

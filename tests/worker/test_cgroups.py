@@ -55,3 +55,17 @@ def test_a_slot_counts_its_own_cpu_time(groups: cgroups.SlotCgroups) -> None:
     subprocess.run([sys.executable, "-c", BURN, *map(str, attach)], pass_fds=attach, check=True)
     assert usage_ns(mine) >= 0.2e9
     assert usage_ns(other) == 0
+
+
+def test_a_peak_that_cannot_be_reset_is_not_opened(tmp_path: Path) -> None:
+    """As on version 2 before Linux 6.12, where root can open the file for writing but each write fails."""
+    slot = tmp_path / "slot0"
+    slot.mkdir()
+    for name in ("memory.max", "memory.events", "pids.max", "pids.current", "cpu.stat", "cgroup.threads", "cgroup.procs"):
+        (slot / name).touch()
+    (slot / "memory.peak").symlink_to("/dev/full")
+    files = cgroups.SlotCgroups({"": tmp_path}, 2).make_slot(0)
+    for fd in files:
+        if fd is not None:
+            os.close(fd)
+    assert [fd is None for fd in files] == [False, True, *[False] * 6]

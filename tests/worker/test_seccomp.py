@@ -9,26 +9,30 @@ import pytest
 from worker.sandbox.inside import _zygote, seccomp
 
 ALLOW, KILL = seccomp.RET_ALLOW, seccomp.RET_KILL
-ENOSYS, EPERM, EAFNOSUPPORT = (0x00050000 | number for number in (errno.ENOSYS, errno.EPERM, errno.EAFNOSUPPORT))
-STRICTER = {KILL: 0, ENOSYS: 1, EPERM: 1, EAFNOSUPPORT: 1, ALLOW: 2}
+ENOSYS, EPERM, EAFNOSUPPORT, EOPNOTSUPP, NOTHING = (
+    0x00050000 | number for number in (errno.ENOSYS, errno.EPERM, errno.EAFNOSUPPORT, errno.EOPNOTSUPP, 0)
+)
+STRICTER = {KILL: 0, ENOSYS: 1, EPERM: 1, EAFNOSUPPORT: 1, EOPNOTSUPP: 1, NOTHING: 1, ALLOW: 2}
 OPTIONS = [
     {},
     {"network_namespace": False},
     {"memory_counted": False},
-    {"network_namespace": False, "memory_counted": False, "files_apart": False},
+    {"network_namespace": False, "mount_namespace": False},
+    {"network_namespace": False, "memory_counted": False, "mount_namespace": False, "files_apart": False},
 ]
 # What runs under the zygote's filter alone: its own loop, keepers, and children on their way.
 OURS = """
     mount unshare setns setgroups setresgid setresuid capset capget seccomp prctl landlock_create_ruleset landlock_add_rule
     landlock_restrict_self chown fchownat chmod fchmodat unlinkat mkdirat openat getdents64 clone wait4 kill poll
-    ppoll recvmsg sendmsg signalfd4 setsid chdir dup2 dup3 close_range prlimit64 mmap munmap
+    ppoll recvmsg sendmsg signalfd4 setsid chdir dup2 dup3 close_range prlimit64 mmap munmap madvise
 """.split()
 
 
-def answer(program: bytes, number: int, arguments: tuple[int, ...] = (0, 0), architecture: int | None = None) -> int:
+def answer(program: bytes, number: int, arguments: tuple[int, ...] = (), architecture: int | None = None) -> int:
     """What a filter of these instructions says to a call."""
     steps = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
-    words = {0: number, 4: architecture or seccomp.ARCHITECTURES[platform.machine()], 16: arguments[0], 24: arguments[1]}
+    words = {0: number, 4: architecture or seccomp.ARCHITECTURES[platform.machine()]}
+    words |= {16 + 8 * index: argument for index, argument in enumerate((*arguments, 0, 0, 0, 0, 0, 0)[:6])}
     at = value = 0
     while True:
         code, yes, no, constant = steps[at]
@@ -44,7 +48,7 @@ def answer(program: bytes, number: int, arguments: tuple[int, ...] = (0, 0), arc
             at += yes if holds else no
 
 
-def both(filters: tuple[bytes, bytes], number: int, arguments: tuple[int, ...] = (0, 0)) -> int:
+def both(filters: tuple[bytes, bytes], number: int, arguments: tuple[int, ...] = ()) -> int:
     return min((answer(one, number, arguments) for one in filters), key=STRICTER.__getitem__)
 
 
@@ -56,14 +60,18 @@ def test_a_program_may_what_is_listed_and_nothing_else(options: dict[str, bool])
     allowed = set(seccomp.ALLOWED)
     if not options.get("memory_counted", True):
         allowed.discard("memfd_create")
+    changes: set[str] = set()
+    if not options.get("mount_namespace", True):
+        changes |= set(seccomp.CHANGES_OF_TIMES)
     if not options.get("files_apart", True):
-        allowed -= set(seccomp.CHANGES_OF_FILES)
+        changes |= set(seccomp.CHANGES_OF_FILES)
     for number in range(1200):
         name = names.get(number, "")
         if name in seccomp.CHECKED:
             continue
-        refused = name in seccomp.REFUSED or (name in seccomp.CHANGES_OF_FILES and name not in allowed)
-        assert both(filters, number) == (ALLOW if name in allowed else EPERM if refused else ENOSYS), (number, name)
+        wanted = NOTHING if name in seccomp.IGNORED else ALLOW if name in allowed - changes else ENOSYS
+        refused = name in seccomp.REFUSED or name in changes
+        assert both(filters, number) == (EPERM if refused else wanted), (number, name)
     assert both(filters, 0x40000000 | numbers["read"]) == ENOSYS  # x32
 
 
@@ -77,10 +85,22 @@ def test_a_program_may_what_is_listed_and_nothing_else(options: dict[str, bool])
         ("prctl", (15, 0), ALLOW),
         ("prctl", (22, 0), EPERM),
         ("ioctl", (0, 0x5412), EPERM),
+        ("prctl", (67, 1), EPERM),
         ("prlimit64", (7, 0), EPERM),
+        ("madvise", (0, 0, 4), ALLOW),
+        ("madvise", (0, 0, 12), EPERM),
+        ("madvise", (0, 0, 20), EPERM),
+        ("madvise", (0, 0, 21), EPERM),
+        ("madvise", (0, 0, 25), EPERM),
+        ("preadv2", (0, 0, 0, 0, 0, 0), ALLOW),
+        ("preadv2", (0, 0, 0, 0, 0, 0x8), EOPNOTSUPP),
+        ("preadv2", (0, 0, 0, 0, 0, 0x80), EOPNOTSUPP),
+        ("pwritev2", (0, 0, 0, 0, 0, 0x2 | 0x10), ALLOW),
+        ("pwritev2", (0, 0, 0, 0, 0, 0x8), EOPNOTSUPP),
+        ("fadvise64", (0, 0, 0, 4), NOTHING),
     ],
 )
-def test_some_calls_go_by_their_arguments(name: str, arguments: tuple[int, int], wanted: int) -> None:
+def test_some_calls_go_by_their_arguments(name: str, arguments: tuple[int, ...], wanted: int) -> None:
     assert both(seccomp.compile_filters(_zygote.SYSCALLS), _zygote.SYSCALLS[name], arguments) == wanted
 
 

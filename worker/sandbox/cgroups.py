@@ -30,6 +30,7 @@ _V2_FILES = [
     ("", "cpu.stat", os.O_RDONLY),
     ("", "cgroup.threads", os.O_RDONLY),
 ]
+_PEAK = 1
 REQUIRED = {1: ("memory", "pids", "cpuacct"), 2: ("memory", "pids")}  # version 2 counts CPU time without a controller
 FIRST_LEAF = "leaf0"
 OPTIONAL = "cpu"  # equal weights: a crowd in one slot takes no CPU from the others
@@ -60,6 +61,9 @@ class SlotCgroups:
         files: list[int | None] = []
         for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
             files.append(_open_or_none(self.roots[controller] / f"slot{index}" / name, mode))
+        if not _can_be_reset(files[_PEAK]):
+            _close(files[_PEAK])
+            files[_PEAK] = None  # no figure is better than that of a former program, perhaps another tenant's
         return [*files, *_open_all([(path, os.O_WRONLY) for path in self._attach_files(index, leaf)])]
 
     def _attach_files(self, index: int, leaf: str) -> list[Path]:
@@ -141,10 +145,21 @@ def _open_all(files: list[tuple[Path, int]]) -> list[int]:
 def _open_or_none(path: Path, mode: int) -> int | None:
     try:
         return os.open(path, mode | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
-    except PermissionError:  # memory.peak cannot be reset on kernels before 6.12: no figure is better than a former program's
-        return None
+
+
+def _can_be_reset(peak: int | None) -> bool:
+    """Not on version 2 before Linux 6.12, where root can open the file for writing all the same."""
+    try:
+        return peak is not None and os.pwrite(peak, b"0", 0) > 0
+    except OSError:
+        return False
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
 
 
 def make_root(name: str) -> SlotCgroups:

@@ -173,7 +173,8 @@ def _bind(source: str | Path, target: str | Path) -> str:
 
 
 def _device(path: str) -> str:
-    return f'mount {{ src: "{path}" dst: "{path}" is_bind: true rw: true nosuid: true noexec: true }}'
+    """Read-only, so that nobody sets the times of the machine's own node; the device itself can still be written to."""
+    return f'mount {{ src: "{path}" dst: "{path}" is_bind: true rw: false nosuid: true noexec: true }}'
 
 
 def _system_mounts() -> list[str]:

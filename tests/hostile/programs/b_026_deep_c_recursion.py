@@ -1,6 +1,6 @@
 # B 26: recursion in C until the stack is used up
 # expect: status=signal signal=11 blame=model
-# limits: wall_s=10
+# limits: wall_s=60 cpu_s=60
 import sys
 
 sys.setrecursionlimit(1 << 30)

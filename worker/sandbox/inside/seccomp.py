@@ -16,13 +16,13 @@ import platform
 import struct
 
 ALLOWED = """
-    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2 dup3 pipe pipe2
-    open openat openat2 creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
+    read write readv writev pread64 pwrite64 preadv pwritev lseek close close_range dup dup2 dup3 pipe pipe2
+    open openat creat stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
     getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink
     symlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat truncate ftruncate
     fallocate fsync fdatasync sync_file_range msync umask getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr mknod
-    mknodat flock fadvise64 readahead sendfile copy_file_range
-    mmap munmap mremap mprotect madvise brk mincore mbind get_mempolicy set_mempolicy membarrier memfd_create mlock munlock
+    mknodat flock sendfile copy_file_range
+    mmap munmap mremap mprotect brk mbind get_mempolicy set_mempolicy membarrier memfd_create mlock munlock
     fork vfork execve execveat exit exit_group wait4 waitid kill tkill tgkill pidfd_open pidfd_send_signal
     rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo rt_sigsuspend
     sigaltstack pause alarm getitimer setitimer restart_syscall signalfd signalfd4
@@ -37,7 +37,7 @@ ALLOWED = """
     select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
     connect bind listen accept accept4 getsockname getpeername sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown
     setsockopt getsockopt
-    getrandom cachestat map_shadow_stack mseal
+    getrandom map_shadow_stack mseal
 """.split()
 
 REFUSED = """
@@ -56,16 +56,19 @@ REFUSED = """
     landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp vhangup nfsservctl lookup_dcookie
     set_mempolicy_home_node statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules
     setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr sync syncfs
+    readahead cachestat mincore
 """.split()
 
-CHANGES_OF_FILES = """
-    chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
-""".split()
+# Answered with success, and nothing happens: advice on the page cache, which all programs share.
+IGNORED = ["fadvise64"]
+
+CHANGES_OF_FILES = "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat".split()
+CHANGES_OF_TIMES = "utime utimes utimensat futimesat".split()
 
 # What the zygote, its keepers (folder.c) and a child that is being confined use, of what a program may not in some tier.
 CONFINING = """
     mount unshare setns setgroups capset seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self
-    chown fchownat chmod fchmodat
+    chown fchownat chmod fchmodat madvise
 """.split()
 
 # Of a flag word, the bits that make a namespace (CLONE_NEWTIME cannot be asked for through clone).
@@ -74,7 +77,12 @@ AF_UNIX = 1
 SOCK_STREAM = 1
 ANY_FLOW = 0xF & ~4  # of the type of a socket, the bits that SOCK_STREAM (1) and SOCK_SEQPACKET (5) share
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-PR_SET_SECCOMP, PR_SET_MM = 22, 35
+PR_SET_SECCOMP, PR_SET_MM, PR_SET_MEMORY_MERGE = 22, 35, 67
+# Advice that reaches beyond the caller's own memory: it moves pages of shared files out of the page cache or into huge pages,
+# or merges equal pages of different programs.
+MADV_MERGEABLE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 20, 21, 25
+# HIPRI, DSYNC, SYNC, APPEND. NOWAIT tells whether a page is in the page cache, DONTCACHE reads one without leaving it there.
+HARMLESS_RWF = 0x1 | 0x2 | 0x4 | 0x10
 F_SETLEASE, F_NOTIFY = 1024, 1026
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -98,27 +106,32 @@ def _load_argument(index: int) -> Code:
     return [(_LOAD, 0, 0, _ARGS_AT + 8 * index)]  # the low word; all checked arguments are ints
 
 
-def _refuse_if_bits(argument: int, bits: int) -> Code:
-    return [*_load_argument(argument), (_JSET, 0, 1, bits), *_errno(errno.EPERM), *_ret(RET_ALLOW)]
+def _refuse_if_bits(argument: int, bits: int, by: int = errno.EPERM) -> Code:
+    return [*_load_argument(argument), (_JSET, 0, 1, bits), *_errno(by), *_ret(RET_ALLOW)]
 
 
 def _only_if_equal(argument: int, value: int, otherwise: int) -> Code:
     return [*_load_argument(argument), (_JEQ, 1, 0, value), *_errno(otherwise), *_ret(RET_ALLOW)]
 
 
-def _refuse_if_one_of(argument: int, values: tuple[int, int]) -> Code:
-    first, second = values
-    return [*_load_argument(argument), (_JEQ, 1, 0, first), (_JEQ, 0, 1, second), *_errno(errno.EPERM), *_ret(RET_ALLOW)]
+def _refuse_if_one_of(argument: int, *values: int) -> Code:
+    last = len(values) - 1
+    tests = [(_JEQ, last - index, int(index == last), value) for index, value in enumerate(values)]
+    return [*_load_argument(argument), *tests, *_errno(errno.EPERM), *_ret(RET_ALLOW)]
 
 
+_HARMLESS_FLAGS = _refuse_if_bits(5, 0xFFFFFFFF & ~HARMLESS_RWF, by=errno.EOPNOTSUPP)
 CHECKED: dict[str, Code] = {
     "clone": _refuse_if_bits(0, NEW_NAMESPACES),
     "socket": _only_if_equal(0, AF_UNIX, errno.EAFNOSUPPORT),
     "socketpair": _only_if_equal(0, AF_UNIX, errno.EAFNOSUPPORT),
-    "ioctl": _refuse_if_one_of(1, (TIOCSTI, TIOCLINUX)),
-    "prctl": _refuse_if_one_of(0, (PR_SET_SECCOMP, PR_SET_MM)),
-    "fcntl": _refuse_if_one_of(1, (F_SETLEASE, F_NOTIFY)),
+    "ioctl": _refuse_if_one_of(1, TIOCSTI, TIOCLINUX),
+    "prctl": _refuse_if_one_of(0, PR_SET_SECCOMP, PR_SET_MM, PR_SET_MEMORY_MERGE),
+    "fcntl": _refuse_if_one_of(1, F_SETLEASE, F_NOTIFY),
     "prlimit64": _only_if_equal(0, 0, errno.EPERM),  # its own; to limit the CPU time of others of the same uid is to kill them
+    "madvise": _refuse_if_one_of(2, MADV_MERGEABLE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE),
+    "preadv2": _HARMLESS_FLAGS,
+    "pwritev2": _HARMLESS_FLAGS,
 }
 
 # Half of a pair of datagram sockets can send to any socket that has a name in the file system; a connected stream cannot.
@@ -135,13 +148,19 @@ _PAIRS_OF_STREAMS: Code = [
 
 
 def compile_filters(
-    numbers: dict[str, int], *, network_namespace: bool = True, memory_counted: bool = True, files_apart: bool = True
+    numbers: dict[str, int],
+    *,
+    network_namespace: bool = True,
+    memory_counted: bool = True,
+    mount_namespace: bool = True,
+    files_apart: bool = True,
 ) -> tuple[bytes, bytes]:
     """The policy as two BPF programs, the zygote's and the child's, for the machine whose table of call numbers this is.
 
     Without a network namespace no socket can be made at all, but for pairs of streams. Without a control group there is no
-    memfd, whose memory no other limit sees. Where neither a mount namespace nor a uid of its own keeps a program's files apart
-    from the user's (`files_apart`), it cannot change the rights, owners and times of files, which Landlock does not cover.
+    memfd, whose memory no other limit sees. Landlock does not cover the rights, owners and times of files. Without a mount
+    namespace a program cannot change times: everybody may set those of /dev/null. Where neither that nor a uid of its own keeps
+    its files apart from the user's (`files_apart`), it cannot change rights and owners either.
     """
     fate = _fate(numbers)
     if not network_namespace:
@@ -149,8 +168,8 @@ def compile_filters(
         fate[numbers["socketpair"]] = _PAIRS_OF_STREAMS
     if not memory_counted:
         fate[numbers["memfd_create"]] = _errno(errno.ENOSYS)
-    if not files_apart:
-        fate |= {numbers[name]: _errno(errno.EPERM) for name in CHANGES_OF_FILES if name in numbers}
+    refused = ([] if mount_namespace else CHANGES_OF_TIMES) + ([] if files_apart else CHANGES_OF_FILES)
+    fate |= {numbers[name]: _errno(errno.EPERM) for name in refused if name in numbers}
     confining = {numbers[name] for name in CONFINING if name in numbers}
     early = fate | {number: _ret(RET_ALLOW) for number in confining}
     late = {number: fate[number] for number in confining}
@@ -171,6 +190,7 @@ def _compile(fate: dict[int, Code], otherwise: Code) -> bytes:
 def _fate(numbers: dict[str, int]) -> dict[int, Code]:
     fate = {numbers[name]: _errno(errno.EPERM) for name in REFUSED if name in numbers}
     fate |= {numbers[name]: _ret(RET_ALLOW) for name in ALLOWED if name in numbers}
+    fate |= {numbers[name]: _errno(0) for name in IGNORED}
     return fate | {numbers[name]: code for name, code in CHECKED.items()}
 
 

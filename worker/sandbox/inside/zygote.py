@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-CAP_SYS_RESOURCE = 24
+CAP_SETPCAP, CAP_SYS_RESOURCE = 8, 24
 HEAP_MOST = 1 << 30  # address space, not memory
 
 
@@ -33,15 +33,21 @@ def main() -> None:
     os.environ["MPLCONFIGDIR"] = "/tmp/.matplotlib"
     sys.path.insert(0, "/tmp")  # each program's own; only now, for without a jail it is the machine's, where anybody can write
     sys.path_importer_cache.pop("/tmp", None)
-    if layers & _zygote.LAYER_PIDNS:
-        close_user_namespaces(_zygote)
+    jailed = layers & _zygote.LAYER_PIDNS
+    if jailed:
+        with open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("0")  # nobody below this user namespace can make another one
         _zygote.forbid_dumps()
+    # The bounding set, which programs inherit, and in a jail also what could undo the above; outside we may lack the right.
+    if not _zygote.give_up_capabilities(1 << CAP_SYS_RESOURCE | 1 << CAP_SETPCAP if jailed else 0) and jailed:
+        sys.exit("the bounding set of capabilities cannot be emptied")
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
     filters = seccomp.compile_filters(
         _zygote.SYSCALLS,
         network_namespace="netns" in settings["layers"],
         memory_counted="cgroup" in settings["layers"],
+        mount_namespace="mntns" in settings["layers"],
         files_apart="mntns" in settings["layers"] or "uid" in settings["layers"],
     )
     program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS, own_pids=bool(layers & _zygote.LAYER_PIDNS))
@@ -62,13 +68,6 @@ def layer_bits(_zygote) -> dict[str, int]:  # type: ignore[no-untyped-def]
         "landlock": _zygote.LAYER_LANDLOCK,
         "seccomp": _zygote.LAYER_SECCOMP,
     }
-
-
-def close_user_namespaces(_zygote) -> None:  # type: ignore[no-untyped-def]
-    """Nobody below this user namespace can make another one; the capability that could undo it goes too."""
-    with open("/proc/sys/user/max_user_namespaces", "w") as file:
-        file.write("0")
-    _zygote.drop_capability(CAP_SYS_RESOURCE)
 
 
 if __name__ == "__main__":

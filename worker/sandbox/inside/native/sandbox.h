@@ -9,7 +9,7 @@
 /* Layers that the tier's probe found working. A layer that is on and fails means that the program does not run. */
 enum {
     LAYER_PIDNS = 1 << 0,   /* own PID namespace with an init stub; without it a keeper process */
-    LAYER_MOUNTS = 1 << 1,  /* own mount, IPC and UTS namespace, fresh tmpfs, own /proc; without it a folder of its own */
+    LAYER_MOUNTS = 1 << 1,  /* own mount, IPC, UTS and network namespace, fresh tmpfs, own /proc; without it a folder of its own */
     LAYER_UID = 1 << 2,     /* a uid of its own */
     LAYER_CGROUP = 1 << 3,
     LAYER_LANDLOCK = 1 << 4,
@@ -52,6 +52,7 @@ struct slot {
     /* of the running program */
     struct ask ask;
     int fd[RUN_FDS];
+    int network; /* its network namespace; -1 where it has none of its own */
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
     int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, oom_before, processes_peak;

@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/seccomp.h>
-#include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -55,8 +54,11 @@ static int new_session(struct box *b) {
     return setsid() < 0 ? -1 : 0;
 }
 
-/* Where there is a stub, the zygote has put both into a mount namespace of their own already (zygote.c). */
+/* Where there is a stub, the zygote has put both into a mount namespace of their own already (zygote.c). A network namespace is
+ * expensive to make and to remove, so it is lent to one program after the other; nothing in it outlives a program. */
 static int new_namespaces(struct box *b) {
+    if (setns(b->slot->network, CLONE_NEWNET))
+        return -1;
     return unshare(CLONE_NEWIPC | CLONE_NEWUTS | (b->house->layers & LAYER_PIDNS ? 0 : CLONE_NEWNS));
 }
 
@@ -196,27 +198,13 @@ static int drop_identity(struct box *b) {
     return prctl(PR_SET_DUMPABLE, 1);
 }
 
-/* For good: also what an executed file could give back. Where even this is not allowed, no_new_privs has to do. */
-static int close_bounding_set(unsigned effective) {
-    if (!(effective & 1U << CAP_SETPCAP))
-        return 0;
-    for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
-        if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
-            return -1;
-    int bits = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED;
-    return prctl(PR_SET_SECUREBITS, bits, 0, 0, 0);
-}
-
-/* Whoever the program is by now: a change of uid clears them only if it was root's, and without one they are all still there. */
+/* Whoever the program is by now: a change of uid clears them only if it was root's, and without one they are all still there. An
+ * executed file gives none back: the zygote has emptied the bounding set (zygote.py). */
 static int drop_capabilities(struct box *b) {
     (void)b;
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct own[2], none[2] = {{0}};
-    if (syscall(SYS_capget, &header, own))
-        return -1;
-    if (!memcmp(own, none, sizeof own))
-        return 0;
-    return close_bounding_set(own[0].effective) || syscall(SYS_capset, &header, none);
+    struct __user_cap_data_struct none[2] = {{0}};
+    return (int)syscall(SYS_capset, &header, none);
 }
 
 /* After the change of uid, which clears the death signal. */

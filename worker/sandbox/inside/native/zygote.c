@@ -47,6 +47,7 @@
 #define EXIT_NOT_CONFINED 253
 #define FORKS_BEFORE_MENDING 500
 #define LEAVERS_TOGETHER 8
+#define NETWORKS_KEPT 16 /* as many as programs run at a time here, most of the time */
 #define LEFT_MOST_BYTES (256 << 10)
 #define LEFT_MOST_FILES 256
 #define SAYS_MOST (MAX_SLOTS + MOST_MEMBERS + 1) /* an end of each, and the answer to one request */
@@ -66,6 +67,8 @@ static struct book {
     int leavers_idle; /* that have not been killed yet */
     int first_say, says; /* that wait in `waiting_says` */
     int64_t forks;
+    int networks_idle; /* network namespaces that no program is in */
+    int networks[NETWORKS_KEPT];
     struct leaver {
         pid_t stub; /* 0: a free place, perhaps with a stack that can be used again */
         int is_killed;
@@ -74,7 +77,7 @@ static struct book {
     struct slot slots[MAX_SLOTS]; /* the first of them on the page of what is above, since a fork makes each page dearer to write */
     struct say waiting_says[SAYS_MOST];
 } *book;
-static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1, own_mntns_fd = -1;
+static int control_fd = -1, signal_fd = -1, own_pidns_fd = -1, own_mntns_fd = -1, own_netns_fd = -1;
 static sigset_t python_signals;
 static struct progress *own_progress; /* in a child */
 static char *own_page;                /* in a program */
@@ -219,6 +222,33 @@ static pid_t clear_and_keep(struct slot *s) {
     return keep(progress, s->cgroup[CG_PIDS_LIMIT]);
 }
 
+/* ---- network namespaces: programs that run at the same time must not meet by the names of sockets ---- */
+
+static int new_network(void) {
+    if (unshare(CLONE_NEWNET))
+        return -1;
+    int network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (setns(own_netns_fd, CLONE_NEWNET))
+        _exit(1); /* cannot go on: this process would be in a program's namespace */
+    return network;
+}
+
+static int take_network(struct slot *s) {
+    s->network = -1;
+    if (!(house.layers & LAYER_MOUNTS))
+        return 0;
+    s->network = book->networks_idle ? book->networks[--book->networks_idle] : new_network();
+    return s->network < 0 ? -1 : 0;
+}
+
+static void give_back_network(struct slot *s) {
+    if (s->network >= 0 && book->networks_idle < NETWORKS_KEPT)
+        book->networks[book->networks_idle++] = s->network;
+    else if (s->network >= 0)
+        close(s->network);
+    s->network = -1;
+}
+
 /* No fork needs it: a stub shares the zygote's memory. */
 static char *new_stack(void) {
     char *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -292,11 +322,12 @@ static void *start(struct ask *ask, int *fd) {
     s->forked_ns = now_ns();
     s->due_ns = s->is_session ? INT64_MAX : s->forked_ns + (ask->wall_ns < ask->deadline_ns ? ask->wall_ns : ask->deadline_ns);
     meter_start(&s->meter, s->cgroup[CG_CPU_USAGE], s->forked_ns);
-    pid_t child = apply_limits(s) ? -1 : start_stub_and_fork(s);
+    pid_t child = take_network(s) || apply_limits(s) ? -1 : start_stub_and_fork(s);
     if (child == 0)
         return become_program(s, (int)ask->slot);
     if (child < 0) {
         say_not_started(ask, -1, errno);
+        give_back_network(s);
         close_all(s->fd, RUN_FDS);
         return NULL;
     }
@@ -405,6 +436,7 @@ static void finish(struct slot *s) {
         .starved_ns = s->meter.starved_ns,
     };
     close_all(s->fd, RUN_FDS);
+    give_back_network(s);
     book->running -= is_watched(s);
     s->state = SLOT_FREE;
     if (s->is_session) { /* its place is made known anew, perhaps to another zygote */
@@ -881,6 +913,8 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
     if (house.layers & LAYER_MOUNTS && /* and there is a way back */
         ((own_mntns_fd = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0 || setns(own_mntns_fd, CLONE_NEWNS)))
         return fail("/proc/self/ns/mnt");
+    if (house.layers & LAYER_MOUNTS && (own_netns_fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
+        return fail("/proc/self/ns/net");
     sigset_t child_signal;
     sigemptyset(&child_signal);
     sigaddset(&child_signal, SIGCHLD);
@@ -1039,24 +1073,26 @@ static PyObject *py_landlock_abi(PyObject *self, PyObject *none) {
     return PyLong_FromLong(landlock_abi());
 }
 
-/* Give up a capability for good: from the bounding set, and from this process's own sets. */
-static PyObject *py_drop_capability(PyObject *self, PyObject *args) {
+/* For good, for this process and all that it forks: what an executed file could give, and these of its own. False: it may not. */
+static PyObject *py_give_up_capabilities(PyObject *self, PyObject *args) {
     (void)self;
-    int capability;
-    if (!PyArg_ParseTuple(args, "i", &capability))
+    unsigned long long given_up;
+    if (!PyArg_ParseTuple(args, "K", &given_up))
         return NULL;
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct sets[2];
-    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) || prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) ||
-        syscall(SYS_capget, &header, sets))
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) || syscall(SYS_capget, &header, sets))
         return fail("capget");
-    unsigned mask = ~(1U << (capability % 32));
-    struct __user_cap_data_struct *set = &sets[capability / 32];
-    set->effective &= mask, set->permitted &= mask;
-    sets[0].inheritable = sets[1].inheritable = 0;
+    for (int capability = 0, is_bounded; (is_bounded = prctl(PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0; capability++)
+        if (is_bounded && prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
+            Py_RETURN_FALSE; /* without CAP_SETPCAP: no_new_privs has to do */
+    for (int i = 0; i < 2; i++) {
+        unsigned kept = ~(unsigned)(given_up >> 32 * i);
+        sets[i].effective &= kept, sets[i].permitted &= kept, sets[i].inheritable = 0;
+    }
     if (syscall(SYS_capset, &header, sets))
         return fail("capset");
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *py_use_huge_pages(PyObject *self, PyObject *args) {
@@ -1097,7 +1133,7 @@ static PyMethodDef METHODS[] = {
     {"settle_down", py_settle_down, METH_NOARGS, "In a session: adopt orphans, give back memory."},
     {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
-    {"drop_capability", py_drop_capability, METH_VARARGS, "Give up a capability for good."},
+    {"give_up_capabilities", py_give_up_capabilities, METH_VARARGS, "Empty the bounding set and give up these, a bit for each."},
     {"use_huge_pages", py_use_huge_pages, METH_VARARGS, "Put Python's objects on huge pages, up to so many bytes, until `serve`."},
     {"remove_folder", py_remove_folder, METH_VARARGS, "Remove a folder, if it is there, and all below it; follows no link."},
     {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Keep /proc/PID of this process to root."},
