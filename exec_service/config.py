@@ -23,7 +23,9 @@ LOG_FORMAT = "Format of every log line; text on a terminal, else json, if not se
 BOUNDS = Bounds()
 NOT_OURS = frozenset(
     f"{ENV_PREFIX}{name}"
-    for name in "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY LEAK_CALLS".split()
+    for name in (
+        "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY TEST_SLOWNESS LEAK_CALLS FUZZ".split()
+    )
 )
 """Variables with our prefix that are no settings: of clients, of compose.yaml, of tests."""
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")

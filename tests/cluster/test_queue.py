@@ -316,11 +316,11 @@ async def test_a_worker_is_seen_while_it_announces_itself(bench: Bench) -> None:
     assert await gateway.workers() == []
     await worker.announce(WorkerInfo("w1", 4, tier="A"))
     assert await gateway.workers() == [WorkerInfo("w1", 4, tier="A")]
-    await bench.pass_s(LEASE_S - 0.1)
+    await bench.pass_s(LEASE_S / 2)
     await worker.announce(WorkerInfo("w1", 4, busy=2, tier="A"))
-    await bench.pass_s(LEASE_S - 0.1)
+    await bench.pass_s(LEASE_S / 2 + 1)
     assert await gateway.workers() == [WorkerInfo("w1", 4, busy=2, tier="A")]
-    await bench.pass_s(0.2)
+    await bench.pass_s(LEASE_S / 2)
     assert await gateway.workers() == []
 
 

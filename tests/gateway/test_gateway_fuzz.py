@@ -281,7 +281,7 @@ def test_no_entry_of_the_queue_breaks_who_reads_it() -> None:
     def check(named: dict[bytes, bytes]) -> None:
         words = [part for pair in named.items() for part in pair]
         gateway._open_answers(words)
-        gateway._read_heartbeat(named.get(b"a", b""))
+        gateway._workers.read([named.get(b"a", b"")], gateway.unreadable)
         envelope = _envelope(_named(words))
         if envelope is not None:
             worker._open_job(envelope, _named(words))
