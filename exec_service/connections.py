@@ -63,7 +63,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounds.unread[self] = None
         self._wait()
         if len(self.connections) > self._bounds.max_connections:
-            next(iter(self._bounds.unread))._refuse("connections_full", f"at most {self._bounds.max_connections} are kept open")
+            idlest = next((other for other in self._bounds.unread if not other.transport.is_closing()), self)
+            idlest._refuse("connections_full", f"at most {self._bounds.max_connections} are kept open")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.unread.pop(self, None)
@@ -95,6 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._loose_bytes += len(data)
         super().data_received(data)
+        if self.transport.is_closing():
+            return
         if self._loose_bytes > self._bounds.max_header_bytes:
             self._refuse("headers_too_large", f"at most {self._bounds.max_header_bytes} bytes are read")
         elif (self._loose_bytes or self._in_body) and self._waiting_since is None:
@@ -125,6 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._bounds.unread.setdefault(self)
         super().on_response_complete()
         if self.transport.is_closing():
+            self._bounds.unread.pop(self, None)
             self._cut_in(self._bounds.write_stall_s)
 
     # -- what does not come -----------------------------------------------------------------------------------------------
@@ -150,7 +154,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._waiting_since is None or self.transport.is_closing():
             return
         left_s = self._waiting_since + self._allowed_s() - self.loop.time()
-        if self.flow.read_paused:  # then it is we who do not read
+        if self.flow.read_paused:  # then it is we who do not read, and the peer's time begins again
+            self._waiting_since = self.loop.time()
             left_s = max(left_s, 1.0)
         if left_s > 0:
             self._timer = self.loop.call_later(min(left_s, self._bounds.body_s), self._look)

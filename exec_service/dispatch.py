@@ -279,7 +279,7 @@ class Dispatch:
         result.id, result.index = waiter.label, waiter.index
         result.request_id, result.traceparent = order.origin.request_id, order.origin.traceparent
         if order.origin.warnings:
-            result.warnings = order.origin.warnings.get(waiter.index, [])
+            result.warnings = order.origin.warnings.pop(waiter.index, [])
         total_ms = (self._clock() - waiter.accepted_at) * 1000
         result.timings.total_ms = round(total_ms, 3)
         result.timings.queue_ms = round(max(0.0, total_ms - stay_ms), 3)

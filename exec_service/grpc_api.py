@@ -313,8 +313,14 @@ class GrpcDoor:
         self._dispatch.check_open()
         warnings: Warnings = {}
         calls = self._validator.read_batch({"calls": []} | fields, warnings)
-        order.origin.warnings.update((first_index + index, words) for index, words in warnings.items())
-        await self._accept(calls, order.origin, context, "$.calls[{}]", order=order, first_index=first_index)
+        known = {first_index + index: words for index, words in warnings.items()}
+        order.origin.warnings.update(known)
+        try:
+            await self._accept(calls, order.origin, context, "$.calls[{}]", order=order, first_index=first_index)
+        except BaseException:
+            for index in known:
+                order.origin.warnings.pop(index, None)
+            raise
 
     async def _cancel(self, _: object, context: Context) -> bytes:
         async def cancel(origin: Origin) -> bytes:
@@ -551,6 +557,8 @@ def _pool() -> Any:
 
 
 def _decode(message: proto.Message, request: bytes) -> dict[str, Any]:
+    if message is proto.SELECTION and len(request) > SMALL_BYTES:  # a packed list becomes large before it is counted
+        raise Refusal("bad_message", f"a selection of {len(request)} bytes; at most {SMALL_BYTES} are read")
     try:
         return message.read(request)
     except proto.NotProto as error:

@@ -7,6 +7,7 @@ counted in the folder, so the bounds hold for all gateways together, but for job
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from exec_service.http_api import NDJSON, account_of, header
 from exec_service.jobs import Draft, JobMeta, JobStore, NoSuchJob
 from exec_service.jobs_keeper import Keeper, progress_of
 from exec_service.judging_api import permit_judge, permit_verify
-from exec_service.refusals import Draining, Refusal
+from exec_service.refusals import Draining, Overloaded, Refusal
 from exec_service.responses import answers, query_parameters, schema_of
 from exec_service.sign_of_life import KEEP_ALIVE_S
 from exec_service.validate import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
@@ -41,6 +42,7 @@ LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # none th
 CHUNK_BYTES = 16 << 20  # a chunk of large items has fewer of them: whoever runs it holds all of it
 READ_BYTES = 1 << 20
 FOLLOW_S = 0.5
+ROOM_S = 0.2  # between two looks whether there is room for more of a job
 MOST_WARNINGS = 20  # of a job
 LATER_S = 30.0  # when to come again if there are too many jobs; nobody knows when one ends
 
@@ -196,12 +198,23 @@ class Intake:
                 rest.clear()
             rest += tail
             self._check_size(len(rest))
-            self._arriving.hold(len(rest) + self._bytes)
+            await self._hold(len(rest) + self._bytes)
         await self._add(bytes(rest))
         await self._flush()
         if not self._items:
             raise Refusal("bad_json", 'the body has no items; an item is a line such as {"call": {"code": "print(1)"}}')
         self._facts.calls = self._items
+
+    async def _hold(self, bytes_: int) -> None:
+        """A job that is half here waits for room rather than being sent again; it holds no more than a chunk and a line."""
+        give_up = time.monotonic() + self._config.body_s
+        while True:
+            try:
+                return self._arriving.hold(bytes_)
+            except Overloaded:
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(ROOM_S)
 
     async def _add(self, line: bytes) -> None:
         line = line.strip()

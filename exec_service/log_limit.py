@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 SAME_AT_MOST, WINDOW_S = 20, 10.0  # of one message, whatever is filled in
 KINDS_AT_MOST = 1000  # of messages that are told apart
@@ -26,7 +27,7 @@ class RepeatLimit(logging.Filter):
         super().__init__()
         self._clock, self._window_s = clock, window_s
         self._windows: dict[tuple[object, ...], _Window] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what the garbage collector finalises meanwhile may log
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
@@ -39,7 +40,9 @@ class RepeatLimit(logging.Filter):
             if window.passed <= SAME_AT_MOST:
                 return True
             window.left_out += 1
-            if window.left_out == 1:
+            is_first = window.left_out == 1
+        if is_first:
+            with suppress(RuntimeError):  # no thread can be had now
                 self._tell_later(record.name, record.levelno, window, str(record.msg)[:200])
         return False
 

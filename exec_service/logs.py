@@ -255,7 +255,13 @@ class StderrReader:
                 if line == self._end:
                     return
                 if line.strip():
-                    log_foreign(line.decode(errors="replace").rstrip())
+                    self._log(line.decode(errors="replace").rstrip())
+
+    def _log(self, line: str) -> None:
+        try:
+            log_foreign(line)
+        except Exception:  # whoever writes to standard error would wait for ever if this thread ended
+            _stderr.warning("a line that could not be read", exc_info=True)
 
 
 def log_foreign(line: str) -> None:

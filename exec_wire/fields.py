@@ -7,7 +7,7 @@ The one place for this rule and for the form of a path. A gateway checks every r
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -78,8 +78,13 @@ def check_files(paths: Collection[str], bounds: Bounds, home: str = HOME) -> Non
             raise WrongField("files", f"more than {INODES} files and folders; there is room for no more")
     _check_bytes("files", bytes_, bounds)
     if both := seen.keys() & folders:
-        below = next(path for place, path in seen.items() if any(place.startswith(f"{file}/") for file in both))
+        below = next(path for place, path in seen.items() if not both.isdisjoint(_folders_of(place)))
         raise WrongField(f"files[{quote(below)}]", "lies under a path that is itself a file")
+
+
+def _folders_of(place: str) -> Iterator[str]:
+    while place := place.rpartition("/")[0]:
+        yield place
 
 
 def check_paths(paths: Collection[str], bounds: Bounds, name: str = "fetch_files") -> None:

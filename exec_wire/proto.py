@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Message:
         """`of_callers`: what is not in our exec.proto is read as members such as `field 99`."""
         self._class = message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
         self._read = _reader(name, of_callers)
-        self._parts = {field.number for field in DECLARED[name].field if field.type_name and _is_message(name, field)}
+        self._name = name
 
     def read(self, data: bytes) -> dict[str, Any]:
         try:
@@ -53,12 +53,12 @@ class Message:
     def has_at_most(self, data: bytes, most: int, most_parts: int) -> bool:
         """Are there at most so many fields, also in the messages inside it, and at most so many of these? Looked at one by one
         before it is parsed, so that more of them cost no more. Of bytes that are no message, those before the fault count."""
-        left = most
+        left, parts = most, _parts(self._name)
         for number, start, end in _fields(data, 0, len(data)):
             left -= 1
-            if number in self._parts:
+            if number in parts:
                 most_parts -= 1
-                inside = sum(1 for _ in islice(_fields(data, start, end), MOST_IN_PART + 1))
+                inside = _count(data, start, end, parts[number], MOST_IN_PART)
                 if inside > MOST_IN_PART:
                     return False
                 left -= inside
@@ -114,6 +114,27 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         if at > end:
             return
         yield tag >> 3, start, at
+
+
+@cache
+def _parts(name: str) -> dict[int, str]:
+    """The fields that are messages, and of which kind."""
+    fields = DECLARED[name].field
+    return {
+        field.number: field.type_name.rpartition(".")[2] for field in fields if field.type_name and _is_message(name, field)
+    }
+
+
+def _count(data: bytes, at: int, end: int, name: str, most: int) -> int:
+    """Fields, also of the messages inside; more than `most` are not counted to their end."""
+    count, parts = 0, _parts(name)
+    for number, start, stop in _fields(data, at, end):
+        count += 1
+        if number in parts and count <= most:
+            count += _count(data, start, stop, parts[number], most - count)
+        if count > most:
+            break
+    return count
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -104,6 +104,7 @@ class Pool(Slots):
         try:
             await runner.configure(wishes, self._add_zygote)
             self._check_tier(runner)
+            self._check_memory(runner)
         except BaseException:
             await runner.close()
             raise
@@ -117,6 +118,13 @@ class Pool(Slots):
             return
         words = tiers.shortfall(runner.tier, wanted, runner.layers, runner.missing)
         raise SandboxUnavailable(words, runner.missing)
+
+    def _check_memory(self, runner: RunnerLink) -> None:
+        if self.config.strict_memory and (words := self._shortfall(runner)):
+            raise SandboxUnavailable(f"{words}. EXEC_STRICT_MEMORY is set, so no program is run")
+
+    def _shortfall(self, runner: RunnerLink) -> str:
+        return memory.shortfall(self.slots, Limits().memory_mb, runner.memory)
 
     async def _keep_runner(self) -> NoReturn:
         """A runner that ends takes its zygotes with it. What ran is started again in the zygotes of the next one."""
@@ -161,7 +169,7 @@ class Pool(Slots):
     @property
     def memory_shortfall(self) -> str:
         """In words, if programs in all slots can need more memory than there is where they run."""
-        return memory.shortfall(self.slots, Limits().memory_mb, self._runner.memory)
+        return self._shortfall(self._runner)
 
     @property
     def languages(self) -> list[str]:
@@ -225,6 +233,8 @@ class Pool(Slots):
             binary = await self._compiled.program(language, call, compile)
         except CompileFailed as failed:
             return failed.result
+        finally:
+            self._results.let_go()
         compiled_s = time.monotonic() - started
         try:
             result = await self._run(call, slot, remaining_s - compiled_s, fail_step, Start([""], binary=binary))

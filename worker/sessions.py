@@ -153,7 +153,9 @@ class Session:
 
     def _record_bytes(self) -> int:
         done = (record.result.result() for record in self._records.values() if record.result.done())
-        return sum(len(result.stdout) + len(result.stderr) + len(pack(result.display)) for result in done)
+        return sum(
+            len(result.stdout) + len(result.stderr) + len(result.value or "") + len(pack(result.display)) for result in done
+        )
 
 
 class Sessions:
@@ -346,6 +348,7 @@ class Sessions:
                 self._demand_alive(session)
                 async with self._pool.slot_for_cell(claim, deadline - time.monotonic()):
                     patience.reschedule(None)  # from here on its wall time counts
+                    self._demand_alive(session)  # it may have ended while the cell waited
                     return await self._run_now(session, cell, deadline - time.monotonic())
         except TimeoutError:
             return verdict("expired", error="the deadline passed before the cell was started", state_kept=session.alive)
@@ -441,7 +444,8 @@ class Sessions:
             if member is session.member and not session.running and not session.why_ended:
                 how = judge(Outcome(future.result(), 0, 0), session.limits, [])
                 session.why_ended = f"its process ended while no cell ran: {member.broken or how.status}"
-                session.lost = how.blame == "infra" and not member.broken  # its runner died, or the machine ran out of memory
+                blameless = future.result().oom_kills or not member.broken
+                session.lost = how.blame == "infra" and bool(blameless)  # its runner died, or the machine ran out of memory
                 self.counts["lost"] += session.lost
             if not member.tree.members:
                 member.tree.link.kill(member.tree.number, member.tree.index)

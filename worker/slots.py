@@ -129,6 +129,8 @@ class Slots:
     @asynccontextmanager
     async def slot_for_cell(self, claim: Claim, patience_s: float) -> AsyncIterator[None]:
         """A slot while a cell runs; a session that waits for its next one has none. `TimeoutError` if none becomes free."""
+        if patience_s <= 0:  # a slot that is free would be had all the same
+            raise TimeoutError
         async with asyncio.timeout(patience_s):
             slot = await self.next_slot(claim)
         try:

@@ -43,7 +43,9 @@ def test_the_machine_has_this_checkout_and_says_how_its_command_ended(tmp_path: 
 
 
 def test_make_starts_it() -> None:
-    made = subprocess.run(["make", "-n", "test-vm", "CMD=true"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    plain = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    command = ["make", "--no-print-directory", "-n", "test-vm", "CMD=true"]
+    made = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=60)
     assert made.stdout.splitlines()[-1] == "sh tests/vm/run.sh true"
 
 

@@ -215,6 +215,30 @@ async def test_connection_is_refused_if_all_others_wait_for_an_answer() -> None:
         assert await is_well(service)
 
 
+async def test_connection_that_is_being_closed_does_not_keep_others_from_making_room() -> None:
+    """Its answer is large, and the peer does not read it."""
+    async with running(max_connections=4) as service, peers(service.port) as [stalled]:
+        body = b'{"code": "say %s"}' % (b"x" * 20_000_000)
+        head = b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        await stalled.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: len(service.worker.calls) == 1 and not service.gateway.dispatch.released)
+        async with peers(service.port, 12) as many:
+            refused = [asyncio.create_task(peer.answer()) for peer in many[:6]]
+            for peer in many:
+                await peer.send(b"GET /healthz HTTP/1.1\r\nx: ")
+            assert any(b'"code":"connections_full"' in answer for answer in await asyncio.gather(*refused))
+
+
+@pytest.mark.parametrize("line", [b"GET http://host HTTP/1.1", b"CONNECT a:1 HTTP/1.1", b"GET http://a:99999/ HTTP/1.1"])
+async def test_url_without_a_path_is_answered_and_logged_as_no_error(
+    shared: Service, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with peers(shared.port) as [peer]:
+        await peer.send(line + b"\r\nHost: localhost\r\n\r\n")
+        assert (await peer.answer()).startswith(b"HTTP/1.1 4")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_metrics_port_has_the_same_bounds() -> None:
     app = SideDoor(lambda: b"", lambda: "")
     async with side_door(app, "127.0.0.1", 0, Supervisor()) as url:

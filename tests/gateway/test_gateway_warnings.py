@@ -84,3 +84,9 @@ async def test_grpc_tells_unknown_fields_by_their_numbers(inside: bool) -> None:
         batch = proto.CALL_BATCH.write(calls=[{"code": "say a"}]) + b"\x0a" + bytes([len(call)]) + call
         results = await all_results(calling.run_batch_(batch, timeout=30))
         assert {one.stdout: one.warnings for one in results} == {"a": [], "there": ["field 1023: unknown field"]}
+
+
+@pytest.mark.parametrize("body", [b'{"code": "x", "a": 1, "\xff": 1}', b'{"code": "x", "limits": {"a": 1, "\xff": 2}}'])
+async def test_a_name_that_is_not_utf8_is_a_bad_request(shared: Service, body: bytes) -> None:
+    answer = await shared.client.post("/v1/run", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_json")

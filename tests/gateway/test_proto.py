@@ -184,3 +184,17 @@ OLD_RESULT = (
     "0000000000f03f11000000000000004018032004722409000000000000f03f110000000000000040190000000000000840210000000000"
     "00104078018201090a01411201781201798a010177920101659a010172a2010174"
 )
+
+
+def test_fields_of_messages_in_messages_are_counted_before_they_are_read() -> None:
+    limits = b"\x78\x01" * (2 * proto.MOST_IN_PART)  # field 15, which nobody knows
+    number = next(field.number for field in proto.DECLARED["Call"].field if field.name == "limits")
+
+    def wrapped(number: int, data: bytes) -> bytes:
+        size = len(data)
+        varint = bytes((size >> shift & 0x7F) | (0x80 if size >> shift + 7 else 0) for shift in (0, 7, 14) if size >> shift)
+        return bytes([number << 3 | 2]) + varint + data
+
+    batch = wrapped(1, wrapped(number, limits))
+    assert not proto.CALL_BATCH.has_at_most(batch, 1 << 30, 10)
+    assert proto.CALL_BATCH.has_at_most(wrapped(1, wrapped(number, limits[:200])), 1 << 30, 10)

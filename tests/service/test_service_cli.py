@@ -285,7 +285,8 @@ def test_a_missing_extra_is_one_sentence_that_names_what_to_install(module: str,
         [*COMMAND[:1], "-c", without], capture_output=True, text=True, cwd=ROOT, env=environment(log_format="text"), timeout=60
     )
     assert ended.returncode == 69
-    [line] = ended.stderr.splitlines()
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    line = ended.stderr.strip()
     assert f"{module!r} is not installed" in line and f"pip install 'exec-service[{extra}]'" in line
 
 

@@ -120,7 +120,13 @@ async def test_grpc_messages_without_a_key_are_not_read(tmp_path: Path) -> None:
         message = b"\x0a" + bytes(48 * MB)
         answers = [channel.stream_stream(f"/{method}")(iter([message]), timeout=60) for method in methods * 2]
         codes = await asyncio.gather(*(answer.code() for answer in answers))
-        assert grpc.StatusCode.UNAUTHENTICATED in codes and grpc.StatusCode.OK not in codes, codes  # some only see a reset
+        seen_as = {
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.INTERNAL,
+        }  # who still sends may see only that the stream ends
+        assert set(codes) <= seen_as, codes
+        small = channel.stream_stream(f"/{methods[0]}")(iter([b""]), timeout=60)
+        assert await small.code() == grpc.StatusCode.UNAUTHENTICATED
         is_well(service, authorization=f"Bearer {key}")
         assert resident_bytes(service, peak=True) - before < 100 * MB
         await channel.close()

@@ -170,3 +170,13 @@ async def test_output_of_a_cell_is_decoded_beside_the_event_loop(sessions: Sessi
     result = await session.ok(INVALID.format(mb=4), wall_s=60)
     assert result.stdout == result.stderr == "\ufffd" * (4 * MB)
     assert sessions.pool._results._thread._threads  # it was used
+
+
+async def test_a_compiled_program_holds_no_bytes_of_its_compilation_while_it_runs(lab: Lab) -> None:
+    results = lab.pool._results
+    code = "#include <unistd.h>\nstatic char x[2 << 20] = {1};\nint main() { sleep(60); return x[0]; }"
+    running = asyncio.create_task(lab.run(code, language="cpp", wall_s=60))
+    await until(lambda: running.done() or (lab.pool._compiled._programs and not results._held), "it runs, and holds nothing")
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait({running})

@@ -138,6 +138,27 @@ async def test_a_network_namespace_is_used_again_and_empty(own_lab: Lab) -> None
     assert {line.split()[1] for line in seen} == {"1"}
 
 
+IN_FLIGHT = r"""
+import array, os, socket
+one, other = socket.socketpair()
+named = socket.socket(socket.AF_UNIX)
+named.bind("\0outlives")
+named.listen()
+fds = array.array("i", [one.fileno(), other.fileno(), named.fileno()])
+other.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+print(os.readlink("/proc/self/ns/net"))
+"""
+
+
+async def test_a_network_namespace_in_which_sockets_outlive_their_program_is_not_used_again(own_lab: Lab) -> None:
+    """Sockets in flight to themselves live until the kernel looks for such circles."""
+    look = "import os; print(os.readlink('/proc/self/ns/net')); print(open('/proc/self/net/unix').read().count('outlives'))"
+    for _ in range(4):
+        left = await own_lab.output(IN_FLIGHT)
+        seen = (await own_lab.output(look)).splitlines()
+        assert seen[1] == "0" and seen[0] != left.strip()
+
+
 def test_the_self_test_tells_programs_that_meet() -> None:
     """Where nothing confines them, its programs say so."""
     need_sandbox()

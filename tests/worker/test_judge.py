@@ -79,6 +79,13 @@ def test_memory_limit_comes_from_the_kernels_counter(fields: dict[str, int]) -> 
     assert verdict_on(**fields).status == "memory_limit"
 
 
+def test_control_groups_v2_tell_whose_memory_ended_also_without_a_peak() -> None:
+    killed = {"oom_kills": 1, "status": signal.SIGKILL}
+    result = verdict_on(**killed, oom_by=protocol.OOM_BY_MACHINE)
+    assert (result.status, result.blame) == ("signal", "infra")
+    assert verdict_on(**killed, oom_by=protocol.OOM_BY_LIMIT, memory_peak=1).status == "memory_limit"
+
+
 def test_output_far_beyond_its_limit_is_output_limit() -> None:
     assert verdict_on(out=8 * 1024 + 1).status == "output_limit"
     assert verdict_on(out=8 * 1024).status == "ok"

@@ -16,6 +16,7 @@ from exec_wire import Call, Limits, Result, pack, unpack_result
 from exec_wire.memory_queue import MemoryQueue
 from exec_wire.queue import Job
 from worker.consumer import Consumer
+from worker.slots import Claim
 
 PATIENCE_S = 30
 
@@ -145,6 +146,27 @@ async def test_call_that_waits_beside_cells_expires_at_its_deadline(lab: Session
         await busy.interrupt()
         await running
         await cell
+
+
+async def test_cell_whose_deadline_has_passed_is_not_started_though_a_slot_is_free(lab: SessionLab) -> None:
+    session = await lab.create()
+    with pytest.raises(TimeoutError):
+        async with lab.pool.slot_for_cell(Claim("", "train", 1.0, is_cell=True), 0):
+            pytest.fail("it has a slot")
+    assert lab.pool.free_slots == 1
+    await session.delete()
+
+
+async def test_cell_of_a_session_that_ends_while_it_waits_is_refused_and_not_blamed(lab: SessionLab) -> None:
+    session = await lab.create()
+    slot = lab.pool.take_slot()
+    running = asyncio.create_task(session.refused("pass"))
+    await until(lambda: lab.pool.cells_waiting == 1, "it waits")
+    session.session.member.kill()
+    await until(lambda: not session.session.alive, "it has ended")
+    lab.pool.give_back(slot)
+    assert (await running).code in ("session_ended", "no_such_session", "session_lost")
+    await until(lambda: lab.pool.free_slots == 1, "the slot to be free")
 
 
 async def test_slot_of_a_cell_that_is_given_up_while_it_waits_goes_to_the_next(lab: SessionLab) -> None:

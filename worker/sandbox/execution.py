@@ -197,8 +197,10 @@ def zygote_failed(say: Say, step_names: list[str]) -> bool:
 
 
 def _judge_out_of_memory(say: Say, limits: Limits) -> Result:
-    """The kernel counts a kill here whoever ran out: the program, by reaching its limit, or the whole machine."""
-    if 0 < say.memory_peak < OWN_LIMIT_REACHED * (limits.memory_mb << 20):
+    """The kernel counts a kill here whoever ran out: the program, by reaching its limit, or the whole machine. Control groups
+    version 2 tell which; else the peak does."""
+    below = 0 < say.memory_peak < OWN_LIMIT_REACHED * (limits.memory_mb << 20)
+    if say.oom_by == protocol.OOM_BY_MACHINE or (say.oom_by == protocol.OOM_BY_UNKNOWN and below):
         return _killed_by_machine()
     return verdict("memory_limit")
 

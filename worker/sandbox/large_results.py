@@ -39,6 +39,12 @@ class LargeResults:
             await asyncio.wait({made})
             raise
 
+    def let_go(self) -> None:
+        """What this task made last is used up, though the task goes on."""
+        task = asyncio.current_task()
+        if task in self._held:
+            self._give_back(self._held.pop(task))
+
     async def _hold(self, bytes_: int) -> None:
         task = asyncio.current_task()
         assert task is not None

@@ -19,6 +19,7 @@ HAS_HELLO, HAS_LEAF, LEAF_BY_PIDS, LEAF_JOINED = 1, 2, 4, 8
 LEAF_FDS = 4
 USAGE_BEGIN = 1
 BY_ITSELF, BY_WALL, BY_OUTPUT, BY_REQUEST, BY_MEMORY, BY_DEADLINE = 0, 1, 2, 3, 4, 5
+OOM_BY_UNKNOWN, OOM_BY_LIMIT, OOM_BY_MACHINE = 0, 1, 2
 
 
 class Ask(NamedTuple):
@@ -54,6 +55,7 @@ class Say(NamedTuple):
     oom_kills: int
     processes_peak: int
     starved_ns: int
+    oom_by: int
 
 
 _ASK = struct.Struct(f"{len(Ask._fields)}q")

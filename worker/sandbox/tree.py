@@ -32,8 +32,8 @@ from worker.sandbox.execution import (
     output,
     page_file,
     sealed,
+    setup_failed,
     text,
-    zygote_failed,
 )
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.large_results import LargeResults
@@ -49,6 +49,8 @@ LOOK_S = 0.05  # between two looks at a running cell: its output, and how long i
 LOOK_AGAIN_S = 0.005  # after a look at a cell that has nearly used up its time
 WHY_CHARS = 200  # of why a file is not fetched
 SAID_BYTES = 16 << 20  # of a cell's value and display data
+SAID_NAMES = 10_000  # of fields and formats in it: to decode millions would stall the event loop
+VALUE_CHARS = 64 << 10  # as inside/session.py cuts it
 FIRST_FOLDER = "0"
 FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
 NEVER_CPU_S = 1_000_000_000  # cells are limited by wall time: a session's CPU time only grows
@@ -288,8 +290,11 @@ class Tree:
         if say.step != 0 and say.error == errno.EBUSY:
             return PlaceBusy()
         steps = self._runner.steps
-        words = judge(Outcome(say, 0, 0), self.limits, steps).error or "it ended at once"
-        return StartFailed(words, by_request=not zygote_failed(say, steps))
+        if say.ended_by == protocol.BY_REQUEST:  # ours: it did not answer in time
+            return ZygoteLost()
+        how = judge(Outcome(say, 0, 0), self.limits, steps)
+        in_prepare = setup_failed(say) and say.step == len(steps) and not os.WIFSIGNALED(say.status)
+        return StartFailed(how.error or "it ended at once", by_request=in_prepare or how.blame == "model")
 
     def _ask(self, member: Member) -> Ask:
         limits = self.limits
@@ -649,6 +654,8 @@ class CellRun:
         if stop is not None:
             late = "the deadline passed before the cell had the time that its limit allows" if stop.infra else ""
             return verdict(stop.status, infra=stop.infra, error=late)  # type: ignore[arg-type]
+        if ended.done() and ended.exception() is None and ended.result().oom_kills:  # the kernel's word before its own
+            return judge(Outcome(ended.result(), 0, 0), self._member.tree.limits, [])
         if self._member.broken:
             return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         if asked.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children
@@ -683,7 +690,10 @@ class CellRun:
         said_fd = self._kept[2]
         if not asked.done() or not self._member.alive or os.fstat(said_fd).st_size > SAID_BYTES:
             return Said()
-        if (said := untrusted(_decode_said, os.pread(said_fd, SAID_BYTES, 0))) is None:
+        data = os.pread(said_fd, SAID_BYTES, 0)
+        said = untrusted(_decode_said, data) if data.count(b'":') - data.count(b'\\":') <= SAID_NAMES else None
+        if said is None or len(said.value or "") > VALUE_CHARS:
+            said = None
             await self._member.end_because("the value and display data of its cell cannot be read")
         return said or Said()
 

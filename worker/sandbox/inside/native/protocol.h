@@ -41,6 +41,8 @@ struct ask {
     int64_t member;    /* of a session: which of its processes */
 };
 
+enum { OOM_BY_UNKNOWN, OOM_BY_LIMIT, OOM_BY_MACHINE };
+
 struct say {
     int64_t kind, slot, call;     /* of SAY_MEMBER and what follows it, `call` is the member */
     int64_t step, error;          /* the set-up step that failed (1-based) and its errno; 0 if the program was started */
@@ -48,5 +50,6 @@ struct say {
     int64_t start_ns, run_ns;     /* fork to first user byte; from there to the end of the main process */
     int64_t cpu_ns, memory_peak, oom_kills, processes_peak;
     int64_t starved_ns;           /* how long it wanted a CPU while others had it (cpu_meter.h); of a session, in this cell */
+    int64_t oom_by;               /* of `oom_kills`, if there are any */
 };
 #endif

@@ -55,7 +55,7 @@ struct slot {
     int network; /* its network namespace; -1 where it has none of its own */
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
-    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, oom_before, processes_peak;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, oom_before, hits_before, processes_peak;
     struct cpu_meter meter;
 };
 

@@ -123,6 +123,21 @@ static int64_t read_number(int fd, const char *after) {
 
 static int64_t oom_kills(struct slot *s) { return read_number(s->cgroup[CG_MEMORY_EVENTS], "\noom_kill "); }
 
+/* Version 2 also counts how often the group itself has reached its limit; -1 where nobody does. */
+static int64_t limit_hits(struct slot *s) {
+    char text[256];
+    ssize_t n = s->cgroup[CG_MEMORY_EVENTS] < 0 ? -1 : pread(s->cgroup[CG_MEMORY_EVENTS], text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    const char *at = strstr(text, "\noom ");
+    return at ? strtoll(at + strlen("\noom "), NULL, 10) : -1;
+}
+
+/* Whose memory ended when the kernel killed a process of the slot: the slot's, or that of the machine or pod. */
+static int64_t oom_by(struct slot *s) {
+    int64_t hits = limit_hits(s);
+    return hits < 0 || s->hits_before < 0 ? OOM_BY_UNKNOWN : hits > s->hits_before ? OOM_BY_LIMIT : OOM_BY_MACHINE;
+}
+
 static int write_number(int fd, int64_t number) {
     char text[24];
     int n = snprintf(text, sizeof text, "%lld", (long long)number);
@@ -158,9 +173,10 @@ static int64_t look_at_cpu(struct slot *s, int64_t now) {
 
 /* ---- answers ---- */
 
-/* 0 if the socket is full. A worker that is gone needs no answer. */
+/* 0 if it has to be tried again: the socket is full, or the kernel lacks memory. A worker that is gone needs no answer. */
 static int sent(const struct say *message) {
-    return send(control_fd, message, sizeof *message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+    return send(control_fd, message, sizeof *message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EPIPE || errno == ECONNRESET ||
+           errno == ENOTCONN;
 }
 
 /* Never waits for the worker: meanwhile nobody would enforce a limit. What does not fit into the socket is sent when there is room.
@@ -207,7 +223,7 @@ static int apply_limits(struct slot *s) {
         errno = EBUSY;
         return -1;
     }
-    s->oom_before = oom_kills(s); /* cumulative, and other zygotes use the slot too */
+    s->oom_before = oom_kills(s), s->hits_before = limit_hits(s); /* cumulative, and other zygotes use the slot too */
     return house.layers & LAYER_PIDNS ? write_limits(s) : 0; /* else the keeper does, when the slot's folder is empty */
 }
 
@@ -241,8 +257,22 @@ static int take_network(struct slot *s) {
     return s->network < 0 ? -1 : 0;
 }
 
+/* A socket outlives its program while it is in flight to somebody, for example to itself. The next program would see its name. */
+static int has_no_sockets(int network) {
+    char text[256];
+    if (setns(network, CLONE_NEWNET))
+        return 0;
+    int fd = open("/proc/self/net/unix", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    if (fd >= 0)
+        close(fd);
+    if (setns(own_netns_fd, CLONE_NEWNET))
+        _exit(1);
+    return n > 0 && memchr(text, '\n', (size_t)n) == text + n - 1; /* nothing but the names of the columns */
+}
+
 static void give_back_network(struct slot *s) {
-    if (s->network >= 0 && book->networks_idle < NETWORKS_KEPT)
+    if (s->network >= 0 && book->networks_idle < NETWORKS_KEPT && has_no_sockets(s->network))
         book->networks[book->networks_idle++] = s->network;
     else if (s->network >= 0)
         close(s->network);
@@ -433,7 +463,7 @@ static void finish(struct slot *s) {
         .start_ns = ready - s->forked_ns, .run_ns = s->ended_ns - ready, .cpu_ns = s->cpu_ns,
         .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
         .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak,
-        .starved_ns = s->meter.starved_ns,
+        .starved_ns = s->meter.starved_ns, .oom_by = oom_by(s),
     };
     close_all(s->fd, RUN_FDS);
     give_back_network(s);
@@ -482,9 +512,9 @@ static void note_member(struct member *m, int status, struct rusage *u) {
         .kind = SAY_MEMBER_ENDED, .slot = m->slot, .call = m->number, .cpu_ns = cpu_ns_of(u),
         .status = s->stub ? status : house.progress[m->slot].status,
         .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL), .oom_kills = kills - s->oom_before,
-        .ended_by = s->ended_by, .processes_peak = 1,
+        .ended_by = s->ended_by, .processes_peak = 1, .oom_by = oom_by(s),
     };
-    s->oom_before = kills;
+    s->oom_before = kills, s->hits_before = limit_hits(s);
     member_forget(m);
     say(&message);
 }
@@ -621,7 +651,9 @@ static int receive(struct ask *ask, int *fd, int most) {
 /* ASK_SLOT: wall_ns carries the uid, cpu_s a bit per descriptor that is present. */
 static void learn_slot(struct ask *ask, int *fd) {
     struct slot *s = &book->slots[ask->slot];
-    if ((house.layers & LAYER_UID && (ask->wall_ns < house.first_uid || ask->wall_ns > house.last_uid)) || s->state > SLOT_FREE) {
+    int named = __builtin_popcountll((unsigned long long)ask->cpu_s);
+    if ((house.layers & LAYER_UID && (ask->wall_ns < house.first_uid || ask->wall_ns > house.last_uid)) || s->state > SLOT_FREE ||
+        named > SLOT_FDS || (named && fd[named - 1] < 0)) { /* descriptors are lost where there is no room for more */
         close_all(fd, SLOT_FDS); /* a worker cannot choose whom a program runs as, nor change the place of one that runs */
         return;
     }
