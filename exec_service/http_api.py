@@ -29,7 +29,7 @@ from exec_service.guard import RequestFacts
 from exec_service.info import info_of
 from exec_service.metrics import Metrics
 from exec_service.readiness import check_ready
-from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
+from exec_service.refusals import IdempotencyConflict, NotPermitted, Overloaded, Refusal
 from exec_service.responses import answers, query_parameters
 from exec_service.sign_of_life import or_sign_of_life
 from exec_service.tools import TOOLS, Tools
@@ -141,10 +141,16 @@ class BatchDoor(Door):
                 if stream:
                     await self._send_stream(order, send)
                     return
-                results = await order.take_all()
+                results = await order.take_all(self._check_room)
             if order.closed:
                 raise ClientGone
             await self._send_json(b'{"results":' + await encode_list(results) + b"}", send)
+
+    def _check_room(self) -> None:
+        """Results that wait for each other are not read, so no other program is started while they take all the room."""
+        if self._dispatch.admission.is_full:
+            words = "the results take more memory than there is before all of them are there; ask for them as a stream"
+            raise Overloaded(words, self._config.retry_after_max_s)
 
     async def _send_stream(self, order: Order, send: Send) -> None:
         await self._start_stream(send)

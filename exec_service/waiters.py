@@ -110,11 +110,14 @@ class Order:
         self.expecting = False
         self._changed.set()
 
-    async def take_all(self) -> list[Result]:
-        """Wait until every result has landed, then take them in the order of the calls."""
+    async def take_all(self, check: Callable[[], None] = lambda: None) -> list[Result]:
+        """Wait until every result has landed, then take them in the order of the calls. `check` may raise while some wait for
+        others."""
         while self.pending and not self.closed:
             await self._changed.wait()
             self._changed.clear()
+            if self.pending:
+                check()
         return sorted(self._take_landed(), key=lambda result: result.index)
 
     def close(self) -> None:

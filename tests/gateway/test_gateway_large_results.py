@@ -96,3 +96,13 @@ async def test_no_program_is_started_while_unread_results_fill_all_of_admission(
                 seen += len(landed)
             assert seen == 40
         assert dispatch.admission.bytes == 0
+
+
+async def test_results_that_wait_for_each_other_do_not_hold_up_everybody() -> None:
+    async with running(max_bytes=4_000_000, max_body_bytes=1_000_000, slots=2) as service:
+        large(service)
+        calls = [{"code": "flaky 0", "deadline_s": 600}] * 12
+        refused = problem(await service.batch(*calls, stream="false"), 429, "overloaded")
+        assert "as a stream" in refused["detail"]
+        await until(lambda: service.gateway.dispatch.admission.bytes == 0)
+        assert (await service.run("say well")).json()["stdout"] == "well"

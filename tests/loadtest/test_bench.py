@@ -38,7 +38,12 @@ def need_sandbox() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("zygote", "run", "batch", "long-batch") else name for name in ARMS],
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("zygote", "run", "run_code", "redis", "batch", "long-batch")
+        else name
+        for name in ARMS
+    ],
 )
 async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
     need_sandbox()

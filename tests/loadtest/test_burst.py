@@ -11,7 +11,7 @@ from loadtest.redis_server import NoServer, find_server
 CALLS = 300
 
 
-@pytest.mark.parametrize("transport", burst.TRANSPORTS)
+@pytest.mark.parametrize("transport", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
 def test_all_calls_are_in_flight_at_once_and_each_gets_its_result(transport: str) -> None:
     try:
         find_server()
