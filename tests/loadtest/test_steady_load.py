@@ -126,7 +126,8 @@ def test_a_broken_promise_is_seen(habit: Answer, column: str) -> None:
 
 def test_what_a_broken_connection_leaves_open_is_sent_again() -> None:
     books = books_with(breaks_at_first)
-    assert (books.right, books.broken, books.sent_again, books.lost) == (20, 6, 6, 0)
+    assert (books.right, books.lost) == (20, 0)
+    assert books.broken == books.sent_again > 0  # how many depends on how many calls were due when a request was sent
     assert books.holds and books.accepted == books.answered + books.broken
 
 

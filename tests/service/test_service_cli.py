@@ -274,7 +274,7 @@ def test_a_port_in_the_environment_that_is_not_allowed_is_answered_with_those_th
 @pytest.mark.parametrize(
     ("module", "arguments", "extra"),
     [
-        ("uvloop", ["up"], "server"),
+        ("uvloop", ["up", "--grpc-port", "0"], "server"),
         ("fastapi", ["gateway", "--redis", "redis://127.0.0.1:9"], "server"),
         ("celery", ["jobs-worker", "--redis", "redis://127.0.0.1:9", "--jobs-dir", "/tmp"], "server"),
     ],

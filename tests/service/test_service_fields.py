@@ -150,7 +150,7 @@ def refuse(answer: httpx.Response) -> None:
 def test_a_session_whose_files_do_not_fit_its_memory_is_the_callers_fault(strained: Service) -> None:
     content = "AAAA" * (10 << 20)
     answer = strained.http.post("/v1/sessions", json={"files": {"a": content}, "limits": {"memory_mb": 16}})
-    assert (answer.status_code, answer.json()["code"]) == (422, "bad_field")
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_field"), answer.text
 
 
 def test_a_job_of_deep_files_is_refused(strained: Service) -> None:

@@ -12,6 +12,7 @@ import errno
 import itertools
 import marshal
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from worker.sandbox import protocol
 from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
     OPEN_FILES,
+    OWN_LIMIT_REACHED,
     Outcome,
     base64_of,
     close_all,
@@ -293,7 +295,9 @@ class Tree:
         if say.ended_by == protocol.BY_REQUEST:  # ours: it did not answer in time
             return ZygoteLost()
         how = judge(Outcome(say, 0, 0), self.limits, steps)
-        in_prepare = setup_failed(say) and say.step == len(steps) and not os.WIFSIGNALED(say.status)
+        full = say.memory_peak >= OWN_LIMIT_REACHED * (self.limits.memory_mb << 20)
+        killed = os.WIFSIGNALED(say.status) and os.WTERMSIG(say.status) == signal.SIGKILL
+        in_prepare = setup_failed(say) and say.step == len(steps) and (full or not killed)
         return StartFailed(how.error or "it ended at once", by_request=in_prepare or how.blame == "model")
 
     def _ask(self, member: Member) -> Ask:
