@@ -118,12 +118,9 @@ class Validator:
 
     def _check_tests(self, body: bytes) -> None:
         """Counts the tests of a large body before they are made: an empty one is two bytes there, and a hundred afterwards."""
-        tests = bytes(decode(_decode_outline, body).tests)
-        if tests.startswith(b"[") and tests.count(b"{") > self._max_calls and not decode(self._fit, tests):
+        tests, fit = bytes(decode(_decode_outline, body).tests), partial(_has_at_most, most=self._max_calls)
+        if tests.startswith(b"[") and tests.count(b"{") > self._max_calls and not decode(fit, tests):
             raise Refusal("too_many_calls", f"more than {self._max_calls} tests; no more fit in one request", field="$.tests")
-
-    def _fit(self, tests: bytes) -> bool:
-        return _has_at_most(tests, self._max_calls)
 
     def read_session(self, body: bytes | dict[str, Any], warnings: Warnings) -> SessionSpec:
         if isinstance(body, dict) and "limits" in body:  # what is not set has the default of a session, not that of a call

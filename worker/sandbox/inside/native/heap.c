@@ -232,7 +232,8 @@ static int has_library_or_heap(struct mapping *first, struct mapping *end) {
  * mapping on huge pages: a fork has few mappings and page tables to copy, and a child inherits the page tables of the text instead
  * of faulting it in piece by piece. A row is made longer where that gives one more huge page. Malloc's heap, which must be able to
  * grow, is one too, as far as it is in use. The price is that text and data have the same rights; a program that may map and run
- * what it likes loses nothing by that (rights of their own would cost a fifth to a half more CPU time per call: docs/security.md). What another thread writes meanwhile would be lost, so there must be none. */
+ * what it likes loses nothing by that (rights of their own would cost a fifth to a half more CPU time per call: docs/security.md).
+ * What another thread writes meanwhile would be lost, so there must be none. */
 static void copy_rows(struct mapping *all, int most, uintptr_t heap_used) {
     int count = has_one_thread() ? read_mappings(all, most) : 0;
     struct mapping *last = all + count, *end;

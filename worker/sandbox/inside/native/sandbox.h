@@ -44,6 +44,12 @@ struct house { /* what all programs of one zygote share */
 
 enum slot_state { SLOT_UNKNOWN, SLOT_FREE, SLOT_RUNNING, SLOT_ENDING };
 
+/* Of a control group, since it was made. */
+struct ooms {
+    int64_t kills;      /* processes that the kernel killed for want of memory, its own or the machine's */
+    int64_t limit_hits; /* how often it reached its own limit, which version 2 counts; else -1 */
+};
+
 struct slot {
     enum slot_state state;
     int64_t uid;
@@ -55,7 +61,8 @@ struct slot {
     int network; /* its network namespace; -1 where it has none of its own */
     pid_t child, stub;
     int child_reaped, stub_reaped, is_session;
-    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, oom_before, hits_before, processes_peak;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, processes_peak;
+    struct ooms ooms_before;
     struct cpu_meter meter;
 };
 

@@ -111,31 +111,33 @@ static int stub_main(void *argument) {
 
 /* ---- measuring, through files that the runner opened ---- */
 
-static int64_t read_number(int fd, const char *after) {
-    char text[512];
-    ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
-    if (n <= 0)
-        return 0;
-    text[n] = 0;
-    const char *at = after ? strstr(text, after) : text;
-    return at ? strtoll(at + (after ? strlen(after) : 0), NULL, 10) : 0;
+static int read_text(int fd, char *text, size_t size) {
+    ssize_t n = fd < 0 ? -1 : pread(fd, text, size - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    return n > 0;
 }
 
-static int64_t oom_kills(struct slot *s) { return read_number(s->cgroup[CG_MEMORY_EVENTS], "\noom_kill "); }
+static int64_t number_after(const char *text, const char *name, int64_t otherwise) {
+    const char *at = strstr(text, name);
+    return at ? strtoll(at + strlen(name), NULL, 10) : otherwise;
+}
 
-/* Version 2 also counts how often the group itself has reached its limit; -1 where nobody does. */
-static int64_t limit_hits(struct slot *s) {
-    char text[256];
-    ssize_t n = s->cgroup[CG_MEMORY_EVENTS] < 0 ? -1 : pread(s->cgroup[CG_MEMORY_EVENTS], text, sizeof text - 1, 0);
-    text[n > 0 ? n : 0] = 0;
-    const char *at = strstr(text, "\noom ");
-    return at ? strtoll(at + strlen("\noom "), NULL, 10) : -1;
+static int64_t read_number(int fd) {
+    char text[32];
+    return read_text(fd, text, sizeof text) ? strtoll(text, NULL, 10) : 0;
+}
+
+static struct ooms read_ooms(struct slot *s) {
+    char text[512];
+    read_text(s->cgroup[CG_MEMORY_EVENTS], text, sizeof text);
+    return (struct ooms){number_after(text, "\noom_kill ", 0), number_after(text, "\noom ", -1)};
 }
 
 /* Whose memory ended when the kernel killed a process of the slot: the slot's, or that of the machine or pod. */
-static int64_t oom_by(struct slot *s) {
-    int64_t hits = limit_hits(s);
-    return hits < 0 || s->hits_before < 0 ? OOM_BY_UNKNOWN : hits > s->hits_before ? OOM_BY_LIMIT : OOM_BY_MACHINE;
+static int64_t oom_by(struct ooms before, struct ooms now) {
+    if (now.kills == before.kills || now.limit_hits < 0)
+        return OOM_BY_UNKNOWN;
+    return now.limit_hits > before.limit_hits ? OOM_BY_LIMIT : OOM_BY_MACHINE;
 }
 
 static int write_number(int fd, int64_t number) {
@@ -149,7 +151,7 @@ static void note_processes(struct slot *s, int64_t n) {
         s->processes_peak = n;
 }
 
-static void sample_processes(struct slot *s) { note_processes(s, read_number(s->cgroup[CG_PIDS_NOW], NULL)); }
+static void sample_processes(struct slot *s) { note_processes(s, read_number(s->cgroup[CG_PIDS_NOW])); }
 
 /* Where no control group counts. The keeper, if there is one, is not of the program's. */
 static int too_much_memory(struct slot *s) {
@@ -219,11 +221,11 @@ static int write_limits(struct slot *s) {
 }
 
 static int apply_limits(struct slot *s) {
-    if (read_number(s->cgroup[CG_PIDS_NOW], NULL) > 0) { /* what a lost zygote left here is still dying */
+    if (read_number(s->cgroup[CG_PIDS_NOW]) > 0) { /* what a lost zygote left here is still dying */
         errno = EBUSY;
         return -1;
     }
-    s->oom_before = oom_kills(s), s->hits_before = limit_hits(s); /* cumulative, and other zygotes use the slot too */
+    s->ooms_before = read_ooms(s); /* cumulative, and other zygotes use the slot too */
     return house.layers & LAYER_PIDNS ? write_limits(s) : 0; /* else the keeper does, when the slot's folder is empty */
 }
 
@@ -456,14 +458,15 @@ static void end(struct slot *s, int by) {
 static void finish(struct slot *s) {
     struct progress *p = &house.progress[s - book->slots];
     int64_t ready = p->ready_ns ? p->ready_ns : s->ended_ns;
+    struct ooms ooms = read_ooms(s);
     struct say message = {
         .kind = SAY_ENDED, .slot = s - book->slots, .call = s->ask.call,
         .step = p->ready_ns ? 0 : (p->step ? p->step : -1), .error = p->error,
         .status = s->status, .ended_by = s->ended_by,
         .start_ns = ready - s->forked_ns, .run_ns = s->ended_ns - ready, .cpu_ns = s->cpu_ns,
-        .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
-        .oom_kills = oom_kills(s) - s->oom_before, .processes_peak = s->processes_peak,
-        .starved_ns = s->meter.starved_ns, .oom_by = oom_by(s),
+        .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK]),
+        .oom_kills = ooms.kills - s->ooms_before.kills, .processes_peak = s->processes_peak,
+        .starved_ns = s->meter.starved_ns, .oom_by = oom_by(s->ooms_before, ooms),
     };
     close_all(s->fd, RUN_FDS);
     give_back_network(s);
@@ -507,14 +510,14 @@ static void note_child(struct slot *s, int status, struct rusage *u) {
 /* One process of a session is gone, with what it left behind. The others go on. */
 static void note_member(struct member *m, int status, struct rusage *u) {
     struct slot *s = &book->slots[m->slot];
-    int64_t kills = oom_kills(s);
+    struct ooms ooms = read_ooms(s);
     struct say message = {
         .kind = SAY_MEMBER_ENDED, .slot = m->slot, .call = m->number, .cpu_ns = cpu_ns_of(u),
         .status = s->stub ? status : house.progress[m->slot].status,
-        .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL), .oom_kills = kills - s->oom_before,
-        .ended_by = s->ended_by, .processes_peak = 1, .oom_by = oom_by(s),
+        .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK]), .oom_kills = ooms.kills - s->ooms_before.kills,
+        .ended_by = s->ended_by, .processes_peak = 1, .oom_by = oom_by(s->ooms_before, ooms),
     };
-    s->oom_before = kills, s->hits_before = limit_hits(s);
+    s->ooms_before = ooms;
     member_forget(m);
     say(&message);
 }
@@ -593,7 +596,7 @@ static void watch(struct slot *s, int64_t now) {
         end(s, used_up);
     else if (file_size(s->fd[FD_STDOUT]) > s->ask.output_bytes || file_size(s->fd[FD_STDERR]) > s->ask.output_bytes)
         end(s, BY_OUTPUT);
-    else if (oom_kills(s) > s->oom_before)
+    else if (read_ooms(s).kills > s->ooms_before.kills)
         end(s, BY_MEMORY);
     else if (!(house.layers & LAYER_CGROUP) && too_much_memory(s))
         end(s, BY_MEMORY);
@@ -733,8 +736,8 @@ static void say_usage(struct member *m) {
     say(&(struct say){.kind = SAY_USAGE, .slot = m->slot, .call = m->number,
                       .cpu_ns = (int64_t)used.tv_sec * 1000000000LL + used.tv_nsec,
                       .starved_ns = look_at_member(m, now_ns()),
-                      .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK], NULL),
-                      .processes_peak = read_number(s->cgroup[CG_PIDS_NOW], NULL)});
+                      .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK]),
+                      .processes_peak = read_number(s->cgroup[CG_PIDS_NOW])});
 }
 
 static void obey_about_member(struct ask *ask, int *fd) {
@@ -834,7 +837,7 @@ static void *serve_loop(void) {
 
 static int64_t own_address_space(void) {
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    int64_t pages = read_number(fd, NULL);
+    int64_t pages = read_number(fd);
     if (fd >= 0)
         close(fd);
     return pages * sysconf(_SC_PAGESIZE);
