@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,7 +21,8 @@ from exec_wire import Call, Limits, Result
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
-from worker.sandbox import cgroups
+from worker.sandbox import cgroups, protocol
+from worker.sandbox.runner_link import RunnerLink
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
 START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine
@@ -153,6 +155,17 @@ def has_come_this_far(pids: Iterable[int]) -> bool:
             if Path(f"/proc/{pid}/comm").read_text() == "this-far\n":
                 return True
     return False
+
+
+async def scripted_runner() -> tuple[RunnerLink, socket.socket]:
+    """A worker's link to a runner, and the runner's end, at which a test speaks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = RunnerLink(ours, None)
+    configuring = asyncio.create_task(link.configure({}, lambda *_: None))
+    assert await asyncio.to_thread(theirs.recv, 1000)
+    protocol.send_message(theirs, {"ready": {"tier": "A", "layers": [], "steps": [], "missing": {}, "languages": {}}})
+    await configuring
+    return link, theirs
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_harness import PATIENCE_S, alive, cgroups_of, laboratory, need_sandbox, open_fds, tree_of, until
+from sandbox_harness import PATIENCE_S, alive, cgroups_of, laboratory, need_sandbox, open_fds, scripted_runner, tree_of, until
 
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
 from worker.sandbox import protocol, uids
-from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
+from worker.sandbox.runner_link import SandboxUnavailable
 from worker.sandbox.tiers import ALL_LAYERS
 
 ROOT = Path(__file__).parents[2]
@@ -372,12 +372,7 @@ async def test_descriptors_that_come_with_a_message_are_closed() -> None:
 
 
 async def test_late_answers_of_the_runner_are_closed_and_not_taken_for_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = RunnerLink(ours, None)
-    configuring = asyncio.create_task(link.configure({}, lambda *_: None))
-    assert await asyncio.to_thread(theirs.recv, 1000)
-    protocol.send_message(theirs, {"ready": {"tier": "A", "layers": [], "steps": [], "missing": {}, "languages": {}}})
-    await configuring
+    link, theirs = await scripted_runner()
 
     def answer(uid: int) -> int:
         """Its descriptor's other end."""

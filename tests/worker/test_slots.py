@@ -78,40 +78,31 @@ def cells_for_ever(sessions: list[Handle], ran: Counter[str]) -> Iterator[None]:
             task.cancel()
 
 
-async def test_calls_of_one_tenant_get_as_many_slots_as_the_cells_of_another(lab: SessionLab) -> None:
-    sessions = [await lab.create(tenant="a") for _ in range(4)]
+async def cells_beside(lab: SessionLab, sessions: list[Handle], count: int, kind: Call, **fields: Any) -> int:
+    """How many cells of these sessions run while so many calls are answered."""
     ran: Counter[str] = Counter()
     async with worker_of(lab) as calls:
         with cells_for_ever(sessions, ran):
-            await until(lambda: ran["a"] > 4, "cells to run")
-            before = ran["a"]
-            await calls.send(20, call(tenant="b"))
-            assert [result.status for result in await calls.answers(20)] == ["ok"] * 20
-            assert 10 <= ran["a"] - before <= 30
+            await until(lambda: ran.total() > 4, "cells to run")
+            before = ran.total()
+            await calls.send(count, kind, **fields)
+            assert [result.status for result in await calls.answers(count)] == ["ok"] * count
+            return ran.total() - before
+
+
+async def test_calls_of_one_tenant_get_as_many_slots_as_the_cells_of_another(lab: SessionLab) -> None:
+    sessions = [await lab.create(tenant="a") for _ in range(4)]
+    assert 10 <= await cells_beside(lab, sessions, 20, call(tenant="b")) <= 30
 
 
 async def test_tenants_share_the_slots_by_weight_whether_they_have_cells_or_calls(lab: SessionLab) -> None:
     sessions = [await lab.create(tenant="a") for _ in range(4)]
-    ran: Counter[str] = Counter()
-    async with worker_of(lab) as calls:
-        with cells_for_ever(sessions, ran):
-            await until(lambda: ran["a"] > 4, "cells to run")
-            before = ran["a"]
-            await calls.send(32, call(tenant="b"), weight=4.0)
-            await calls.answers(32)
-            assert 4 <= ran["a"] - before <= 16
+    assert 4 <= await cells_beside(lab, sessions, 32, call(tenant="b"), weight=4.0) <= 16
 
 
 async def test_cells_of_bulk_sessions_give_way_to_calls_for_training_and_do_not_starve(lab: SessionLab) -> None:
     sessions = [await lab.create(tenant="a", priority="bulk") for _ in range(4)]
-    ran: Counter[str] = Counter()
-    async with worker_of(lab) as calls:
-        with cells_for_ever(sessions, ran):
-            await until(lambda: ran["a"] > 4, "cells to run")
-            before = ran["a"]
-            await calls.send(48, call(tenant="b"))
-            await calls.answers(48)
-            assert 1 <= ran["a"] - before <= 12
+    assert 1 <= await cells_beside(lab, sessions, 48, call(tenant="b")) <= 12
 
 
 async def test_forks_have_the_priority_of_their_session(lab: SessionLab) -> None:
@@ -123,14 +114,7 @@ async def test_forks_have_the_priority_of_their_session(lab: SessionLab) -> None
 async def test_within_a_tenant_a_call_that_has_waited_longer_comes_before_a_cell(lab: SessionLab) -> None:
     """As in a line of many calls, most of which still wait in the gateway."""
     sessions = [await lab.create() for _ in range(4)]
-    ran: Counter[str] = Counter()
-    async with worker_of(lab) as calls:
-        with cells_for_ever(sessions, ran):
-            await until(lambda: ran[""] > 4, "cells to run")
-            before = ran[""]
-            await calls.send(20, call(), waited_ms=60_000)
-            await calls.answers(20)
-            assert ran[""] - before <= 8
+    assert await cells_beside(lab, sessions, 20, call(), waited_ms=60_000) <= 8
 
 
 async def test_call_that_waits_beside_cells_expires_at_its_deadline(lab: SessionLab) -> None:

@@ -9,14 +9,22 @@ import select
 import socket
 
 import pytest
-from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, laboratory, need_sandbox, open_fds, until
+from sandbox_harness import (
+    NAME_ITSELF,
+    PATIENCE_S,
+    has_come_this_far,
+    laboratory,
+    need_sandbox,
+    open_fds,
+    scripted_runner,
+    until,
+)
 from session_harness import session_laboratory
 
 from exec_wire import Limits
 from worker.sandbox import protocol
 from worker.sandbox.link import ZygoteLink
 from worker.sandbox.protocol import Ask
-from worker.sandbox.runner_link import RunnerLink
 from worker.sandbox.tree import Tree
 
 ENDLESS = f"{NAME_ITSELF}\nwhile True: pass"
@@ -72,12 +80,7 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
 
 async def test_control_groups_that_are_no_longer_waited_for_are_closed() -> None:
     """Two were asked for; one was there when the wait for the other ended, and both are asked for again."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = RunnerLink(ours, None)
-    configuring = asyncio.create_task(link.configure({}, lambda *_: None))
-    assert await asyncio.to_thread(theirs.recv, 1000)
-    protocol.send_message(theirs, {"ready": {"tier": "A", "layers": [], "steps": [], "missing": {}, "languages": {}}})
-    await configuring
+    link, theirs = await scripted_runner()
     zygote, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     tree = Tree(ZygoteLink(0, "", zygote), link, 1, Limits(), itertools.count())
 
