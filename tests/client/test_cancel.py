@@ -48,7 +48,7 @@ async def test_cancelled_result_is_data_and_not_sent_again(client: AsyncClient, 
 
 
 async def test_what_waits_for_a_pause_is_cancelled_here_and_now(server: ScriptedServer) -> None:
-    server.play(refuse("overloaded", retry_after_s=50))
+    server.play(refuse("overloaded", retry_after_s=30))  # with its jitter still well before the deadline
     async with AsyncClient(server.url) as client:
         mine = [asyncio.create_task(client.run("a", id=str(n), tags=MINE)) for n in range(2)]
         other = asyncio.create_task(client.run("b", tags=OTHER))
@@ -119,7 +119,7 @@ async def test_cancelled_call_that_was_refused_at_the_door_ends_without_the_paus
 
     async def refuse_later(exchange: Exchange) -> None:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(released.wait(), loop))
-        await exchange.problem("overloaded", retry_after_s=50)
+        await exchange.problem("overloaded", retry_after_s=30)
 
     server.play(refuse_later)
     async with AsyncClient(server.url, policy=QUICK) as client:
