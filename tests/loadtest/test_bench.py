@@ -155,6 +155,7 @@ def test_percentile_is_a_measured_value() -> None:
     assert percentile([1.0, 2.0], 0.95) == 2.0
 
 
+@pytest.mark.slow
 def test_a_wrong_outcome_makes_the_exit_code_nonzero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sandbox has a host name of its own, so a program that prints it has another outcome there."""
     need_sandbox()

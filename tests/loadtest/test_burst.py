@@ -11,7 +11,8 @@ from loadtest.redis_server import NoServer, find_server
 CALLS = 300
 
 
-@pytest.mark.parametrize("transport", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["http", "grpc"])
 def test_all_calls_are_in_flight_at_once_and_each_gets_its_result(transport: str) -> None:
     try:
         find_server()

@@ -58,7 +58,8 @@ def test_base_that_is_no_commit_is_said_in_words(capsys: pytest.CaptureFixture[s
     assert "no-such-commit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arm", ["http", pytest.param("redis", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["http", "redis"])
 def test_each_tree_runs_its_own_code_and_equal_trees_agree(
     arm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

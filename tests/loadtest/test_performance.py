@@ -77,6 +77,7 @@ def fill(folder: Path, planned: plan.Plan) -> None:
         (folder / f"{name}.json").write_bytes(msgspec.json.encode(found))
 
 
+@pytest.mark.slow
 def test_page_and_pictures_are_made_from_raw_figures_without_measuring(tmp_path: Path, planned: plan.Plan) -> None:
     if not Path(default_packages()).is_dir():
         pytest.skip("matplotlib is not installed (run `make install`)")
@@ -149,6 +150,7 @@ def test_a_call_is_in_calm_unless_a_fault_touched_its_stay() -> None:
     assert calm == [True, False, False, True]
 
 
+@pytest.mark.slow
 def test_plan_reaches_the_wanted_latency_in_both_meanings(planned: plan.Plan) -> None:
     assert planned.per_step.latency.mean_s <= 0.3 and planned.in_flight.latency.mean_s <= 0.3
     assert planned.in_flight.calls_per_s == pytest.approx(2000 / 0.3, rel=0.01)
@@ -158,6 +160,7 @@ def test_plan_reaches_the_wanted_latency_in_both_meanings(planned: plan.Plan) ->
     assert planned.at_once.mean_s > planned.per_step.latency.mean_s
 
 
+@pytest.mark.slow
 def test_plan_says_what_a_dead_machine_costs(planned: plan.Plan) -> None:
     assert planned.per_step.death.started_again >= 1
     assert planned.per_step.death.of_these_p99_s > 6.0

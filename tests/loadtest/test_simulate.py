@@ -12,6 +12,7 @@ import pytest
 from exec_wire.queue import LEASE_S
 from loadtest.simulate import Cost, Costs, Demand, Shape, closed_loop, open_loop
 
+pytestmark = pytest.mark.slow
 CALLS = 40_000
 FREE = Costs()
 

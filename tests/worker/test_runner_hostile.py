@@ -364,7 +364,7 @@ async def test_descriptors_that_come_with_a_message_are_closed() -> None:
             assert await asyncio.to_thread(select.select, [read], [], [], PATIENCE_S) == ([read], [], [])
             assert os.read(read, 1) == b""  # nobody has the other end
             os.close(read)
-        assert open_fds(lab.runner_pid) <= before + 4
+        await until(lambda: open_fds(lab.runner_pid) <= before + 4, "the runner has closed what came and what it sent")
         assert (await lab.run("print(1)")).stdout == "1\n"
 
 
