@@ -9,7 +9,7 @@
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
-# make proto    compile exec_wire/exec.proto anew (after a change to it)
+# make proto    compile exec_wire/proto/exec.proto anew (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
 # make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)
 # make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
@@ -53,7 +53,7 @@ test-service: install-dev tools
 	@BIN=$(BIN) TRAINER=no sh deploy/test.sh $(ARGS)
 
 train-demo: install-all
-	$(BIN)/python -m trainer demo $(ARGS)
+	$(BIN)/python -m grpo_roc demo $(ARGS)
 
 test-integrations: test-integrations-trainers
 
@@ -85,7 +85,7 @@ fuzz: install-dev
 	EXEC_FUZZ=$(or $(EXAMPLES),200) $(BIN)/pytest -q --slow tests/gateway/test_gateway_fuzz.py $(ARGS)
 
 proto: install-dev
-	$(BIN)/python -m grpc_tools.protoc -I exec_wire --descriptor_set_out=exec_wire/exec.binpb exec_wire/exec.proto
+	$(BIN)/python -m grpc_tools.protoc -I exec_wire/proto --descriptor_set_out=exec_wire/proto/exec.binpb exec_wire/proto/exec.proto
 
 screenshots: install-dev tools
 	@$(BIN)/python tests/web/screenshots.py $(URL)

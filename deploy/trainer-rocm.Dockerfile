@@ -18,11 +18,11 @@ RUN pip install --no-cache-dir \
 
 COPY exec_wire exec_wire
 COPY exec_client exec_client
-COPY trainer trainer
+COPY grpo_roc grpo_roc
 
 ENV PYTHONPATH=/app \
     HF_HUB_OFFLINE=1 \
     HSA_NO_SCRATCH_RECLAIM=1 \
     NCCL_MIN_NCHANNELS=112
 
-CMD ["python", "-m", "trainer", "doctor", "--gpu", "--config", "mi300x_8gpu"]
+CMD ["python", "-m", "grpo_roc", "doctor", "--gpu", "--config", "mi300x_8gpu"]

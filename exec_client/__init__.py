@@ -35,7 +35,7 @@ from exec_client.sessions import AsyncSession, CellFields, SessionFields
 from exec_client.sync import Client, Session
 from exec_client.transport import HttpTransport, Transport
 from exec_wire import Call, Checker, Info, Judge, Judgement, Limits, Result, Tags, Test, Verdict, Verification, Verify
-from exec_wire.sessions import SessionInfo
+from exec_wire.messages.sessions import SessionInfo
 
 __all__ = [
     "AsyncClient",

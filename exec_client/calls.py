@@ -11,8 +11,8 @@ import msgspec
 
 from exec_client.errors import BadRequest, UnknownArgument
 from exec_wire import Call, Limits, Priority, Selection, Tags, encode_json
+from exec_wire.messages.unknown_fields import Reader, UnknownFields, suggestion
 from exec_wire.problems import PROBLEMS
-from exec_wire.strict import Reader, UnknownFields, suggestion
 
 M = TypeVar("M", bound=msgspec.Struct)
 F = TypeVar("F", bound=Mapping[str, object])

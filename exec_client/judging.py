@@ -26,7 +26,7 @@ from exec_client.errors import (
 from exec_client.outbox import Policy
 from exec_client.transport import Transport
 from exec_wire import Checker, Judge, Judgement, Limits, Priority, Tags, Test, Verification, Verify
-from exec_wire.strict import Reader
+from exec_wire.messages.unknown_fields import Reader
 
 T = TypeVar("T")
 _JUDGE, _VERIFY = Reader(Judge), Reader(Verify)

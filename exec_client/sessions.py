@@ -22,7 +22,7 @@ from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLos
 from exec_client.outbox import Policy
 from exec_client.transport import Transport
 from exec_wire import Limits, Priority, Result, Tags
-from exec_wire.sessions import (
+from exec_wire.messages.sessions import (
     Cell,
     Ended,
     Files,
@@ -33,7 +33,7 @@ from exec_wire.sessions import (
     SessionSpec,
     Tenant,
 )
-from exec_wire.strict import Reader
+from exec_wire.messages.unknown_fields import Reader
 
 ASK_S = 30.0
 PATH = "/v1/sessions"
@@ -43,7 +43,7 @@ _SPEC, _CELL = Reader(SessionSpec), Reader(Cell)
 
 
 class SessionFields(TypedDict, total=False):
-    """The fields of `exec_wire.sessions.SessionSpec` as keywords of `session`."""
+    """The fields of `exec_wire.messages.sessions.SessionSpec` as keywords of `session`."""
 
     profile: str
     limits: Limits
@@ -57,7 +57,7 @@ class SessionFields(TypedDict, total=False):
 
 
 class CellFields(TypedDict, total=False):
-    """The fields of `exec_wire.sessions.Cell` as keywords of `run`."""
+    """The fields of `exec_wire.messages.sessions.Cell` as keywords of `run`."""
 
     id: str
     stdin: str

@@ -21,7 +21,7 @@ from exec_client.outbox import Policy
 from exec_client.sessions import AsyncSession, CellFields, SessionFields
 from exec_client.transport import Transport, TransportName, addresses_of, check_url, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Tags, Test, Verification, Verify
-from exec_wire.sessions import SessionInfo
+from exec_wire.messages.sessions import SessionInfo
 
 T = TypeVar("T")
 

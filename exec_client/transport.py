@@ -46,8 +46,8 @@ from exec_wire import (
     decode_result,
     encode_json,
 )
+from exec_wire.messages.verifying import decode_verification
 from exec_wire.problems import Problem
-from exec_wire.verifying import decode_verification
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_GRPC_URL = "grpc://127.0.0.1:50051"

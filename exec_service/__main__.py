@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from exec_service.info import package_version
+from exec_service.api.info import package_version
 from exec_wire import Call, Limits, Result, encode_json, verdict
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def add_keys_parser(keys: argparse.ArgumentParser) -> None:
 
 def keys_add(options: argparse.Namespace) -> int:
     from exec_service.config import ConfigError
-    from exec_service.keys import add_key
+    from exec_service.tenants.keys import add_key
 
     try:
         limits = read_max_limits(options.max_limit)
@@ -194,8 +194,8 @@ def keys_add(options: argparse.Namespace) -> int:
 
 
 def read_max_limits(given: list[str] | None) -> dict[str, float] | None:
-    from exec_service.accounts import LimitName
     from exec_service.config import ConfigError
+    from exec_service.tenants.accounts import LimitName
 
     if given is None:
         return None
@@ -212,7 +212,7 @@ def read_max_limits(given: list[str] | None) -> dict[str, float] | None:
 
 def keys_list(options: argparse.Namespace) -> int:
     from exec_service.config import ConfigError
-    from exec_service.keys import read_keys
+    from exec_service.tenants.keys import read_keys
 
     try:
         content = read_keys(options.file)
@@ -226,7 +226,7 @@ def keys_list(options: argparse.Namespace) -> int:
 
 def keys_remove(options: argparse.Namespace) -> int:
     from exec_service.config import ConfigError
-    from exec_service.keys import remove_key
+    from exec_service.tenants.keys import remove_key
 
     try:
         for id in options.id:
@@ -238,11 +238,11 @@ def keys_remove(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    from exec_service.api.middleware import BindRefused
     from exec_service.app import GrpcPortTaken, PortTaken
+    from exec_service.cli.up import up
     from exec_service.config import ConfigError, GatewayConfig, read_environment
-    from exec_service.guard import BindRefused
-    from exec_service.logs import start_logs
-    from exec_service.up import up
+    from exec_service.telemetry.logs import start_logs
     from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
     from worker.config import WorkerConfig
 
@@ -278,7 +278,7 @@ def without_grpc_if_taken(config: GatewayConfig) -> GatewayConfig:
     import msgspec
 
     from exec_service.app import GrpcPortTaken, address_for_grpc
-    from exec_service.logs import say
+    from exec_service.telemetry.logs import say
 
     try:
         address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))
@@ -294,8 +294,8 @@ def weakest_tier(options: argparse.Namespace) -> str:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
+    from exec_service.cli.doctor import examine, show
     from exec_service.config import ConfigError, read_environment
-    from exec_service.doctor import examine, show
     from worker.config import WorkerConfig
 
     try:
@@ -342,7 +342,7 @@ def add_jobs_parser(jobs: argparse.ArgumentParser) -> None:
 
 
 def run_jobs(options: argparse.Namespace) -> int:
-    from exec_service import jobs_cli
+    from exec_service.cli import jobs as jobs_cli
 
     try:
         return jobs_cli.run(options)
@@ -354,7 +354,7 @@ def run_jobs(options: argparse.Namespace) -> int:
 
 def run_jobs_worker(options: argparse.Namespace) -> int:
     from exec_service.config import ConfigError, JobsWorkerConfig, read_environment
-    from exec_service.logs import start_logs
+    from exec_service.telemetry.logs import start_logs
 
     try:
         config = read_environment(
@@ -367,7 +367,7 @@ def run_jobs_worker(options: argparse.Namespace) -> int:
             jobs_at_once=options.at_once,
         )
         start_logs(config.log_level, config.log_format)
-        from exec_service.jobs_celery import work
+        from exec_service.jobs.celery_tasks import work
 
         return work(config)
     except ConfigError as error:
@@ -376,10 +376,10 @@ def run_jobs_worker(options: argparse.Namespace) -> int:
 
 def run_gateway(options: argparse.Namespace) -> int:
     from exec_service.config import GatewayConfig, read_environment
-    from exec_service.logs import start_logs
+    from exec_service.telemetry.logs import start_logs
 
     def start() -> Coroutine[Any, Any, None]:
-        from exec_service import cluster
+        from exec_service.cli import cluster
 
         names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port", "jobs_dir")
         config = read_environment(GatewayConfig, os.environ, **{name: getattr(options, name) for name in names})
@@ -391,11 +391,11 @@ def run_gateway(options: argparse.Namespace) -> int:
 
 def run_worker(options: argparse.Namespace) -> int:
     from exec_service.config import ConfigError, read_environment
-    from exec_service.logs import start_logs
+    from exec_service.telemetry.logs import start_logs
     from worker.config import WorkerConfig
 
     def start() -> Coroutine[Any, Any, None]:
-        from exec_service import cluster
+        from exec_service.cli import cluster
 
         given = {"slots": options.slots, "runtime": options.runtime, "redis": options.redis}
         tier = "E" if options.insecure else options.min_tier
@@ -410,11 +410,11 @@ def run_worker(options: argparse.Namespace) -> int:
 
 def _run_part(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """One process of a cluster, until a signal comes."""
+    from exec_service.api.middleware import BindRefused
     from exec_service.app import PortTaken
     from exec_service.config import ConfigError
-    from exec_service.guard import BindRefused
     from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
-    from worker.sandbox.runner_link import SandboxUnavailable
+    from worker.sandbox.runner_client import SandboxUnavailable
 
     try:
         _run_loop(start())
@@ -442,7 +442,7 @@ def run_program(options: argparse.Namespace) -> int:
     call = Call(code=code, stdin=stdin, language=options.language, limits=limits, deadline_s=options.wall + 60)
     from exec_client import CallerError, ExecError, Unavailable
     from exec_service.config import ConfigError
-    from worker.sandbox.runner_link import SandboxUnavailable
+    from worker.sandbox.runner_client import SandboxUnavailable
 
     try:
         result = _run_loop(_run_remotely(call, options.url) if options.url else _run_here(call, weakest_tier(options)))
@@ -534,7 +534,7 @@ def _run_loop(main: Coroutine[Any, Any, T]) -> T:
 def fail(words: str, code: int) -> int:
     import logging
 
-    from exec_service.logs import say
+    from exec_service.telemetry.logs import say
 
     say(f"exec-service: {words}", logging.ERROR)
     return code

@@ -24,33 +24,33 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
+from exec_service.api.calls import hot_routes, plain_routes
+from exec_service.api.connections import Bounds, room_for_connections, server_config
+from exec_service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
+from exec_service.api.errors import error_answerer
+from exec_service.api.info import package_version
+from exec_service.api.jobs import JobDesk, job_routes
+from exec_service.api.judge import judging_routes
+from exec_service.api.middleware import BindRefused, Guard, check_bind, is_loopback
+from exec_service.api.openapi import openapi_of
+from exec_service.api.sessions import session_routes
+from exec_service.api.stats import stats_routes
+from exec_service.api.validation import Validator
+from exec_service.api.web_page import page_routes
+from exec_service.compat import OneSlash, door_routes, keyless_paths
+from exec_service.compat.adapter import House
 from exec_service.config import GatewayConfig
-from exec_service.connections import Bounds, room_for_connections, server_config
-from exec_service.dispatch import Dispatch
-from exec_service.docs_page import CONTENT_SECURITY_POLICY, docs_page
-from exec_service.doors import OneSlash, door_routes, keyless_paths
-from exec_service.doors.foreign_door import House
-from exec_service.fleet import Fleet
-from exec_service.guard import BindRefused, Guard, check_bind, is_loopback
-from exec_service.http_api import hot_routes, plain_routes
-from exec_service.info import package_version
-from exec_service.jobs import JobStore
-from exec_service.jobs_api import JobDesk, job_routes
-from exec_service.jobs_keeper import ChunkLine, Keeper
-from exec_service.judging_api import judging_routes
-from exec_service.keys import Keys
-from exec_service.metrics import Metrics
-from exec_service.openapi import openapi_of
-from exec_service.problem_answers import error_answerer
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.fair_queue import same_weight
+from exec_service.dispatch.workers import Fleet
+from exec_service.jobs.keeper import ChunkLine, Keeper
+from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
 from exec_service.sessions import Desk
-from exec_service.sessions_api import session_routes
-from exec_service.stats_api import stats_routes
-from exec_service.tracing import Traces
-from exec_service.validate import Validator
-from exec_service.waiting import same_weight
-from exec_service.web_page import page_routes
-from exec_wire.queue import GatewayQueue, QueueAway
+from exec_service.telemetry.metrics import Metrics
+from exec_service.telemetry.tracing import Traces
+from exec_service.tenants.keys import Keys
+from exec_wire.queue.protocol import GatewayQueue, QueueAway
 from exec_wire.supervisor import Supervisor, stop
 
 log = logging.getLogger("exec_service")
@@ -271,7 +271,7 @@ async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[
     if not config.grpc_port:
         yield lambda: None
         return
-    from exec_service.grpc_api import GrpcDoor  # grpc takes a while to load, and is not always wanted
+    from exec_service.rpc.server import GrpcDoor  # grpc takes a while to load, and is not always wanted
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
     door = GrpcDoor(

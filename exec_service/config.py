@@ -13,9 +13,9 @@ from typing import Annotated, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from exec_wire.fields import MOST, Bounds
-from exec_wire.messages import GivenLabel
-from exec_wire.strict import suggestion
+from exec_wire.messages.bounds import MOST, Bounds
+from exec_wire.messages.calls import GivenLabel
+from exec_wire.messages.unknown_fields import suggestion
 
 ENV_PREFIX = "EXEC_"
 LOG_LEVELS = "From which level on log lines are written; requests are info, see docs/operations.md"

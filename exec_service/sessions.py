@@ -18,14 +18,13 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from exec_service.config import GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.fleet import Fleet
-from exec_service.metrics import Metrics
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.requests import ANONYMOUS, Origin
+from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import NotPermitted, NotReady, Refusal
-from exec_service.waiters import ANONYMOUS, Origin
-from exec_wire.messages import Result, Selection, verdict
-from exec_wire.queue import GatewayQueue, Job, QueueAway, WorkerInfo
-from exec_wire.sessions import (
+from exec_service.telemetry.metrics import Metrics
+from exec_wire.messages.calls import Result, Selection, verdict
+from exec_wire.messages.sessions import (
     Cell,
     Create,
     Did,
@@ -57,6 +56,7 @@ from exec_wire.sessions import (
     read_session_id,
     unpack_reply,
 )
+from exec_wire.queue.protocol import GatewayQueue, Job, QueueAway, WorkerInfo
 
 LOOK_S = 0.5  # between two looks at whether a worker that owes an answer is still there
 ANSWER_S = 30.0  # for everything but cells

@@ -1,8 +1,6 @@
 """What crosses a process boundary, and nothing else. Needs msgspec only."""
 
-from exec_wire.info import Info
-from exec_wire.judging import Checker, Judge, Judgement, Test, Verdict, VerdictName
-from exec_wire.messages import (
+from exec_wire.messages.calls import (
     BLAME,
     MAX_STARTS,
     Batch,
@@ -30,7 +28,9 @@ from exec_wire.messages import (
     unpack_result,
     verdict,
 )
-from exec_wire.verifying import Verification, Verify, VerifyBatch
+from exec_wire.messages.info import Info
+from exec_wire.messages.judging import Checker, Judge, Judgement, Test, Verdict, VerdictName
+from exec_wire.messages.verifying import Verification, Verify, VerifyBatch
 
 __all__ = [
     "BLAME",

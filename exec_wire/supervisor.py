@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from exec_wire.queue import QueueAway
+from exec_wire.queue.protocol import QueueAway
 
 log = logging.getLogger("exec_wire.supervisor")
 

@@ -1,4 +1,4 @@
-"""python -m trainer COMMAND: the command line."""
+"""python -m grpo_roc COMMAND: the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from trainer import config
+from grpo_roc import config
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,14 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="GRPO-RoC on top of the execution service.")
+    parser = argparse.ArgumentParser(prog="python -m grpo_roc", description="GRPO-RoC on top of the execution service.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, do: object, words: str, *, configured: bool = True) -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=words, description=words)
         one.set_defaults(do=do)
         if configured:
-            one.add_argument("--config", default="tiny_cpu", help="a YAML file, or the name of one in trainer/configs")
+            one.add_argument("--config", default="tiny_cpu", help="a YAML file, or the name of one in grpo_roc/configs")
             one.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one setting")
         return one
 
@@ -75,13 +75,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make_tiny(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import runs
+    from grpo_roc import runs
 
     print(f"{args.out}: {runs.make_tiny(settings, args.out, args.seed):,} parameters")
 
 
 def _sft(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import runs
+    from grpo_roc import runs
 
     start = args.model or (Path(settings.model.path) if settings.model.path else None)
     if start is None:
@@ -93,25 +93,25 @@ def _sft(args: argparse.Namespace, settings: config.Config) -> None:
 def _start(args: argparse.Namespace, settings: config.Config) -> Path:
     start = args.model or Path(settings.model.path)
     if not (start / "config.json").is_file() and not settings.model.path:
-        raise config.ConfigError(f"--model: there is no model in {start}; `python -m trainer sft` makes one")
+        raise config.ConfigError(f"--model: there is no model in {start}; `python -m grpo_roc sft` makes one")
     return Path(start)
 
 
 def _rl(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import runs
+    from grpo_roc import runs
 
     print(asyncio.run(runs.run_rl(settings, _start(args, settings), args.out)))
 
 
 def _stages(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import runs, stages
+    from grpo_roc import runs, stages
 
     print(stages.table(asyncio.run(runs.run_stages(settings, _start(args, settings), args.out))))
 
 
 def _eval(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import build, entropy, runs
-    from trainer.env import service_url
+    from grpo_roc import build, entropy, runs
+    from grpo_roc.env import service_url
 
     with service_url(settings.service) as url:
         found, rollouts = asyncio.run(runs.run_eval(settings, args.model, url=url, tools=not args.no_tool, seed=args.seed))
@@ -122,38 +122,38 @@ def _eval(args: argparse.Namespace, settings: config.Config) -> None:
 
 
 def _demo(args: argparse.Namespace, settings: config.Config) -> int:
-    from trainer import demo
+    from grpo_roc.experiments import demo
 
     return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
 
 
 def _ab(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import ab
+    from grpo_roc.experiments import ab
 
     print(asyncio.run(ab.run(settings, args.out, args.model, args.arms, args.seeds)))
 
 
 def _scheduler(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import scheduler_bench
+    from grpo_roc.experiments import scheduler_bench
 
     print(scheduler_bench.run(settings, args.out, args.rollouts))
 
 
 def _plot(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import plots
+    from grpo_roc import plots
 
     for path in plots.of_run(args.run):
         print(path)
 
 
 def _entropy(args: argparse.Namespace, settings: config.Config) -> None:
-    from trainer import entropy
+    from grpo_roc import entropy
 
     print(entropy.report(args.trajectories, args.out, args.count))
 
 
 def _doctor(args: argparse.Namespace, settings: config.Config) -> int:
-    from trainer import doctor
+    from grpo_roc import doctor
 
     return doctor.run(settings, need_gpu=args.gpu)
 

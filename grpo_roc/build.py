@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from trainer import config
-from trainer.device import Device
-from trainer.engines.base import Engine
-from trainer.engines.local import LocalEngine
-from trainer.rollout import Codec
-from trainer.tasks.arith import Arith
-from trainer.tasks.base import Task
-from trainer.tasks.math_jsonl import MathJsonl
+from grpo_roc import config
+from grpo_roc.device import Device
+from grpo_roc.engines.base import Engine
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.rollout import Codec
+from grpo_roc.tasks.arith import Arith
+from grpo_roc.tasks.base import Task
+from grpo_roc.tasks.math_jsonl import MathJsonl
 
 
 def task(settings: config.Config) -> Task:
@@ -54,10 +54,10 @@ def _engine(one: config.Engine, url: str, folder: str | Path, weights: Mapping[s
     if one.kind == "local":
         return LocalEngine(AutoConfig.from_pretrained(str(folder)), weights, one, f"local-{number}")
     if one.kind == "vllm":
-        from trainer.engines.vllm import VllmEngine
+        from grpo_roc.engines.vllm import VllmEngine
 
         return VllmEngine(url)
-    from trainer.engines.sglang import SglangEngine
+    from grpo_roc.engines.sglang import SglangEngine
 
     return SglangEngine(url)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainer import config
+from grpo_roc import config
 
 FORMAT = 1
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from exec_wire.messages import cut_middle
-from trainer import chat
-from trainer.engines.base import Sampling
-from trainer.engines.local import LocalEngine
-from trainer.rollout import Codec
-from trainer.tasks.arith import THOUGHTS, call_text
-from trainer.tasks.base import Problem
+from exec_wire.messages.calls import cut_middle
+from grpo_roc import chat
+from grpo_roc.engines.base import Sampling
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.rollout import Codec
+from grpo_roc.tasks.arith import THOUGHTS, call_text
+from grpo_roc.tasks.base import Problem
 
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 1000)  # words
 REAL = {

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer import config
-from trainer.device import Device, local_rank
+from grpo_roc import config
+from grpo_roc.device import Device, local_rank
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from trainer import build, config, runs, tiny
-from trainer.device import pick
-from trainer.engines.base import Engine, Sampling
-from trainer.env import service_url, tool_env
-from trainer.policy import logprobs
+from grpo_roc import build, config, runs, tiny
+from grpo_roc.device import pick
+from grpo_roc.engines.base import Engine, Sampling
+from grpo_roc.env import service_url, tool_env
+from grpo_roc.policy import logprobs
 
 
 def run(settings: config.Config, *, need_gpu: bool) -> int:
@@ -73,7 +73,7 @@ async def _ask(engine: Engine) -> str:
 
 
 async def _service(settings: config.Config) -> str:
-    from trainer.chat import ToolCall
+    from grpo_roc.chat import ToolCall
 
     with service_url(settings.service) as url:
         async with tool_env(settings, url, noise=config.Noise()) as env:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from trainer.rollout import Codec, Trajectory
+from grpo_roc.rollout import Codec, Trajectory
 
 KINDS = ("forking", "reflection", "code", "answer")
 SHARE = 0.2

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from exec_client import AsyncClient, Limits, Result, Tags, Unavailable, Verification
-from trainer import config
-from trainer.chat import ParseFailure, ToolCall
+from grpo_roc import config
+from grpo_roc.chat import ParseFailure, ToolCall
 
 Outcome = Literal["ok", "error", "infra"]
 _TRANSIENT = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer import config, metrics
-from trainer.engines.base import Engine
-from trainer.engines.local import LocalEngine
-from trainer.env import Place, ToolEnv
-from trainer.rollout import Codec, Limits, Trajectory, run_async, run_lockstep
-from trainer.tasks.base import Problem
+from grpo_roc import config, metrics
+from grpo_roc.engines.base import Engine
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.env import Place, ToolEnv
+from grpo_roc.rollout import Codec, Limits, Trajectory, run_async, run_lockstep
+from grpo_roc.tasks.base import Problem
 
 EVAL_STEP = 1_000_000  # far from every training step: other luck
 TOGETHER = 256  # rollouts at a time

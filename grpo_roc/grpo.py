@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import config, metrics, roc
-from trainer.distributed import Team
-from trainer.engines.base import Engine
-from trainer.engines.local import LocalEngine
-from trainer.env import Place, ToolEnv
-from trainer.loss import policy_loss, row_weights, truncated_importance
-from trainer.policy import logprobs, pad
-from trainer.rollout import Codec, Limits, Timings, Trajectory, run_async, run_lockstep
-from trainer.tasks.base import Problem, Task
+from grpo_roc import config, metrics, roc
+from grpo_roc.distributed import Team
+from grpo_roc.engines.base import Engine
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.env import Place, ToolEnv
+from grpo_roc.loss import policy_loss, row_weights, truncated_importance
+from grpo_roc.policy import logprobs, pad
+from grpo_roc.rollout import Codec, Limits, Timings, Trajectory, run_async, run_lockstep
+from grpo_roc.tasks.base import Problem, Task
 
 Row = dict[str, Any]
 

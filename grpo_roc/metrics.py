@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.roc import format_penalty, tool_error_share
-from trainer.rollout import Trajectory
+from grpo_roc.roc import format_penalty, tool_error_share
+from grpo_roc.rollout import Trajectory
 
 # Not the same in two runs of the same seed.
 CLOCKS = ("time/", "service/", "speed/")

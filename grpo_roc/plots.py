@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from trainer import metrics
+from grpo_roc import metrics
 
 PANELS = {
     "reward": {"reward/mean": "all rollouts", "eval/reward": "held-out"},

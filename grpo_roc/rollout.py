@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trainer import chat
-from trainer.engines.base import Engine, Generated, Sampling
-from trainer.engines.local import LocalEngine
-from trainer.env import Heard, Place, ToolEnv
-from trainer.tasks.base import Problem
+from grpo_roc import chat
+from grpo_roc.engines.base import Engine, Generated, Sampling
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.env import Heard, Place, ToolEnv
+from grpo_roc.tasks.base import Problem
 
 
 class Trajectory(msgspec.Struct):

@@ -12,17 +12,17 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from trainer import build, checkpoint, config, metrics, sft, stages, tiny
-from trainer.device import Device, pick
-from trainer.distributed import Team
-from trainer.engines.base import Engine
-from trainer.engines.local import LocalEngine
-from trainer.env import ToolEnv, service_url, tool_env
-from trainer.evaluate import EVAL_STEP, evaluate, sample
-from trainer.grpo import GrpoLoop, Learner
-from trainer.rollout import Limits, Trajectory
-from trainer.scheduler import Scheduler
-from trainer.tasks.base import Task
+from grpo_roc import build, checkpoint, config, metrics, sft, stages, tiny
+from grpo_roc.device import Device, pick
+from grpo_roc.distributed import Team
+from grpo_roc.engines.base import Engine
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.env import ToolEnv, service_url, tool_env
+from grpo_roc.evaluate import EVAL_STEP, evaluate, sample
+from grpo_roc.grpo import GrpoLoop, Learner
+from grpo_roc.rollout import Limits, Trajectory
+from grpo_roc.scheduler import Scheduler
+from grpo_roc.tasks.base import Task
 
 Row = dict[str, Any]
 SFT_CHECKPOINT_EVERY = 200

@@ -26,8 +26,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer import config
-from trainer.engines.base import Engine, EngineError, Generated, Load, Sampling
+from grpo_roc import config
+from grpo_roc.engines.base import Engine, EngineError, Generated, Load, Sampling
 
 RECENT = 256
 LEARNED = 16  # lengths; before that, `adaptive` is `safe`

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import config
-from trainer.policy import logprobs, pad
-from trainer.rollout import Codec
-from trainer.tasks.base import Segment, Task
+from grpo_roc import config
+from grpo_roc.policy import logprobs, pad
+from grpo_roc.rollout import Codec
+from grpo_roc.tasks.base import Segment, Task
 
 Example = tuple[list[int], list[int]]  # ids, mask
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from trainer import config
-from trainer.rollout import Trajectory
-from trainer.tasks.base import Problem
+from grpo_roc import config
+from grpo_roc.rollout import Trajectory
+from grpo_roc.tasks.base import Problem
 
 WINDOW = 10
 

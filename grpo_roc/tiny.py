@@ -13,8 +13,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from trainer import chat
-from trainer.config import Model
+from grpo_roc import chat
+from grpo_roc.config import Model
 
 PIECES = r"\p{N}{1,3}| ?\p{L}+|\n| +|[^\p{L}\p{N}\s]|\s"
 PAD = "<|endoftext|>"

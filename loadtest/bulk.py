@@ -26,8 +26,8 @@ import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, ExecError
-from exec_service.jobs import JobStore
-from exec_wire.jobs import JobResult, JobStatus
+from exec_service.jobs.store import JobStore
+from exec_wire.messages.jobs import JobResult, JobStatus
 from loadtest import facts, redis_server
 from loadtest.parts import Part
 from loadtest.ports import free_port

@@ -25,9 +25,9 @@ import msgspec
 
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
-from exec_wire.memory_queue import MemoryQueue
-from exec_wire.messages import Batch, Call, Result, Tags, Timings, encode_json, pack, unpack_call, verdict
-from exec_wire.queue import Answer, WorkerInfo
+from exec_wire.messages.calls import Batch, Call, Result, Tags, Timings, encode_json, pack, unpack_call, verdict
+from exec_wire.queue.memory import MemoryQueue
+from exec_wire.queue.protocol import Answer, WorkerInfo
 from loadtest import facts
 from loadtest.parts import Part
 from loadtest.ports import free_port

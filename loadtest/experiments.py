@@ -10,7 +10,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from exec_wire.queue import LEASE_S
+from exec_wire.queue.protocol import LEASE_S
 from loadtest import facts, path
 from loadtest.open_loop import Order, drive, poisson
 from loadtest.parts import Part

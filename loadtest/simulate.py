@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from exec_wire.queue import LEASE_S
+from exec_wire.queue.protocol import LEASE_S
 
 COOLING_S = 0.1  # in which two thirds of a machine's warmth are gone
 

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
-from exec_wire.early_cancels import EarlyCancels
-from exec_wire.queue import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
-from exec_wire.sessions import Refused, pack_sessions, unpack_order
+from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
+from exec_wire.queue.early_cancels import EarlyCancels
+from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
 from exec_wire.supervisor import Supervisor, stop
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost

@@ -26,10 +26,10 @@ from worker.profiles import ProfileChoice
 from worker.sandbox import memory, tiers
 from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, misfit, setup_failed, zygote_failed
 from worker.sandbox.large_results import LargeResults
-from worker.sandbox.link import HEARTBEAT_S, NotStarted, ZygoteLink, ZygoteLost
-from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
+from worker.sandbox.runner_client import RunnerLink, SandboxUnavailable
 from worker.sandbox.runner_options import RunnerOptions
-from worker.sandbox.tree import Member, Tree
+from worker.sandbox.session_tree import Member, Tree
+from worker.sandbox.zygote_client import HEARTBEAT_S, NotStarted, ZygoteLink, ZygoteLost
 from worker.slots import Slots
 
 log = logging.getLogger("worker")

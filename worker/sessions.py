@@ -1,6 +1,6 @@
 """The sessions of one worker: who they belong to, what may be asked of them, and when they end.
 
-A session takes part in the life of one sandbox (`worker.sandbox.tree`): it is its first process or a fork. The worker that
+A session takes part in the life of one sandbox (`sandbox.session_tree`): it is its first process or a fork. The worker that
 started a session keeps it, and its records of finished cells, in memory: they end together.
 """
 
@@ -17,8 +17,8 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from exec_wire import Limits, Priority, Result, Tags, verdict
-from exec_wire.messages import pack
-from exec_wire.sessions import (
+from exec_wire.messages.calls import pack
+from exec_wire.messages.sessions import (
     Cell,
     Create,
     Did,
@@ -45,8 +45,8 @@ from exec_wire.supervisor import Supervisor, stop
 from worker.pool import Pool, ZygoteLost
 from worker.sandbox.execution import Outcome, judge
 from worker.sandbox.protocol import Say
-from worker.sandbox.runner_link import SandboxUnavailable
-from worker.sandbox.tree import CellRun, Member, MemberEnded, NotForkable, PlaceBusy, StartFailed, Tree
+from worker.sandbox.runner_client import SandboxUnavailable
+from worker.sandbox.session_tree import CellRun, Member, MemberEnded, NotForkable, PlaceBusy, StartFailed, Tree
 from worker.slots import Claim
 
 log = logging.getLogger("worker")

@@ -1,7 +1,7 @@
 """The slots of a worker, and who gets the next one while all are in use: cells of its sessions and calls that it has taken.
 
-The order is that of the gateway's line (`exec_service.waiting`): priorities share by weight, within each the tenants by theirs,
-within each the one that was accepted first. Cells have no other right than calls.
+The order is that of the gateway (`exec_service.dispatch.fair_queue`): priorities share by weight, within each the tenants by
+theirs, within each the one that was accepted first. Cells have no other right than calls.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from exec_wire.messages import Priority
-from exec_wire.queue import PRIORITY_WEIGHTS
+from exec_wire.messages.calls import Priority
+from exec_wire.queue.protocol import PRIORITY_WEIGHTS
 
 
 @dataclass(eq=False, slots=True)

@@ -18,25 +18,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service import metrics as metrics_text
-from exec_service.accounts import Account
-from exec_service.admission import Admission, Arriving
+from exec_service.api.encoding import WRITE_BYTES, encode, encode_list, portions
+from exec_service.api.info import info_of
+from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.readiness import check_ready
+from exec_service.api.responses import answers, query_parameters
+from exec_service.api.tools import TOOLS, Tools
+from exec_service.api.validation import Validator, check_strings, read_selection
 from exec_service.config import GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.encoding import WRITE_BYTES, encode, encode_list, portions
-from exec_service.fleet import Fleet
-from exec_service.guard import RequestFacts
-from exec_service.info import info_of
-from exec_service.metrics import Metrics
-from exec_service.readiness import check_ready
+from exec_service.dispatch.admission import Admission, Arriving
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.requests import Order
+from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Overloaded, Refusal
-from exec_service.responses import answers, query_parameters
-from exec_service.sign_of_life import or_sign_of_life
-from exec_service.tools import TOOLS, Tools
-from exec_service.validate import Validator, check_strings, read_selection
-from exec_service.waiters import Order
-from exec_wire.info import Info
-from exec_wire.messages import Call, Cancelled, Result, Selection, encode_json
+from exec_service.telemetry import metrics as metrics_text
+from exec_service.telemetry.metrics import Metrics
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import Call, Cancelled, Result, Selection, encode_json
+from exec_wire.messages.info import Info
 from exec_wire.supervisor import logged
 
 NDJSON = "application/x-ndjson"

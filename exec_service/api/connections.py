@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from exec_wire.messages import encode_json
+from exec_wire.messages.calls import encode_json
 from exec_wire.problems import CONTENT_TYPE, problem
 
 BODY_BYTES_PER_S = 128 << 10  # a body that comes faster may take longer than `body_s`

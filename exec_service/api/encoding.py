@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from exec_wire.messages import Result, encode_json
-from exec_wire.sessions import Files
+from exec_wire.messages.calls import Result, encode_json
+from exec_wire.messages.sessions import Files
 
 LARGE_CHARS = 256 << 10  # of a message's long texts
 SLICE_CHARS = 64 << 10

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
-from exec_service.metrics import Metrics
 from exec_service.refusals import Refusal
+from exec_service.telemetry.metrics import Metrics
 from exec_wire.problems import CONTENT_TYPE, problem
 
 

@@ -1,4 +1,4 @@
-"""Makes the body of `GET /v1/info` (`exec_wire.info`)."""
+"""Makes the body of `GET /v1/info` (`exec_wire.messages.info`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from exec_service.accounts import Account
 from exec_service.config import GatewayConfig
-from exec_service.fleet import Fleet
-from exec_wire.info import Info, LimitValues, RequestLimits, WorkerSummary
-from exec_wire.messages import Call, Limits
+from exec_service.dispatch.workers import Fleet
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import Call, Limits
+from exec_wire.messages.info import Info, LimitValues, RequestLimits, WorkerSummary
 
 
 def info_of(config: GatewayConfig, fleet: Fleet, account: Account | None = None) -> Info:

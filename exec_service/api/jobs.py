@@ -21,22 +21,22 @@ from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
-from exec_service.accounts import Account
-from exec_service.admission import Arriving
+from exec_service.api.calls import NDJSON, account_of, header
+from exec_service.api.judge import permit_judge, permit_verify
+from exec_service.api.keep_alive import KEEP_ALIVE_S
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.responses import answers, query_parameters, schema_of
+from exec_service.api.validation import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
 from exec_service.config import GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.guard import RequestFacts
-from exec_service.http_api import NDJSON, account_of, header
-from exec_service.jobs import Draft, JobMeta, JobStore, NoSuchJob
-from exec_service.jobs_keeper import Keeper, progress_of
-from exec_service.judging_api import permit_judge, permit_verify
+from exec_service.dispatch.admission import Arriving
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.jobs.keeper import Keeper, progress_of
+from exec_service.jobs.store import Draft, JobMeta, JobStore, NoSuchJob
 from exec_service.refusals import Draining, Overloaded, Refusal
-from exec_service.responses import answers, query_parameters, schema_of
-from exec_service.sign_of_life import KEEP_ALIVE_S
-from exec_service.validate import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
-from exec_wire.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
-from exec_wire.messages import Label, encode_json
-from exec_wire.strict import Reader, UnknownFields
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import Label, encode_json
+from exec_wire.messages.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
+from exec_wire.messages.unknown_fields import Reader, UnknownFields
 
 LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # none that a foreign site's form can send
 CHUNK_BYTES = 16 << 20  # a chunk of large items has fewer of them: whoever runs it holds all of it

@@ -13,22 +13,22 @@ from msgspec.structs import replace
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.accounts import Account
+from exec_service.api.calls import ClientGone, Door
+from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import VERIFY, Validator, Warnings, read
 from exec_service.config import GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.errand import Errand, places
-from exec_service.guard import RequestFacts
-from exec_service.http_api import ClientGone, Door
-from exec_service.judging import Judging, bytes_of
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.errand import Errand, places
+from exec_service.judging.judge import Judging, bytes_of
+from exec_service.judging.verify import bytes_of as bytes_of_verify
+from exec_service.judging.verify import verify
 from exec_service.refusals import NotPermitted, Refusal
-from exec_service.sign_of_life import or_sign_of_life
-from exec_service.validate import VERIFY, Validator, Warnings, read
-from exec_service.verifying import bytes_of as bytes_of_verify
-from exec_service.verifying import verify
-from exec_wire.judging import Judge
-from exec_wire.messages import Limits, encode_json
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import Limits, encode_json
+from exec_wire.messages.judging import Judge
+from exec_wire.messages.verifying import Verification, Verify
 from exec_wire.supervisor import stop
-from exec_wire.verifying import Verification, Verify
 
 T = TypeVar("T")
 _encode_lines = msgspec.json.Encoder().encode_lines

@@ -21,15 +21,15 @@ import msgspec
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exec_service.accounts import Account
-from exec_service.jobs import TICKET_PREFIX, JobStore
-from exec_service.keys import Keys, secret_of
-from exec_service.logs import log_request
-from exec_service.metrics import Metrics
-from exec_service.problem_answers import send_refusal
+from exec_service.api.errors import send_refusal
+from exec_service.api.web_page import PAGE_ROUTES
+from exec_service.dispatch.requests import Origin
+from exec_service.jobs.store import TICKET_PREFIX, JobStore
 from exec_service.refusals import Refusal
-from exec_service.waiters import Origin
-from exec_service.web_page import PAGE_ROUTES
+from exec_service.telemetry.logs import log_request
+from exec_service.telemetry.metrics import Metrics
+from exec_service.tenants.accounts import Account
+from exec_service.tenants.keys import Keys, secret_of
 
 log = logging.getLogger("exec_service.requests")
 
@@ -157,7 +157,7 @@ class Guard:
         return keys.account(authorization)
 
     def _is_keyless(self, path: str) -> bool:
-        path = _SLASHES.sub("/", path)  # some of those clients write //run, see `exec_service.doors`
+        path = _SLASHES.sub("/", path)  # some of those clients write //run, see `exec_service.compat`
         return any(pattern.match(path) for pattern in self._keyless)
 
     def _note(self, scope: Scope, facts: RequestFacts, duration_s: float) -> None:

@@ -10,17 +10,17 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
 
-from exec_service.http_api import NDJSON, Health, Ready, Results
-from exec_service.responses import REF, answers, schema_of
-from exec_service.tools import Tools
-from exec_wire.info import Info
-from exec_wire.jobs import JobItem, JobList, JobRemoved, JobResult, JobStatus
-from exec_wire.judging import Judge, Judgement
-from exec_wire.messages import Batch, Call, Cancelled, Result
+from exec_service.api.calls import NDJSON, Health, Ready, Results
+from exec_service.api.responses import REF, answers, schema_of
+from exec_service.api.tools import Tools
+from exec_wire.messages.calls import Batch, Call, Cancelled, Result
+from exec_wire.messages.info import Info
+from exec_wire.messages.jobs import JobItem, JobList, JobRemoved, JobResult, JobStatus
+from exec_wire.messages.judging import Judge, Judgement
+from exec_wire.messages.sessions import Cell, Ended, Files, Fork, Interrupted, SessionInfo, SessionList, SessionSpec, Tenant
+from exec_wire.messages.stats import RunStats, Stats
+from exec_wire.messages.verifying import Verification, Verify, VerifyBatch
 from exec_wire.problems import Problem
-from exec_wire.sessions import Cell, Ended, Files, Fork, Interrupted, SessionInfo, SessionList, SessionSpec, Tenant
-from exec_wire.stats import RunStats, Stats
-from exec_wire.verifying import Verification, Verify, VerifyBatch
 
 _HOT_PROBLEMS = (
     "bad_json",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from exec_service.dispatch import Dispatch
-from exec_service.fleet import Fleet
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import Refusal
 
 

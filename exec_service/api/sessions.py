@@ -12,16 +12,16 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from exec_service.api.calls import ClientGone, Door, check_content_type
+from exec_service.api.encoding import encode
+from exec_service.api.judge import unless_gone
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import CELL, FORK, TENANT, Validator, read, read_selection
 from exec_service.config import GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.encoding import encode
-from exec_service.guard import RequestFacts
-from exec_service.http_api import ClientGone, Door, check_content_type
-from exec_service.judging_api import unless_gone
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.requests import Origin
 from exec_service.sessions import Desk, with_warnings
-from exec_service.validate import CELL, FORK, TENANT, Validator, read, read_selection
-from exec_service.waiters import Origin
-from exec_wire.sessions import Tenant
+from exec_wire.messages.sessions import Tenant
 
 
 class Request(NamedTuple):

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-from exec_service.accounts import Account
-from exec_service.dispatch import Dispatch
-from exec_service.fleet import Fleet
-from exec_service.guard import RequestFacts
-from exec_service.info import worker_summaries
+from exec_service.api.info import worker_summaries
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.responses import answers, query_parameters, schema_of
+from exec_service.api.validation import read_query
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import NotPermitted
-from exec_service.responses import answers, query_parameters, schema_of
-from exec_service.tally import Tally
-from exec_service.validate import read_query
-from exec_wire.messages import GivenLabel, Label, encode_json
-from exec_wire.stats import Depths, RunStats, Stats
+from exec_service.telemetry.live_stats import Tally
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import GivenLabel, Label, encode_json
+from exec_wire.messages.stats import Depths, RunStats, Stats
 
 
 class StatsQuery(Struct, frozen=True, kw_only=True):

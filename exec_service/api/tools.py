@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from exec_wire.sessions import MAX_FORKS
+from exec_wire.messages.sessions import MAX_FORKS
 
 TEXT_CHARS = 20_000  # of what a model reads as a tool's answer
 

@@ -1,7 +1,7 @@
 """What a caller may send: the one place where a body becomes calls, or a refusal that names the field.
 
-Types and ranges are declared on the messages themselves (`exec_wire.messages`), how much the fields of a call may hold in
-`exec_wire.fields`. Here is the rest.
+Types and ranges are declared on the messages themselves (`exec_wire.messages.calls`), how much the fields of a call may hold in
+`exec_wire.messages.bounds`. Here is the rest.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Struct
 
 from exec_service.config import GatewayConfig
-from exec_service.fleet import Fleet, strength
-from exec_service.harnesses import arguments, is_name, load
+from exec_service.dispatch.workers import Fleet, strength
+from exec_service.judging.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
-from exec_wire.fields import (
+from exec_wire.messages.bounds import (
     WrongField,
     check_arguments,
     check_call,
@@ -31,11 +31,11 @@ from exec_wire.fields import (
     check_variables,
     quote,
 )
-from exec_wire.judging import Judge, Test
-from exec_wire.messages import Batch, Call, Limits, Selection
-from exec_wire.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
-from exec_wire.strict import Reader, UnknownFields, items, members
-from exec_wire.verifying import Verify, VerifyBatch
+from exec_wire.messages.calls import Batch, Call, Limits, Selection
+from exec_wire.messages.judging import Judge, Test
+from exec_wire.messages.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
+from exec_wire.messages.unknown_fields import Reader, UnknownFields, items, members
+from exec_wire.messages.verifying import Verify, VerifyBatch
 
 MAX_DETAIL_CHARS = 300
 SMALL_BYTES = 256 << 10  # a body that is no larger cannot have too many parts to be decoded at once

@@ -14,14 +14,14 @@ import secrets
 import socket
 
 from exec_service.app import Gateway, serve
+from exec_service.cli.up import prove, stop_on_signals, unless
 from exec_service.config import ConfigError, GatewayConfig
-from exec_service.logs import say
 from exec_service.refusals import Refusal
-from exec_service.side_door import SideDoor, side_door
-from exec_service.up import prove, stop_on_signals, unless
-from exec_service.worker_metrics import WorkerMetrics
-from exec_wire.redis_link import where
-from exec_wire.redis_queue import RedisQueue
+from exec_service.telemetry.logs import say
+from exec_service.telemetry.metrics_server import SideDoor, side_door
+from exec_service.telemetry.worker_metrics import WorkerMetrics
+from exec_wire.queue.connection import where
+from exec_wire.queue.redis import RedisQueue
 from exec_wire.supervisor import Supervisor
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
@@ -42,7 +42,7 @@ async def run_gateway(config: GatewayConfig) -> None:
     door = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))
     async with gateway, side_door(door, config.metrics_host, config.metrics_port, supervisor) as side:
         if gateway.jobs is not None:
-            from exec_service.jobs_celery import CeleryLine  # Celery takes a while to load, and is not always wanted
+            from exec_service.jobs.celery_tasks import CeleryLine  # Celery takes a while to load, and is not always wanted
 
             gateway.keep_jobs(CeleryLine(config.redis))
         words = GATEWAY.format(name=name, url="{}", queue=where(config.redis), side=side)

@@ -18,7 +18,7 @@ from exec_wire import Limits, Tier, encode_json
 from worker.config import WorkerConfig
 from worker.pool import Pool
 from worker.sandbox import tiers
-from worker.sandbox.runner_link import SandboxUnavailable
+from worker.sandbox.runner_client import SandboxUnavailable
 
 GOOD, BAD, NOTE = "ok", "missing", "note"
 _COLOURS = {GOOD: "\x1b[32m", BAD: "\x1b[31m", NOTE: "\x1b[33m"}

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import httpx
 import msgspec
 
-from exec_wire.jobs import ENDED, JobList, JobStatus
-from exec_wire.messages import encode_json
+from exec_wire.messages.calls import encode_json
+from exec_wire.messages.jobs import ENDED, JobList, JobStatus
 from exec_wire.problems import Problem
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 69

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from exec_service.app import Gateway, serve
-from exec_service.chunks import ChunkOptions
 from exec_service.config import GatewayConfig
-from exec_service.jobs_keeper import LocalLine
-from exec_service.logs import say
-from exec_service.side_door import SideDoor, side_door
-from exec_service.worker_metrics import WorkerMetrics
-from exec_wire.memory_queue import MemoryQueue
+from exec_service.jobs.chunks import ChunkOptions
+from exec_service.jobs.keeper import LocalLine
+from exec_service.telemetry.logs import say
+from exec_service.telemetry.metrics_server import SideDoor, side_door
+from exec_service.telemetry.worker_metrics import WorkerMetrics
+from exec_wire.queue.memory import MemoryQueue
 from exec_wire.supervisor import Supervisor
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool
 from worker.sandbox import tiers
-from worker.sandbox.runner_link import SandboxUnavailable
+from worker.sandbox.runner_client import SandboxUnavailable
 from worker.selftest import self_test
 from worker.sessions import Sessions
 

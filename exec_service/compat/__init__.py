@@ -12,9 +12,9 @@ from collections.abc import Callable
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from exec_service.compat import code_judge, mcp, nemo_skills, piston, sandbox_fusion
+from exec_service.compat.adapter import House
 from exec_service.config import DoorName, GatewayConfig
-from exec_service.doors import code_judge, mcp, nemo_skills, piston, sandbox_fusion
-from exec_service.doors.foreign_door import House
 
 _SLASHES = re.compile("/{2,}")
 ROUTES_OF: dict[DoorName, Callable[[House], list[Route]]] = {

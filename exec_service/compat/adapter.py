@@ -13,22 +13,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.admission import Room
+from exec_service.api.calls import Door
+from exec_service.api.errors import answer
+from exec_service.api.judge import unless_gone
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import Validator
 from exec_service.config import DoorName, GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.errand import Errand, raise_first
-from exec_service.fleet import Fleet
-from exec_service.guard import RequestFacts
-from exec_service.http_api import Door
-from exec_service.judging import CALL_OVERHEAD_BYTES, words
-from exec_service.judging_api import unless_gone
-from exec_service.metrics import Metrics
-from exec_service.problem_answers import answer
+from exec_service.dispatch.admission import Room
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.errand import Errand, raise_first
+from exec_service.dispatch.requests import Origin
+from exec_service.dispatch.workers import Fleet
+from exec_service.judging.judge import CALL_OVERHEAD_BYTES, words
 from exec_service.refusals import Overloaded, Refusal
 from exec_service.sessions import Desk as SessionDesk
-from exec_service.validate import Validator
-from exec_service.waiters import Origin
-from exec_wire.messages import Call, Limits, Result, encode_json
+from exec_service.telemetry.metrics import Metrics
+from exec_wire.messages.calls import Call, Limits, Result, encode_json
 from exec_wire.supervisor import Supervisor, stop
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from exec_service.harnesses import quoted
+from exec_service.judging.harnesses import quoted
 
 NOTES, OUT, ERR = ".cells.jsonl", ".cell.out", ".cell.err"
 FILES = [NOTES, OUT, ERR]

@@ -15,16 +15,16 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.routing import Route
 from starlette.types import Scope
 
-from exec_service.doors.foreign_door import Desk, ForeignDoor, House, bytes_of, get, in_order, limits, post
-from exec_service.errand import Errand
-from exec_service.guard import RequestFacts
-from exec_service.judging import words
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import decode
+from exec_service.compat.adapter import Desk, ForeignDoor, House, bytes_of, get, in_order, limits, post
+from exec_service.dispatch.errand import Errand
+from exec_service.judging.judge import words
+from exec_service.judging.verify import bytes_of as bytes_of_verify
+from exec_service.judging.verify import verify
 from exec_service.refusals import Refusal
-from exec_service.validate import decode
-from exec_service.verifying import bytes_of as bytes_of_verify
-from exec_service.verifying import verify
-from exec_wire.messages import Call, Result, Status
-from exec_wire.verifying import Verification, Verify
+from exec_wire.messages.calls import Call, Result, Status
+from exec_wire.messages.verifying import Verification, Verify
 
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 

@@ -7,7 +7,7 @@ import base64
 import re
 from typing import Literal
 
-from exec_service.checkers import PAIRS_PER_TURN, number
+from exec_service.judging.checkers import PAIRS_PER_TURN, number
 
 Found = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
 

@@ -16,13 +16,11 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from exec_service.doors.foreign_door import Desk, House
-from exec_service.guard import RequestFacts
-from exec_service.http_api import ClientGone, check_content_type, read_body
-from exec_service.info import package_version
-from exec_service.judging_api import unless_gone
-from exec_service.refusals import Refusal
-from exec_service.tools import (
+from exec_service.api.calls import ClientGone, check_content_type, read_body
+from exec_service.api.info import package_version
+from exec_service.api.judge import unless_gone
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.tools import (
     END,
     FORK,
     FUNCTIONS,
@@ -37,11 +35,13 @@ from exec_service.tools import (
     SessionArguments,
     StartArguments,
 )
-from exec_service.validate import check_strings
-from exec_service.waiters import Origin
-from exec_wire.messages import Call, Result
+from exec_service.api.validation import check_strings
+from exec_service.compat.adapter import Desk, House
+from exec_service.dispatch.requests import Origin
+from exec_service.refusals import Refusal
+from exec_wire.messages.calls import Call, Result
+from exec_wire.messages.sessions import Cell, Fork, SessionSpec, Tenant
 from exec_wire.problems import PROBLEMS
-from exec_wire.sessions import Cell, Fork, SessionSpec, Tenant
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext

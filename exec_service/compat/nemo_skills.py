@@ -13,16 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from exec_service.doors.foreign_door import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
-from exec_service.doors.notebooks import Notebooks, created_at
-from exec_service.guard import RequestFacts
-from exec_service.http_api import header
-from exec_service.judging import words
-from exec_service.problem_answers import answer
+from exec_service.api.calls import header
+from exec_service.api.errors import answer
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import decode
+from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.compat.notebooks import Notebooks, created_at
+from exec_service.judging.judge import words
 from exec_service.refusals import Refusal
-from exec_service.validate import decode
-from exec_wire.messages import Call, Result, Seconds
-from exec_wire.sessions import Cell, SessionSpec
+from exec_wire.messages.calls import Call, Result, Seconds
+from exec_wire.messages.sessions import Cell, SessionSpec
 
 MEMORY_MB = 1024
 WAIT_S = 60.0  # for a slot, beyond the program's own time

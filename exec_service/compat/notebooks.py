@@ -12,11 +12,11 @@ from collections import OrderedDict
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from exec_service.dispatch.requests import Origin
 from exec_service.refusals import Refusal
 from exec_service.sessions import Desk
-from exec_service.waiters import Origin
-from exec_wire.messages import Result, Selection, Tags
-from exec_wire.sessions import Cell, SessionInfo, SessionSpec, Tenant
+from exec_wire.messages.calls import Result, Selection, Tags
+from exec_wire.messages.sessions import Cell, SessionInfo, SessionSpec, Tenant
 
 HINTS = 10_000
 DEAD = ("no_such_session", "session_ended", "session_lost")

@@ -12,12 +12,12 @@ from msgspec import Meta, Struct
 from starlette.routing import Route
 from starlette.types import Scope
 
-from exec_service.doors.foreign_door import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
-from exec_service.guard import RequestFacts
-from exec_service.judging import INTERPRETED, words
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import decode
+from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.judging.judge import INTERPRETED, words
 from exec_service.refusals import Refusal
-from exec_service.validate import decode
-from exec_wire.messages import Call, Result
+from exec_wire.messages.calls import Call, Result
 
 Milliseconds = Annotated[float, Meta(gt=0, le=3_600_000)]
 

@@ -14,8 +14,10 @@ from msgspec import Meta, Struct, field
 from starlette.routing import Route
 from starlette.types import Scope
 
-from exec_service.doors import cells, completions
-from exec_service.doors.foreign_door import (
+from exec_service.api.middleware import RequestFacts
+from exec_service.api.validation import decode
+from exec_service.compat import cells, completions
+from exec_service.compat.adapter import (
     DEADLINE_MOST_S,
     Desk,
     ForeignDoor,
@@ -26,12 +28,10 @@ from exec_service.doors.foreign_door import (
     not_ours,
     post,
 )
-from exec_service.errand import Errand
-from exec_service.guard import RequestFacts
-from exec_service.judging import INTERPRETED, words
+from exec_service.dispatch.errand import Errand
+from exec_service.judging.judge import INTERPRETED, words
 from exec_service.refusals import Refusal
-from exec_service.validate import decode
-from exec_wire.messages import Call, Limits, Result, Seconds
+from exec_wire.messages.calls import Call, Limits, Result, Seconds
 from exec_wire.supervisor import stop
 
 Outcome = Literal["Success", "Failed", "SandboxError"]

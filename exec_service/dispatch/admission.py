@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from exec_service.refusals import Overloaded
 
 if TYPE_CHECKING:
-    from exec_service.accounts import Account
+    from exec_service.tenants.accounts import Account
 
 RATE_WINDOW_S = 10.0
 

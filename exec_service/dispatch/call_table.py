@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from exec_wire.messages import Tags
+from exec_wire.messages.calls import Tags
 
 if TYPE_CHECKING:
-    from exec_service.waiters import Order
+    from exec_service.dispatch.requests import Order
 
 
 class Key(NamedTuple):

@@ -20,24 +20,34 @@ from typing import NoReturn
 import msgspec
 from msgspec import UNSET
 
-from exec_service.accounts import Account
-from exec_service.admission import Admission, Room
 from exec_service.config import GatewayConfig
-from exec_service.deadlines import Deadlines
-from exec_service.fleet import Fleet
-from exec_service.flight import Flight, Key, Waiter
-from exec_service.idempotency import Idempotency, PayloadDiffers, Record
-from exec_service.metrics import Metrics
+from exec_service.dispatch.admission import Admission, Room
+from exec_service.dispatch.call_table import Flight, Key, Waiter
+from exec_service.dispatch.deadlines import Deadlines
+from exec_service.dispatch.fair_queue import Places, Waiting, same_weight
+from exec_service.dispatch.idempotency import Idempotency, PayloadDiffers, Record
+from exec_service.dispatch.released import Released
+from exec_service.dispatch.requests import ANONYMOUS, Order, Origin, Waiters
+from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import Draining, IdempotencyConflict, NotReady, Overloaded
-from exec_service.released import Released
-from exec_service.waiters import ANONYMOUS, Order, Origin, Waiters
-from exec_service.waiting import Places, Waiting, same_weight
-from exec_wire.early_cancels import EarlyCancels
-from exec_wire.messages import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
-from exec_wire.queue import FORGOTTEN_S, RECONCILE_S, RENEW_S, Answer, GatewayQueue, Job, QueueAway, class_of, record_name
+from exec_service.telemetry.metrics import Metrics
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import MAX_STARTS, Call, Result, Selection, Tags, unpack_result, verdict
+from exec_wire.queue.early_cancels import EarlyCancels
+from exec_wire.queue.protocol import (
+    FORGOTTEN_S,
+    RECONCILE_S,
+    RENEW_S,
+    Answer,
+    GatewayQueue,
+    Job,
+    QueueAway,
+    class_of,
+    record_name,
+)
 from exec_wire.supervisor import Supervisor, stop
 
-log = logging.getLogger("exec_service.dispatch")
+log = logging.getLogger("exec_service.dispatch.dispatch")
 
 RETRY_S = 0.5
 CANCELS_PER_TURN = 500  # of the event loop: answering one takes about 20 µs

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from exec_service.admission import Room
-from exec_service.dispatch import Dispatch
-from exec_service.waiters import Origin
-from exec_wire.messages import Call, Result, Tags, verdict
+from exec_service.dispatch.admission import Room
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.requests import Origin
+from exec_wire.messages.calls import Call, Result, Tags, verdict
 
 RETRIES = 3
 PAUSE_S = 0.1  # before the first retry; doubled each time

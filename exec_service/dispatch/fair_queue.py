@@ -13,8 +13,8 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 
-from exec_service.flight import Flight
-from exec_wire.queue import PRIORITY_WEIGHTS
+from exec_service.dispatch.call_table import Flight
+from exec_wire.queue.protocol import PRIORITY_WEIGHTS
 
 LEAST_WEIGHT = 0.001
 LINES_KEPT = 1000  # of tenants that have nothing waiting, per priority

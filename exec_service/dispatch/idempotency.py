@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from exec_service.flight import Flight, Key
-from exec_wire.messages import Blame
-from exec_wire.queue import fingerprint
+from exec_service.dispatch.call_table import Flight, Key
+from exec_wire.messages.calls import Blame
+from exec_wire.queue.protocol import fingerprint
 
 RECORD_OVERHEAD_BYTES = 512  # what a record costs besides its payload
 

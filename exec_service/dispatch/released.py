@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from exec_service.flight import Flight
+from exec_service.dispatch.call_table import Flight
 
 
 class Released:

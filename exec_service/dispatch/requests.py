@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from exec_service.accounts import Account
-from exec_service.flight import Flight, Waiter
-from exec_wire.messages import Call, Result
-from exec_wire.queue import Answer, GatewayQueue, QueueAway
+from exec_service.dispatch.call_table import Flight, Waiter
+from exec_service.tenants.accounts import Account
+from exec_wire.messages.calls import Call, Result
+from exec_wire.queue.protocol import Answer, GatewayQueue, QueueAway
 from exec_wire.supervisor import Supervisor
 
 RETRY_S = 0.5
@@ -28,7 +28,7 @@ class Origin(Struct, frozen=True):
 
     request_id: str = ""
     traceparent: str = ""
-    door: str = ""  # of another service's clients, if it came through one (`exec_service.doors`)
+    door: str = ""  # of another service's clients, if it came through one (`exec_service.compat`)
     account: Account | None = None  # of the caller's key; None where no keys are asked for
     warnings: dict[int, list[str]] = {}  # of the request's calls by their index: what they have that nobody knows
 

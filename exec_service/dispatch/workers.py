@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
-from exec_service.keys import Keys
-from exec_wire.queue import NO_USE, TIERS, GatewayQueue, QueueAway, WorkerInfo
+from exec_service.tenants.keys import Keys
+from exec_wire.queue.protocol import NO_USE, TIERS, GatewayQueue, QueueAway, WorkerInfo
 
 
 def strength(tier: str) -> int:

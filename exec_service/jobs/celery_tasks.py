@@ -2,7 +2,7 @@
 
 Celery only says who runs which chunk next. It is not between a gateway and its sandboxes: a chunk's items go through a gateway
 as everybody's calls do. A task is acknowledged when its chunk is done or left; one that died with its worker is not waited
-for, the gateways hand the chunk out again (`exec_service.jobs_keeper`).
+for, the gateways hand the chunk out again (`exec_service.jobs.keeper`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from celery.platforms import EX_FAILURE
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from exec_service.chunks import ChunkOptions, run_chunk
 from exec_service.config import JobsWorkerConfig
-from exec_service.jobs import JobStore
-from exec_service.logs import say
-from exec_wire.queue import QueueAway
-from exec_wire.redis_link import where
+from exec_service.jobs.chunks import ChunkOptions, run_chunk
+from exec_service.jobs.store import JobStore
+from exec_service.telemetry.logs import say
+from exec_wire.queue.connection import where
+from exec_wire.queue.protocol import QueueAway
 from exec_wire.supervisor import EXIT_TASK_FAILED
 
 QUEUE = "chunks"

@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, CallerError, ExecError, InfraFailure, Policy, ProtocolError, Unavailable
-from exec_service.jobs import Beat, JobStore
-from exec_wire.jobs import JobError, JobItem, JobResult, decode_item
-from exec_wire.messages import Result
+from exec_service.jobs.store import Beat, JobStore
+from exec_wire.messages.calls import Result
+from exec_wire.messages.jobs import JobError, JobItem, JobResult, decode_item
+from exec_wire.messages.verifying import Verification
 from exec_wire.supervisor import stop
-from exec_wire.verifying import Verification
 
-log = logging.getLogger("exec_service.jobs")
+log = logging.getLogger("exec_service.jobs.store")
 
 BEAT_S = 0.5
 AWAY_S = 30.0  # after so long without any answer a chunk is left, for whoever finds the service again

@@ -19,12 +19,12 @@ from typing import NoReturn, Protocol
 
 from msgspec import Struct
 
-from exec_service.chunks import ChunkOptions, run_chunk
-from exec_service.jobs import Beat, JobMeta, JobStore, NoSuchJob
-from exec_wire.jobs import ENDED
-from exec_wire.queue import QueueAway
+from exec_service.jobs.chunks import ChunkOptions, run_chunk
+from exec_service.jobs.store import Beat, JobMeta, JobStore, NoSuchJob
+from exec_wire.messages.jobs import ENDED
+from exec_wire.queue.protocol import QueueAway
 
-log = logging.getLogger("exec_service.jobs")
+log = logging.getLogger("exec_service.jobs.store")
 
 LOOK_S = 0.5
 STALE_S = 5.0  # a chunk whose beat does not change for so long has nobody who works on it

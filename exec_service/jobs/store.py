@@ -34,8 +34,8 @@ import msgspec
 from msgspec import Struct
 
 from exec_service.config import ConfigError
-from exec_wire.jobs import JobResult, JobState, decode_job_result
-from exec_wire.messages import encode_json
+from exec_wire.messages.calls import encode_json
+from exec_wire.messages.jobs import JobResult, JobState, decode_job_result
 
 TICKET_PREFIX = "exj_"
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{12}")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from exec_service.checkers import LONGEST_NUMBER, close
-from exec_wire.verifying import Verify
+from exec_service.judging.checkers import LONGEST_NUMBER, close
+from exec_wire.messages.verifying import Verify
 
 BOX_CHARS, BOX_TRIES = 10_000, 8  # the longest content of a box; boxes looked at, from the last
 TEXT_CHARS = 10_000  # of a text in which a number or a letter is looked for: its end

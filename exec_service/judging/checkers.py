@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
-from exec_wire.judging import Checker
+from exec_wire.messages.judging import Checker
 
 PAIRS_PER_TURN = 2000  # of the event loop; about 2 ms
 LONGEST_NUMBER = 400  # characters; reading a number takes more than linear time

@@ -11,11 +11,11 @@ import asyncio
 import base64
 import time
 
-from exec_service.checkers import difference, same_value
-from exec_service.errand import LEAST_PLACES, Errand, raise_first
-from exec_service.harnesses import RETURNED, far_longer, harness, load, python_checker, returned_text
-from exec_wire.judging import Judge, Judgement, Test, Verdict, VerdictName
-from exec_wire.messages import Call, Limits, Result, Sandbox, Status, cut_middle
+from exec_service.dispatch.errand import LEAST_PLACES, Errand, raise_first
+from exec_service.judging.checkers import difference, same_value
+from exec_service.judging.harnesses import RETURNED, far_longer, harness, load, python_checker, returned_text
+from exec_wire.messages.calls import Call, Limits, Result, Sandbox, Status, cut_middle
+from exec_wire.messages.judging import Judge, Judgement, Test, Verdict, VerdictName
 from exec_wire.supervisor import stop
 
 # Their programs start without being compiled. Any other language is compiled by the first test alone, lest every test

@@ -9,10 +9,10 @@ import time
 
 import msgspec
 
-from exec_service.answers import Extracted, NotComparable, as_latex, equal, extract
-from exec_service.errand import Errand
-from exec_wire.messages import Call, Limits, Result, Timings, cut_middle
-from exec_wire.verifying import Verification, Verify
+from exec_service.dispatch.errand import Errand
+from exec_service.judging.answers import Extracted, NotComparable, as_latex, equal, extract
+from exec_wire.messages.calls import Call, Limits, Result, Timings, cut_middle
+from exec_wire.messages.verifying import Verification, Verify
 
 MATH_CHARS = 32_768  # of a text in which Math-Verify has to find the answer by itself: its end
 SHOWN_CHARS = 1000

@@ -1,4 +1,4 @@
-"""The gRPC door: decode, dispatch, encode. `exec_wire/exec.proto` says what it speaks.
+"""The gRPC door: decode, dispatch, encode. `exec_wire/proto/exec.proto` says what it speaks.
 
 Handlers get and give bytes, so that bytes that are no message are answered like any other bad input. All of them take a stream
 of requests, also those that expect one: so a message is read only when the caller's key was checked. Importing this loads grpc,
@@ -25,26 +25,26 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from exec_service.admission import Arriving
+from exec_service.api.encoding import portions, write_proto
+from exec_service.api.info import info_of
+from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.middleware import origin_of
+from exec_service.api.readiness import check_ready
+from exec_service.api.validation import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
 from exec_service.config import GatewayConfig
-from exec_service.dispatch import Dispatch
-from exec_service.encoding import portions, write_proto
-from exec_service.fleet import Fleet
-from exec_service.guard import origin_of
-from exec_service.info import info_of
-from exec_service.keys import Keys
-from exec_service.logs import log_request
-from exec_service.metrics import Metrics
-from exec_service.readiness import check_ready
+from exec_service.dispatch.admission import Arriving
+from exec_service.dispatch.dispatch import Dispatch
+from exec_service.dispatch.requests import Order, Origin
+from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
 from exec_service.sessions import Desk, with_warnings
-from exec_service.sign_of_life import or_sign_of_life
-from exec_service.validate import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
-from exec_service.waiters import Order, Origin
+from exec_service.telemetry.logs import log_request
+from exec_service.telemetry.metrics import Metrics
+from exec_service.tenants.keys import Keys
 from exec_wire import proto
-from exec_wire.messages import Call, Result, encode_json
+from exec_wire.messages.calls import Call, Result, encode_json
+from exec_wire.messages.sessions import Tenant
 from exec_wire.problems import PROBLEMS, Problem, problem
-from exec_wire.sessions import Tenant
 
 log = logging.getLogger("exec_service.grpc")
 

@@ -1,6 +1,6 @@
 """What `GET /v1/stats` shows: the last two minutes by the second, the last failures, the last runs by their steps.
 
-Kept in this process's memory and bounded whatever callers send. Prometheus has the long view (`exec_service.metrics`).
+Kept in this process's memory and bounded whatever callers send. Prometheus keeps the history (`telemetry.metrics`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from math import log2
 
 import msgspec
 
-from exec_wire.messages import Blame, Result, Tags
-from exec_wire.stats import Failure, Quantiles, RunStats, RunSummary, SecondStats, StepStats, TenantShare
+from exec_wire.messages.calls import Blame, Result, Tags
+from exec_wire.messages.stats import Failure, Quantiles, RunStats, RunSummary, SecondStats, StepStats, TenantShare
 
 SECONDS_KEPT = 120
 WINDOW_S = 60

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exec_service.log_limit import RepeatLimit
+from exec_service.telemetry.log_limit import RepeatLimit
 
 if TYPE_CHECKING:
-    from exec_service.waiters import Origin
-    from exec_wire.messages import Result
+    from exec_service.dispatch.requests import Origin
+    from exec_wire.messages.calls import Result
 
 MOST_BYTES = 4 << 20  # of lines that wait to be written
 MOST_CHARS = 16 << 10  # of one field
@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 requests = logging.getLogger("exec_service.requests")
 results = logging.getLogger("exec_service.results")
 _stderr = logging.getLogger("stderr")
-_own = logging.getLogger("exec_service.logs")
+_own = logging.getLogger("exec_service.telemetry.logs")
 
 
 # -- what is logged of a request and of a result ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from exec_service.logs import dropped_lines
+from exec_service.telemetry.logs import dropped_lines
 from exec_wire.supervisor import Supervisor
 
 Labels = tuple[str, ...]

@@ -15,16 +15,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from exec_service.families import Counts, Times, counted, dropped_log_lines, task_failures
-from exec_service.fleet import Fleet
-from exec_service.logs import log_infra
-from exec_service.recent_names import RecentNames
-from exec_service.tally import Tally, slot_ms
-from exec_service.tracing import Traces
-from exec_service.web_page import PAGE_ROUTES
-from exec_wire.messages import BLAME, Blame, Result, Status, Tags
+from exec_service.api.web_page import PAGE_ROUTES
+from exec_service.dispatch.workers import Fleet
+from exec_service.telemetry.label_limit import RecentNames
+from exec_service.telemetry.live_stats import Tally, slot_ms
+from exec_service.telemetry.logs import log_infra
+from exec_service.telemetry.metric_types import Counts, Times, counted, dropped_log_lines, task_failures
+from exec_service.telemetry.tracing import Traces
+from exec_wire.messages.calls import BLAME, Blame, Result, Status, Tags
 from exec_wire.problems import PROBLEMS
-from exec_wire.queue import TIERS, GatewayQueue
+from exec_wire.queue.protocol import TIERS, GatewayQueue
 from exec_wire.supervisor import Supervisor
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

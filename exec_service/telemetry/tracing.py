@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from exec_service.config import ConfigError
-from exec_wire.messages import Result, Tags
+from exec_wire.messages.calls import Result, Tags
 
 MISSING = "EXEC_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'exec-service[otel]'"
 

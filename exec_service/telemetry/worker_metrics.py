@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from exec_service.families import counted, dropped_log_lines, task_failures
+from exec_service.telemetry.metric_types import counted, dropped_log_lines, task_failures
 from exec_wire.supervisor import Supervisor
 from worker.consumer import Consumer
 from worker.echo import EchoPool

@@ -1,6 +1,6 @@
 """What one tenant may have and what it has now: calls in flight, calls per minute, limits of its programs, priority.
 
-There are accounts only where there are keys (`exec_service.keys`). Gateways tell each other about every second what tenants use
+There are accounts only where there are keys (`tenants.keys`). Gateways tell each other about every second what tenants use
 of their limits. A gateway gives out what the others leave of a limit. It also leaves an equal part to every gateway that had to
 refuse the tenant, so that a tenant may use one gateway or all of them.
 """
@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from exec_service.admission import CompletionRate
+from exec_service.dispatch.admission import CompletionRate
 from exec_service.refusals import NotPermitted, Refusal
-from exec_wire.messages import Call, Limits, Priority, Selection
-from exec_wire.queue import GatewayInfo, TenantUse
+from exec_wire.messages.calls import Call, Limits, Priority, Selection
+from exec_wire.queue.protocol import GatewayInfo, TenantUse
 
 LimitName = Literal["wall_s", "cpu_s", "memory_mb", "output_kb", "processes", "file_mb"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first

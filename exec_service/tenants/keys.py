@@ -28,13 +28,13 @@ from typing import Annotated, NoReturn
 import msgspec
 from msgspec import Meta, Struct, field
 
-from exec_service.accounts import Account, Allowance
 from exec_service.config import ConfigError
 from exec_service.refusals import Refusal
-from exec_wire.messages import GivenLabel
-from exec_wire.queue import GatewayInfo, TenantUse
+from exec_service.tenants.accounts import Account, Allowance
+from exec_wire.messages.calls import GivenLabel
+from exec_wire.queue.protocol import GatewayInfo, TenantUse
 
-log = logging.getLogger("exec_service.keys")
+log = logging.getLogger("exec_service.tenants.keys")
 
 REREAD_S = 1.0
 PREFIX = "exs_"  # so that people, and scanners of leaked secrets, can tell what it is

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import Struct
 
-from exec_wire.messages import Call
+from exec_wire.messages.calls import Call
 
 OPEN_FOLDERS = ("tmp", "mnt")  # where a program may write by an absolute path
 HOME = "/tmp/"  # where relative paths of a call lie; those of a session lie in a folder of its own

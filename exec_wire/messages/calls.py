@@ -1,8 +1,8 @@
 """Every message that crosses a process boundary, declared once, in JSON and msgpack.
 
 Evolution: a new field has a default, a type never changes, unknown fields are ignored. Those of a caller are named in the
-result (`exec_wire.strict`).
-Not covered here: the job queue's envelopes (`exec_wire.queue`) and HTTP errors (`exec_wire.problems`).
+result (`exec_wire.messages.unknown_fields`).
+Not covered here: the job queue's envelopes (`exec_wire.queue.protocol`) and HTTP errors (`exec_wire.problems`).
 """
 
 from __future__ import annotations

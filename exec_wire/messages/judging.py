@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from exec_wire.messages import CompileArgs, Label, Limits, Priority, Result, Tags
+from exec_wire.messages.calls import CompileArgs, Label, Limits, Priority, Result, Tags
 
 VerdictName = Literal["AC", "WA", "TLE", "MLE", "RE", "OLE", "CE", "SKIPPED", "INFRA"]
 """accepted · wrong answer · time, memory limit · run-time error · output limit · does not compile · not looked at · not judged,

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, field
 
-from exec_wire.messages import Label, Limits, Priority, Result, Seconds, Selection, Tags
+from exec_wire.messages.calls import Label, Limits, Priority, Result, Seconds, Selection, Tags
 
 MAX_FORKS = 64
 SessionState = Literal["idle", "running", "ended"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from exec_wire.info import WorkerSummary
+from exec_wire.messages.info import WorkerSummary
 
 
 class Quantiles(Struct, frozen=True):

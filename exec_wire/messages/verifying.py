@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from exec_wire.messages import Blame, Label, Priority, Status, Tags, Timings
+from exec_wire.messages.calls import Blame, Label, Priority, Status, Tags, Timings
 
 Text = Annotated[str, Meta(max_length=1 << 20)]
 

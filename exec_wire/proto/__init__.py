@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from msgspec import Struct
 
-from exec_wire.fields import MOST
+from exec_wire.messages.bounds import MOST
 
 PACKAGE = "exec.v1"
 SERVICE = f"{PACKAGE}.Exec"

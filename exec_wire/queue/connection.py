@@ -24,7 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from exec_wire.queue import QueueAway
+from exec_wire.queue.protocol import QueueAway
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")

@@ -1,4 +1,4 @@
-"""The job queue inside one process: the embedded default, with the same rules as every other (`exec_wire.queue`).
+"""The job queue inside one process: the embedded default, with the same rules as every other (`exec_wire.queue.protocol`).
 
 Both ends live on one event loop. Nothing here survives the process: on one machine the gateway and its worker die together.
 One gateway uses it, so nothing is recorded for others and nobody is asked.
@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, NO_USE, Answer, Ask, GatewayInfo, Job, TenantUse, WorkerInfo
+from exec_wire.messages.calls import Selection
+from exec_wire.queue.protocol import LEASE_S, NO_USE, Answer, Ask, GatewayInfo, Job, TenantUse, WorkerInfo
 
 T = TypeVar("T")
 _PYTHON = frozenset({"python"})  # taken by who has not said what it can run

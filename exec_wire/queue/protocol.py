@@ -10,7 +10,7 @@
   Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone. When
              the queue has `forgotten`, it asks already for what is `FORGOTTEN_S` old.
   Cancel     A cancel may reach a worker before the job does, and may name jobs of other workers: a worker remembers it for a
-             while (`exec_wire.early_cancels`). A job that was cancelled is never published again.
+             while (`exec_wire.queue.early_cancels`). A job that was cancelled is never published again.
   Directed   A job for one worker is delivered to it at most once and never to another: it has no lease. If that worker is gone
              before it answered, nobody knows what became of the job.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
@@ -32,7 +32,7 @@ from typing import Annotated, Protocol, get_args
 
 from msgspec import Meta, Struct, field
 
-from exec_wire.messages import Selection, Tier
+from exec_wire.messages.calls import Selection, Tier
 
 RENEW_S = 2.0
 LEASE_S = 6.0

@@ -16,7 +16,7 @@ Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that w
 entry with answers: v, id = of all its jobs, with spaces between, a = the packed `Answer`s. Whoever cannot read the packed part
 still knows from the others what to do.
 
-Rules (`exec_wire.queue`) and how they are kept here:
+Rules (`exec_wire.queue.protocol`) and how they are kept here:
 
   Take       A worker with free slots asks for exactly so many, over all streams that it can serve; only if there is nothing
              does it block. What a blocking read brings too much (it counts per stream) is handed back at once.
@@ -46,8 +46,9 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from exec_wire.messages import Selection
-from exec_wire.queue import (
+from exec_wire.messages.calls import Selection
+from exec_wire.queue.connection import Command, Link, NoGroup, Subscription, Word, opener
+from exec_wire.queue.protocol import (
     LEASE_S,
     NO_USE,
     RECORD_S,
@@ -61,7 +62,6 @@ from exec_wire.queue import (
     WorkerInfo,
     fingerprint,
 )
-from exec_wire.redis_link import Command, Link, NoGroup, Subscription, Word, opener
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")

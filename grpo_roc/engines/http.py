@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from trainer.engines.base import EngineError
+from grpo_roc.engines.base import EngineError
 
 T = TypeVar("T")
 # In memory where that is possible: the engine reads what the trainer wrote a moment ago.

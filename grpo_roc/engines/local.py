@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import config
-from trainer.engines.base import EngineError, Generated, Load, Sampling
-from trainer.engines.decoder import Decoder
+from grpo_roc import config
+from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
+from grpo_roc.engines.decoder import Decoder
 
 
 class _Request:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from trainer.engines.base import EngineError, Generated, Load, Sampling
-from trainer.engines.http import HttpEngine, seed_of, total
+from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
+from grpo_roc.engines.http import HttpEngine, seed_of, total
 
 
 class _Finish(msgspec.Struct):

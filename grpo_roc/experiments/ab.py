@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from trainer import config, metrics, plots, runs
-from trainer.env import service_url
+from grpo_roc import config, metrics, plots, runs
+from grpo_roc.env import service_url
 
 Found = dict[str, dict[int, dict[str, float]]]
 SHOWN = {

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainer import build, config, copying, entropy, metrics, plots, runs
-from trainer.engines.local import LocalEngine
-from trainer.env import service_url
+from grpo_roc import build, config, copying, entropy, metrics, plots, runs
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.env import service_url
 
 
 class Target(NamedTuple):

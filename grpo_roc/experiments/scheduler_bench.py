@@ -19,9 +19,9 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from trainer import config, tiny
-from trainer.engines.base import Sampling
-from trainer.engines.local import LocalEngine
+from grpo_roc import config, tiny
+from grpo_roc.engines.base import Sampling
+from grpo_roc.engines.local import LocalEngine
 
 RATIOS = ((1, 2), (1, 3), (1, 4))  # of the engines' capacities
 EXTRA = ((1, 1),)  # for the whole picture
@@ -156,7 +156,7 @@ class _Placing:
     """`trainer.scheduler`'s rules on a made-up clock: its table of seats, without an event loop."""
 
     def __init__(self, mode: str, engines: list[LocalEngine]) -> None:
-        from trainer.scheduler import Scheduler
+        from grpo_roc.scheduler import Scheduler
 
         name = mode.partition(",")[0]
         reserve = "adaptive" if "adaptive" in mode else "safe"

@@ -14,8 +14,8 @@ from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse
 from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
 from pydantic import BaseModel
 
-from trainer import chat
-from trainer.integrations import service
+from grpo_roc import chat
+from grpo_roc.integrations import service
 
 
 class ExecuteRequest(BaseModel):

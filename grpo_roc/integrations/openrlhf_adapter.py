@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
-from trainer import chat
-from trainer.integrations import service
+from grpo_roc import chat
+from grpo_roc.integrations import service
 
 MAX_TURNS = 10
 

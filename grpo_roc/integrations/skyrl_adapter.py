@@ -11,8 +11,8 @@ from typing import Any
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_gym.tools.core import ToolGroup, tool
 
-from trainer import chat
-from trainer.integrations import service
+from grpo_roc import chat
+from grpo_roc.integrations import service
 
 
 class ExecToolGroup(ToolGroup):

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from trainer import chat, roc
-from trainer.integrations import service
+from grpo_roc import chat, roc
+from grpo_roc.integrations import service
 
 MAX_TURNS = 10
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
 
-from trainer import chat
-from trainer.integrations import service
+from grpo_roc import chat
+from grpo_roc.integrations import service
 
 
 class ExecTool:

@@ -12,8 +12,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from trainer import roc
-from trainer.integrations import service
+from grpo_roc import roc
+from grpo_roc.integrations import service
 
 LOSS = {
     "loss_type": "dapo",

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import verifiers.v1 as vf
 
-from trainer import chat, roc
-from trainer.integrations import service
+from grpo_roc import chat, roc
+from grpo_roc.integrations import service
 
 
 class ExecToolset(vf.Toolset[vf.SharedToolsetConfig]):

@@ -16,7 +16,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import function_tool
 from verl.tools.schemas import ToolResponse
 
-from trainer.integrations import service
+from grpo_roc.integrations import service
 
 
 @function_tool(service.TOOL)

@@ -13,11 +13,11 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 
-from exec_wire.messages import cut_middle
-from trainer import chat
-from trainer.config import Chat
-from trainer.config import Task as Settings
-from trainer.tasks.base import Problem, Segment, passes
+from exec_wire.messages.calls import cut_middle
+from grpo_roc import chat
+from grpo_roc.config import Chat
+from grpo_roc.config import Task as Settings
+from grpo_roc.tasks.base import Problem, Segment, passes
 
 WORDINGS = (
     "Compute {}.",

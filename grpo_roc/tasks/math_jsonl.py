@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import chat
-from trainer.config import Chat
-from trainer.config import Task as Settings
-from trainer.tasks.base import Problem, Segment, passes
+from grpo_roc import chat
+from grpo_roc.config import Chat
+from grpo_roc.config import Task as Settings
+from grpo_roc.tasks.base import Problem, Segment, passes
 
 GRAM = 8
 

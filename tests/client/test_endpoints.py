@@ -20,8 +20,8 @@ import pytest
 import exec_client
 from exec_client import CallFields, ExecError, JudgeFields, VerifyFields, errors
 from exec_wire import Call, Judge, Judgement, Result, Verdict, Verification, Verify, encode_json
-from exec_wire.judging import decode_judge
-from exec_wire.verifying import decode_verify_batch
+from exec_wire.messages.judging import decode_judge
+from exec_wire.messages.verifying import decode_verify_batch
 
 from .scripted_server import Exchange, ScriptedServer, line
 

@@ -35,7 +35,7 @@ from exec_client import (
     TooLarge,
     UsageError,
 )
-from exec_service.keys import add_key
+from exec_service.tenants.keys import add_key
 from exec_wire import Limits
 
 QUICK = Policy(backoff_s=0.01, max_backoff_s=0.05, grace_s=0.2)

@@ -9,8 +9,8 @@ import pytest
 from exec_client import AsyncClient, BadRequest, Judge, NotReady, Overloaded, Policy, ServiceFailed, Verify
 from exec_client import Test as T
 from exec_wire import Judgement, Verdict, Verification, encode_json
-from exec_wire.judging import decode_judge
-from exec_wire.verifying import decode_verify_batch
+from exec_wire.messages.judging import decode_judge
+from exec_wire.messages.verifying import decode_verify_batch
 
 from .scripted_server import Exchange, ScriptedServer, refuse
 

@@ -13,7 +13,7 @@ from gateway_harness import ScriptedWorker, lines, serving
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
 from exec_wire import Result
-from exec_wire.redis_queue import RedisQueue
+from exec_wire.queue.redis import RedisQueue
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool

@@ -10,11 +10,11 @@ from sandbox_harness import need_sandbox, until
 
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
-from exec_service.waiters import ANONYMOUS
+from exec_service.dispatch.requests import ANONYMOUS
 from exec_wire import Limits, Tags
-from exec_wire.messages import Selection
-from exec_wire.redis_queue import RedisQueue
-from exec_wire.sessions import Cell, Fork, SessionSpec, Tenant
+from exec_wire.messages.calls import Selection
+from exec_wire.messages.sessions import Cell, Fork, SessionSpec, Tenant
+from exec_wire.queue.redis import RedisQueue
 from loadtest.redis_server import RedisServer
 from worker.config import WorkerConfig
 from worker.consumer import Consumer

@@ -20,8 +20,8 @@ from redis_harness import need_redis
 from sandbox_harness import need_sandbox
 
 from exec_client import Client
-from exec_wire.queue import Answer, Job, WorkerInfo
-from exec_wire.redis_queue import RedisQueue
+from exec_wire.queue.protocol import Answer, Job, WorkerInfo
+from exec_wire.queue.redis import RedisQueue
 from loadtest.parts import ROOT, Part, environment
 from loadtest.ports import free_port
 from loadtest.redis_server import RedisServer
@@ -187,7 +187,7 @@ def test_metrics_of_a_gateway_are_at_the_port_that_was_given(own_server: RedisSe
 
 BREAK_TAKE = """
 import asyncio, os
-from exec_wire.redis_queue import RedisWorkerEnd
+from exec_wire.queue.redis import RedisWorkerEnd
 take = RedisWorkerEnd.take
 async def take_until_broken(self, most):
     while not os.path.exists({flag!r}):
@@ -200,7 +200,7 @@ RedisWorkerEnd.take = take_until_broken
 """
 BREAK_REFRESH = """
 import os
-from exec_service.fleet import Fleet
+from exec_service.dispatch.workers import Fleet
 refresh = Fleet.refresh
 async def refresh_until_broken(self, *arguments):
     if os.path.exists({flag!r}):

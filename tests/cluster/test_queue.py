@@ -1,4 +1,4 @@
-"""The rules of the job queue (`exec_wire.queue`), as a suite that every implementation passes.
+"""The rules of the job queue (`exec_wire.queue.protocol`), as a suite that every implementation passes.
 
 A queue is made by a factory and told the time by a clock that the tests move, so that leases lapse without waiting.
 """
@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from redis_harness import MovedServer, server_params
 
 from exec_wire import Call, pack, unpack_result
-from exec_wire.memory_queue import MemoryQueue
-from exec_wire.queue import LEASE_S, RENEW_S, Answer, GatewayQueue, Job, WorkerInfo, WorkerQueue
-from exec_wire.redis_queue import RedisQueue
-from exec_wire.sessions import Refused, unpack_reply
+from exec_wire.messages.sessions import Refused, unpack_reply
+from exec_wire.queue.memory import MemoryQueue
+from exec_wire.queue.protocol import LEASE_S, RENEW_S, Answer, GatewayQueue, Job, WorkerInfo, WorkerQueue
+from exec_wire.queue.redis import RedisQueue
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool

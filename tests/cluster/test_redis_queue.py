@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from redis_harness import MovedServer
 
-from exec_wire import queue
-from exec_wire.messages import Selection
-from exec_wire.queue import LEASE_S, Answer, Ask, GatewayQueue, Job, QueueAway, WorkerInfo, fingerprint, record_name
-from exec_wire.redis_queue import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
+from exec_wire.messages.calls import Selection
+from exec_wire.queue import protocol as queue
+from exec_wire.queue.protocol import LEASE_S, Answer, Ask, GatewayQueue, Job, QueueAway, WorkerInfo, fingerprint, record_name
+from exec_wire.queue.redis import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
 
 
 class Ends:
@@ -66,7 +66,7 @@ def test_no_pair_of_tenant_and_key_is_taken_for_another_one() -> None:
 
 
 async def test_a_worker_records_no_more_than_its_budget(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exec_wire.redis_queue.RECORDED_BYTES", 15)
+    monkeypatch.setattr("exec_wire.queue.redis.RECORDED_BYTES", 15)
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job("j1", record_as="one"), job("j2", record_as="two"), job("j3", record_as="three")])
     await worker.take(3)
@@ -130,7 +130,7 @@ async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(en
 async def test_a_gateway_that_does_not_answer_holds_up_a_cancellation_only_so_long(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exec_wire.redis_queue.ASK_S", 0.2)
+    monkeypatch.setattr("exec_wire.queue.redis.ASK_S", 0.2)
     one, two = await ends.gateway("g1"), await ends.gateway("g2")
     await two._notes.listen()
     listening = asyncio.create_task(one.asked())
@@ -317,7 +317,7 @@ async def test_an_entry_of_a_newer_version_is_left_to_workers_that_can_read_it(
     assert ends.server.say("XLEN", JOBS) == ":1\r\n"
     await worker.leave()  # it still asks for jobs, and could read this one from here on
     other = await ends.worker("w2")
-    monkeypatch.setattr("exec_wire.redis_queue.WIRE_VERSION", 2)
+    monkeypatch.setattr("exec_wire.queue.redis.WIRE_VERSION", 2)
     [taken] = await asyncio.wait_for(other.take(1), 10)
     assert (taken.id, taken.deliveries) == ("newer", 1)
 

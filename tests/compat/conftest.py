@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 for neighbour in ("gateway", "judging", "worker"):
     sys.path.append(str(HERE.parent / neighbour))
 
-from doors_harness import Visitor  # noqa: E402
+from compat_harness import Visitor  # noqa: E402
 from judging_harness import court  # noqa: E402
 from sandbox_harness import need_sandbox  # noqa: E402
 

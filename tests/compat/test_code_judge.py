@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doors_harness import Visitor
+from compat_harness import Visitor
 from gateway_harness import Service, problem, running, soon, until
 
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_service.doors.completions import extract, same_output
+from exec_service.compat.completions import extract, same_output
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import httpx
-from doors_harness import Visitor
+from compat_harness import Visitor
 from gateway_harness import problem, running, soon, until
 
 ACCEPT = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}

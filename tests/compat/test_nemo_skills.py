@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from doors_harness import Visitor
+from compat_harness import Visitor
 from gateway_harness import problem, running, soon, until
 
-from exec_service.doors.notebooks import Notebooks
-from exec_service.waiters import ANONYMOUS
-from exec_wire.sessions import Cell, SessionSpec
+from exec_service.compat.notebooks import Notebooks
+from exec_service.dispatch.requests import ANONYMOUS
+from exec_wire.messages.sessions import Cell, SessionSpec
 
 
 async def execute(here: Visitor, code: str, language: str = "python", **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 import pytest
-from doors_harness import Visitor
+from compat_harness import Visitor
 from gateway_harness import problem, running, soon, until
 
 STAGE_FIELDS = {"stdout", "stderr", "output", "code", "signal", "message", "status", "cpu_time", "wall_time", "memory"}

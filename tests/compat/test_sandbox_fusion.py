@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from doors_harness import Visitor
+from compat_harness import Visitor
 from gateway_harness import Service, problem, running, soon, until
 
 RUN_FIELDS = {"status", "message", "compile_result", "run_result", "executor_pod_name", "files"}

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from exec_wire.messages import Status
+from exec_wire.messages.calls import Status
 from worker.config import default_packages
 from worker.sandbox.tiers import ALL_LAYERS
 

@@ -18,10 +18,10 @@ import msgspec
 
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
-from exec_wire.memory_queue import MemoryQueue, MemoryWorkerEnd
-from exec_wire.messages import Call, Result, Timings, pack, unpack_call, verdict
-from exec_wire.queue import Answer, Job, WorkerInfo
-from exec_wire.redis_queue import RedisQueue
+from exec_wire.messages.calls import Call, Result, Timings, pack, unpack_call, verdict
+from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd
+from exec_wire.queue.protocol import Answer, Job, WorkerInfo
+from exec_wire.queue.redis import RedisQueue
 from loadtest.ports import free_port
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from exec_wire import proto
-from exec_wire.messages import Result
+from exec_wire.messages.calls import Result
 from exec_wire.problems import Problem
 
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from exec_service.answers import NotComparable, as_latex, equal, extract, read_choices, read_number
-from exec_wire.verifying import Verify
+from exec_service.judging.answers import NotComparable, as_latex, equal, extract, read_choices, read_number
+from exec_wire.messages.verifying import Verify
 
 
 @pytest.mark.parametrize(

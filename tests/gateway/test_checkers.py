@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from exec_service.checkers import close, difference, lines, number, same_value, tokens
-from exec_wire.judging import Checker
+from exec_service.judging.checkers import close, difference, lines, number, same_value, tokens
+from exec_wire.messages.judging import Checker
 
 EXACT, TOKENS, LINES, FLOAT = (Checker(kind) for kind in ("exact", "tokens", "lines", "float"))  # type: ignore[arg-type]
 STRICT = Checker("float", abs_tol=0.0, rel_tol=0.0)

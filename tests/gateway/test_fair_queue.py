@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from exec_service import waiting
-from exec_service.flight import Flight
-from exec_service.waiting import Places, Waiting
+from exec_service.dispatch import fair_queue as waiting
+from exec_service.dispatch.call_table import Flight
+from exec_service.dispatch.fair_queue import Places, Waiting
 
 
 def anywhere(needs: str) -> int:

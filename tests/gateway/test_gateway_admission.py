@@ -5,7 +5,7 @@ import math
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
-from exec_service.admission import Admission, CompletionRate
+from exec_service.dispatch.admission import Admission, CompletionRate
 from exec_service.refusals import Overloaded
 
 

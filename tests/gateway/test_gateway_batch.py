@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from gateway_harness import Service, lines, running, until
 
-from exec_wire.messages import Result
+from exec_wire.messages.calls import Result
 
 
 async def test_each_result_is_sent_as_it_lands(service: Service) -> None:
@@ -106,7 +106,7 @@ async def test_a_fault_in_the_middle_of_a_stream_breaks_it_rather_than_ending_it
         async with service.client.stream("POST", "/v1/batch", json=body) as response:
             received = response.aiter_lines()
             await anext(received)
-            monkeypatch.setattr("exec_service.http_api.portions", broken)
+            monkeypatch.setattr("exec_service.api.calls.portions", broken)
             service.worker.let_go.set()
             async for _ in received:
                 pass

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from gateway_harness import JSON, Service, running, soon, until
 
-from exec_service.waiters import ANONYMOUS
-from exec_wire.messages import Call
+from exec_service.dispatch.requests import ANONYMOUS
+from exec_wire.messages.calls import Call
 
 
 @pytest.mark.parametrize("route", ["/v1/run", "/v1/batch", "/v1/batch?stream=false"])

@@ -10,9 +10,9 @@ from gateway_harness import Service, lines, problem, running, soon, until
 from grpc_harness import all_results, caller, calls
 
 from exec_client import AsyncClient
-from exec_service.waiters import ANONYMOUS, Order
-from exec_wire.messages import Call, Selection, Tags
-from exec_wire.queue import Job, QueueAway
+from exec_service.dispatch.requests import ANONYMOUS, Order
+from exec_wire.messages.calls import Call, Selection, Tags
+from exec_wire.queue.protocol import Job, QueueAway
 
 
 async def cancel(service: Service, query: str) -> int:
@@ -157,7 +157,7 @@ async def test_a_recorded_result_is_given_although_its_call_was_cancelled_early(
 
 
 def test_early_cancels_are_forgotten_after_a_while_and_bounded() -> None:
-    from exec_wire.early_cancels import EarlyCancels
+    from exec_wire.queue.early_cancels import EarlyCancels
 
     now = [0.0]
     cancels: EarlyCancels[int] = EarlyCancels(lambda: now[0], keep_s=10, most=3)

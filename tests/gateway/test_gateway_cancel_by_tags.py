@@ -8,10 +8,10 @@ import httpx
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
-from exec_service.dispatch import CANCELS_PER_TURN
-from exec_service.waiters import ANONYMOUS, Order
-from exec_wire.messages import Call, Selection, Tags
-from exec_wire.queue import Job
+from exec_service.dispatch.dispatch import CANCELS_PER_TURN
+from exec_service.dispatch.requests import ANONYMOUS, Order
+from exec_wire.messages.calls import Call, Selection, Tags
+from exec_wire.queue.protocol import Job
 
 
 async def cancel(service: Service, **query: object) -> int:

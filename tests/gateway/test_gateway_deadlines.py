@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from gateway_harness import lines, running, soon, until
 
-from exec_service.deadlines import Deadlines
+from exec_service.dispatch.deadlines import Deadlines
 
 
 async def test_a_call_that_waits_past_its_deadline_is_expired_and_never_started() -> None:

@@ -24,14 +24,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from exec_service.dispatch import read_result
-from exec_service.doors import code_judge, nemo_skills, piston, sandbox_fusion
-from exec_service.grpc_api import SESSION_METHODS
-from exec_wire import Result, judging, proto, verifying
-from exec_wire.jobs import JobItem
-from exec_wire.queue import Answer, Job, WorkerInfo
-from exec_wire.redis_queue import RedisQueue, _envelope, _named
-from exec_wire.sessions import Refused, SessionSpec, pack_sessions
+from exec_service.compat import code_judge, nemo_skills, piston, sandbox_fusion
+from exec_service.dispatch.dispatch import read_result
+from exec_service.rpc.server import SESSION_METHODS
+from exec_wire import Result, proto
+from exec_wire.messages import judging, verifying
+from exec_wire.messages.jobs import JobItem
+from exec_wire.messages.sessions import Refused, SessionSpec, pack_sessions
+from exec_wire.queue.protocol import Answer, Job, WorkerInfo
+from exec_wire.queue.redis import RedisQueue, _envelope, _named
 
 EXAMPLES = int(os.environ.get("EXEC_FUZZ", "8"))
 CPU_STALL_S = 1.0

@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from exec_service.app import BindRefused, Gateway, PortTaken, address_for_grpc, serve
 from exec_service.config import GatewayConfig
-from exec_service.grpc_api import status_code
-from exec_service.keys import add_key, remove_key
+from exec_service.rpc.server import status_code
+from exec_service.tenants.keys import add_key, remove_key
 from exec_wire import proto
-from exec_wire.memory_queue import MemoryQueue
-from exec_wire.messages import Call, Status
+from exec_wire.messages.calls import Call, Status
 from exec_wire.problems import PROBLEMS
+from exec_wire.queue.memory import MemoryQueue
 
 ONLY_HTTP = {
     "bad_http",

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
-from exec_service.flight import Flight, Key
-from exec_service.idempotency import RECORD_OVERHEAD_BYTES, Idempotency, PayloadDiffers, Record
+from exec_service.dispatch.call_table import Flight, Key
+from exec_service.dispatch.idempotency import RECORD_OVERHEAD_BYTES, Idempotency, PayloadDiffers, Record
 
 
 async def test_a_finished_call_is_repeated_from_its_record(service: Service) -> None:

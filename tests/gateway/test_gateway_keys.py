@@ -19,15 +19,15 @@ import pytest
 from gateway_harness import JSON, Service, lines, problem, running, soon, until
 
 from exec_client import AsyncClient, Forbidden, Overloaded, Tags
-from exec_service.accounts import Account, Allowance, LimitName
+from exec_service.api.middleware import Guard
 from exec_service.app import bind
 from exec_service.config import ConfigError
-from exec_service.guard import Guard
-from exec_service.keys import Keys, add_key, hash_of, read_keys, remove_key
 from exec_service.refusals import Refusal
-from exec_wire import queue
-from exec_wire.messages import Limits
-from exec_wire.sessions import Create, Order, RunCell, new_session_id
+from exec_service.tenants.accounts import Account, Allowance, LimitName
+from exec_service.tenants.keys import Keys, add_key, hash_of, read_keys, remove_key
+from exec_wire.messages.calls import Limits
+from exec_wire.messages.sessions import Create, Order, RunCell, new_session_id
+from exec_wire.queue import protocol as queue
 
 LIMITED = {"max_calls": 3, "calls_per_minute": 10, "max_limits": {"memory_mb": 256, "wall_s": 5}, "max_priority": "eval"}
 SMALL = {"memory_mb": 128, "wall_s": 2}

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from gateway_harness import Service, problem, running, soon, until
 
-from exec_service.keys import add_key
+from exec_service.tenants.keys import add_key
 
 PISTON = {"language": "python", "version": "*", "files": [{"content": "say hi"}]}
 FUSION = {"code": "say hi", "language": "python", "memory_limit_MB": 2048, "run_timeout": 100}

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from gateway_harness import ScriptedWorker, Service, problem, running, until
 
-from exec_wire.queue import WorkerInfo
+from exec_wire.queue.protocol import WorkerInfo
 
 
 async def languages(service: Service) -> list[str]:

@@ -10,9 +10,9 @@ import pytest
 from gateway_harness import Service, lines, problem, running, until
 from grpc_harness import caller
 
-from exec_service.waiters import ANONYMOUS
+from exec_service.dispatch.requests import ANONYMOUS
 from exec_wire import Call, Display, Result, encode_json, verdict
-from exec_wire.sessions import Files
+from exec_wire.messages.sessions import Files
 
 LARGE = 'a\0\x1b"\\é€😀\ufffd' * 100_000
 
@@ -51,7 +51,7 @@ async def test_the_most_output_can_be_set_and_is_told() -> None:
 
 
 async def test_large_results_are_the_same_by_every_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    from exec_service import encoding
+    from exec_service.api import encoding
 
     threads = []
     in_slices = encoding.in_slices
@@ -77,7 +77,7 @@ async def test_large_results_are_the_same_by_every_route(monkeypatch: pytest.Mon
     ],
 )
 async def test_json_in_slices_is_the_same_json(message: Any) -> None:
-    from exec_service.encoding import encode, in_slices
+    from exec_service.api.encoding import encode, in_slices
 
     assert in_slices(message) == encode_json(message) == await encode(message)
 

@@ -7,10 +7,10 @@ import httpx
 import pytest
 from gateway_harness import JSON, Service, problem, raw_request, running
 
+from exec_service.api.middleware import BindRefused, check_bind
 from exec_service.app import Gateway, PortTaken, bind, serve
 from exec_service.config import GatewayConfig
-from exec_service.guard import BindRefused, check_bind
-from exec_wire.memory_queue import MemoryQueue
+from exec_wire.queue.memory import MemoryQueue
 
 
 async def post(service: Service, **headers: str) -> httpx.Response:

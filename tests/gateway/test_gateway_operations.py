@@ -9,11 +9,11 @@ import signal
 import pytest
 from gateway_harness import Service, lines, problem, raw_request, running, soon, until
 
-import exec_service.logs as logs
+import exec_service.telemetry.logs as logs
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
-from exec_wire.memory_queue import MemoryQueue
-from exec_wire.queue import WorkerInfo
+from exec_wire.queue.memory import MemoryQueue
+from exec_wire.queue.protocol import WorkerInfo
 
 
 async def test_healthz_is_200_with_or_without_workers() -> None:

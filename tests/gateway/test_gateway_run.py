@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
-from exec_wire.messages import Call, Result
-from exec_wire.queue import Answer, Job
+from exec_wire.messages.calls import Call, Result
+from exec_wire.queue.protocol import Answer, Job
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -128,7 +128,7 @@ async def test_what_could_not_be_published_is_published_again_in_its_order(
         await real(jobs)
 
     monkeypatch.setattr(service.gateway.dispatch._queue, "publish", flaky)
-    monkeypatch.setattr("exec_service.dispatch.RETRY_S", 0.01)
+    monkeypatch.setattr("exec_service.dispatch.dispatch.RETRY_S", 0.01)
     response = await service.batch(*({"code": f"say {number}"} for number in range(3)), stream="false")
     assert [result["stdout"] for result in response.json()["results"]] == ["0", "1", "2"]
     assert service.worker.codes == ["say 0", "say 1", "say 2"]
@@ -143,7 +143,7 @@ async def test_the_reader_survives_a_queue_that_fails(service: Service, monkeypa
         return await real()
 
     monkeypatch.setattr(service.gateway.dispatch._queue, "receive", flaky)
-    monkeypatch.setattr("exec_service.waiters.RETRY_S", 0.01)
+    monkeypatch.setattr("exec_service.dispatch.requests.RETRY_S", 0.01)
     for text in ("one", "two", "three"):
         assert (await service.run(f"say {text}")).json()["stdout"] == text
 

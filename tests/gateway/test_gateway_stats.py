@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from gateway_harness import Service, problem, running, until
 
-from exec_service import metrics, tally
-from exec_service.keys import add_key
-from exec_service.metrics import Metrics
-from exec_service.recent_names import RecentNames
-from exec_service.tally import Sketch, Tally
-from exec_wire.messages import Result, Sandbox, Tags, Timings, verdict
+from exec_service.telemetry import live_stats as tally
+from exec_service.telemetry import metrics
+from exec_service.telemetry.label_limit import RecentNames
+from exec_service.telemetry.live_stats import Sketch, Tally
+from exec_service.telemetry.metrics import Metrics
+from exec_service.tenants.keys import add_key
+from exec_wire.messages.calls import Result, Sandbox, Tags, Timings, verdict
 
 
 class Clock:

@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def log_limit() -> Any:
-    from exec_service import log_limit
+    from exec_service.telemetry import log_limit
 
     return log_limit
 
@@ -80,7 +80,7 @@ def test_texts_that_are_all_different_are_bounded_too(log_limit: Any) -> None:
 def test_the_services_log_has_the_limit(log_limit: Any) -> None:
     code = f"""
 import logging
-from exec_service.logs import start_logs
+from exec_service.telemetry.logs import start_logs
 start_logs("warning", "json")
 for number in range({10 * log_limit.SAME_AT_MOST}):
     logging.getLogger("worker").warning("the same %d", number)

@@ -11,8 +11,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 from msgspec import UNSET, Struct
 
-from exec_wire import info, messages, proto, sessions
-from exec_wire.messages import Batch, Call, Display, Limits, Result, Sandbox, Tags, Timings, Usage
+from exec_wire import proto
+from exec_wire.messages import calls as messages
+from exec_wire.messages import info, sessions
+from exec_wire.messages.calls import Batch, Call, Display, Limits, Result, Sandbox, Tags, Timings, Usage
 from exec_wire.problems import Problem
 
 PROTO = Path(proto.__file__).with_name("exec.proto")

@@ -6,10 +6,10 @@ import asyncio
 
 import uvloop
 
-from exec_service.flight import Waiter
-from exec_service.waiters import ANONYMOUS, PACE_S, Order
+from exec_service.dispatch.call_table import Waiter
+from exec_service.dispatch.requests import ANONYMOUS, PACE_S, Order
 from exec_wire import Result, verdict
-from exec_wire.messages import Tags
+from exec_wire.messages.calls import Tags
 
 
 def order_of(calls: int) -> tuple[Order, list[Waiter]]:

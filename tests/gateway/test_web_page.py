@@ -7,7 +7,7 @@ import re
 import pytest
 from gateway_harness import Service, raw_request
 
-from exec_service.web_page import FILES, FOLDER
+from exec_service.api.web_page import FILES, FOLDER
 
 CODE = sorted(file for file in FOLDER.iterdir() if file.suffix == ".js")
 

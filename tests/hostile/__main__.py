@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from cage import COPIES, Cage, Node, caged
 from corpus import Program, got_words, load
 
-from worker.sandbox.runner_link import SandboxUnavailable
+from worker.sandbox.runner_client import SandboxUnavailable
 
 SLOTS, SLOTS_FOR_CELLS = COPIES + 1, COPIES + 2  # one for each canary
 

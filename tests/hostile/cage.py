@@ -22,13 +22,13 @@ from corpus import Program, judge
 from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
 
 from exec_wire import Call, Limits, Result, verdict
-from exec_wire.sessions import Cell, Create, Did, End, FetchFiles, Got, Ran, RunCell, SessionSpec, Told
+from exec_wire.messages.sessions import Cell, Create, Did, End, FetchFiles, Got, Ran, RunCell, SessionSpec, Told
 from worker import languages
 from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
 from worker.sandbox.runner import SLOTS_PER_ZYGOTE
-from worker.sandbox.tree import GRACE_S
+from worker.sandbox.session_tree import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
 from worker.sessions import Sessions
 

@@ -12,10 +12,10 @@ import httpx
 import msgspec
 from gateway_harness import Service, running
 
-from exec_service.chunks import ChunkOptions
-from exec_service.jobs import JobStore
-from exec_service.jobs_keeper import LocalLine
-from exec_wire.jobs import JobResult, JobStatus
+from exec_service.jobs.chunks import ChunkOptions
+from exec_service.jobs.keeper import LocalLine
+from exec_service.jobs.store import JobStore
+from exec_wire.messages.jobs import JobResult, JobStatus
 
 LINES = {"content-type": "application/x-ndjson"}
 

@@ -16,14 +16,15 @@ import pytest
 from gateway_harness import problem, running, until
 from jobs_harness import LINES, Jobs, body, calls, jobs_running
 
-from exec_service import chunks, jobs_keeper
-from exec_service import jobs as job_files
-from exec_service.jobs import Beat, JobMeta, JobStore
-from exec_service.jobs_api import JobDesk
-from exec_service.keys import add_key, read_keys, remove_key
+from exec_service.api.jobs import JobDesk
+from exec_service.jobs import chunks
+from exec_service.jobs import keeper as jobs_keeper
+from exec_service.jobs import store as job_files
+from exec_service.jobs.store import Beat, JobMeta, JobStore
 from exec_service.refusals import Refusal
-from exec_wire.jobs import JobResult
-from exec_wire.messages import verdict
+from exec_service.tenants.keys import add_key, read_keys, remove_key
+from exec_wire.messages.calls import verdict
+from exec_wire.messages.jobs import JobResult
 
 
 @pytest.fixture
@@ -273,7 +274,7 @@ async def test_job_that_cannot_go_on_says_why_and_is_tried_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(jobs_keeper, "TROUBLE_S", 1.2)
-    monkeypatch.setattr("exec_service.keys.REREAD_S", 0.05)
+    monkeypatch.setattr("exec_service.tenants.keys.REREAD_S", 0.05)
     keys = tmp_path / "keys.json"
     secret, entry = add_key(keys, "lab")
     add_key(keys, "rival")

@@ -13,7 +13,7 @@ from jobs_harness import calls, jobs_running
 from redis_harness import need_redis
 from sandbox_harness import need_sandbox
 
-from exec_service.jobs_celery import CeleryLine
+from exec_service.jobs.celery_tasks import CeleryLine
 from loadtest import bulk
 from loadtest.parts import ROOT, Part, environment
 from loadtest.redis_server import RedisServer

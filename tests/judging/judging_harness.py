@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from exec_client import AsyncClient, Judgement
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
-from exec_wire.memory_queue import MemoryQueue
+from exec_wire.queue.memory import MemoryQueue
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool

@@ -12,7 +12,7 @@ from sandbox_harness import until
 
 from exec_client import BadRequest, Checker, Limits, Tags
 from exec_client import Test as T
-from exec_service.errand import Errand
+from exec_service.dispatch.errand import Errand
 from exec_wire import Call, Result
 from worker.compile_cache import CompileCache
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from exec_wire.queue import LEASE_S
+from exec_wire.queue.protocol import LEASE_S
 from loadtest.simulate import Cost, Costs, Demand, Shape, closed_loop, open_loop
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ import httpx
 from sandbox_harness import OWN_BASE, PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of, uid_of
 
 from exec_wire import Result
-from exec_wire.messages import decode_result
+from exec_wire.messages.calls import decode_result
 from worker.sandbox.uids import BLOCK_SIZE, STATE_FOLDER, processes_of
 
 ROOT = Path(__file__).parents[2]

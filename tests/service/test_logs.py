@@ -111,7 +111,7 @@ def test_a_service_whose_standard_error_nobody_reads_goes_on_and_stops() -> None
 
 STALLED = """
 import logging, os, sys
-from exec_service import logs
+from exec_service.telemetry import logs
 logs.start_logs("info", "json")
 for number in range(60_000):
     logging.getLogger("many").info("line %d", number, extra={"padding": "x" * 80})

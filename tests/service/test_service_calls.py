@@ -11,7 +11,7 @@ import pytest
 from service_harness import JSON, Service, mixed_case
 
 from exec_wire import Result
-from exec_wire.messages import decode_result
+from exec_wire.messages.calls import decode_result
 from worker.sandbox.tiers import ALL_LAYERS
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of, wait_until
 
-from exec_wire.messages import decode_result
+from exec_wire.messages.calls import decode_result
 from loadtest.ports import free_port
 from worker.sandbox.tiers import ALL_LAYERS
 

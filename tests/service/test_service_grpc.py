@@ -12,7 +12,7 @@ import pytest
 from service_harness import Service, command, mixed_case, serving, wait_until
 
 from exec_client import Call, Client, Forbidden
-from exec_service.keys import add_key
+from exec_service.tenants.keys import add_key
 from loadtest.ports import free_port
 
 

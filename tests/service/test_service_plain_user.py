@@ -20,7 +20,7 @@ from worker.sandbox import tiers
 NOBODY = 65534
 AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 # It has to find itself again, as the runner and the zygotes are started with it.
-CAN_BE_USED = "import subprocess, sys, exec_service.up\nsubprocess.run([sys.executable, '-c', ''], check=True)"
+CAN_BE_USED = "import subprocess, sys, exec_service.cli.up\nsubprocess.run([sys.executable, '-c', ''], check=True)"
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from service_harness import Service, see_nothing_left, serving, wait_until
 from exec_client import AsyncClient, AsyncSession, CallerError, Client, Conflict, Forbidden, Limits, SessionLost, Tags
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
-from exec_service.keys import add_key
-from exec_wire.memory_queue import MemoryQueue
-from exec_wire.sessions import Cell, SessionSpec
+from exec_service.tenants.keys import add_key
+from exec_wire.messages.sessions import Cell, SessionSpec
+from exec_wire.queue.memory import MemoryQueue
 from loadtest.ports import free_port
 from worker.config import WorkerConfig
 from worker.consumer import Consumer

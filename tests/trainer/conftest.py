@@ -34,7 +34,7 @@ def live_service() -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has the format and uses the tool, after half a minute of SFT."""
-    from trainer import runs
+    from grpo_roc import runs
 
     out = tmp_path_factory.mktemp("taught")
     runs.make_tiny(TINY, out / "tiny")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from trainer import build, config
-from trainer.device import pick
-from trainer.engines.base import EngineError, Sampling
-from trainer.engines.local import LocalEngine
+from grpo_roc import build, config
+from grpo_roc.device import pick
+from grpo_roc.engines.base import EngineError, Sampling
+from grpo_roc.engines.local import LocalEngine
 
 
 def _model(folder: Path) -> Any:

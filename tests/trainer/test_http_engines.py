@@ -10,9 +10,9 @@ import pytest
 import torch
 from engine_server import FixtureServer, serving_fixture
 
-from trainer.engines.base import EngineError, Load, Sampling
-from trainer.engines.sglang import SglangEngine
-from trainer.engines.vllm import VllmEngine
+from grpo_roc.engines.base import EngineError, Load, Sampling
+from grpo_roc.engines.sglang import SglangEngine
+from grpo_roc.engines.vllm import VllmEngine
 
 KINDS: dict[str, Any] = {"vllm-0.32.0": VllmEngine, "sglang-0.5.23": SglangEngine}
 GENERATE = {"vllm-0.32.0": "POST /inference/v1/generate", "sglang-0.5.23": "POST /generate"}

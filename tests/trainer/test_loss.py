@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import build
-from trainer.device import pick
-from trainer.loss import policy_loss, row_weights, truncated_importance
-from trainer.policy import logprobs
+from grpo_roc import build
+from grpo_roc.device import pick
+from grpo_roc.loss import policy_loss, row_weights, truncated_importance
+from grpo_roc.policy import logprobs
 
 
 def test_loss_is_the_one_computed_by_hand_with_both_sides_of_the_clip() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from trainer.roc import Rollout, advantages, all_equal, counts, format_penalty, penalty, select, tool_error_share
+from grpo_roc.roc import Rollout, advantages, all_equal, counts, format_penalty, penalty, select, tool_error_share
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ import torch
 from service_harness import QUICK, Service, environment
 from trainer_harness import TINY, rollout, with_settings
 
+from grpo_roc import build, checkpoint, config, metrics, runs, sft
+from grpo_roc.chat import ToolCall
+from grpo_roc.device import pick
+from grpo_roc.distributed import Team
+from grpo_roc.engines.local import LocalEngine
+from grpo_roc.env import Place, tool_env
+from grpo_roc.evaluate import evaluate
+from grpo_roc.grpo import Learner, Sample, choose
+from grpo_roc.rollout import Limits, run_async, run_lockstep
 from loadtest.ports import free_port
-from trainer import build, checkpoint, config, metrics, runs, sft
-from trainer.chat import ToolCall
-from trainer.device import pick
-from trainer.distributed import Team
-from trainer.engines.local import LocalEngine
-from trainer.env import Place, tool_env
-from trainer.evaluate import evaluate
-from trainer.grpo import Learner, Sample, choose
-from trainer.rollout import Limits, run_async, run_lockstep
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +75,7 @@ async def test_rollouts_are_token_in_token_out_and_what_was_heard_is_masked(taug
         assert "<tool_response>" not in said and "<|im_start|>" not in said
         ids = torch.tensor([one.prompt + one.ids])
         mask = torch.tensor([[0] * len(one.prompt) + one.mask])
-        from trainer.policy import logprobs
+        from grpo_roc.policy import logprobs
 
         whole = logprobs(model, ids, mask)[0, len(one.prompt) - 1 :]
         assert torch.allclose(whole, torch.tensor(one.logprobs), atol=1e-3)
@@ -190,7 +190,7 @@ def test_the_clip_acts_from_the_second_update_on(untaught: Path) -> None:
 
 
 def test_an_update_makes_good_rollouts_likelier_and_bad_ones_less_so(untaught: Path) -> None:
-    from trainer.policy import logprobs, pad
+    from grpo_roc.policy import logprobs, pad
 
     def likelihood(model: Any) -> list[float]:
         samples = _samples()
@@ -211,7 +211,7 @@ def _command(settings: config.Config, model: Path, out: Path) -> tuple[list[str]
     out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
     file.write_text(json.dumps(config.as_dict(settings)))
-    return [sys.executable, "-m", "trainer", "rl", "--config", str(file), "--model", str(model), "--out", str(out)], file
+    return [sys.executable, "-m", "grpo_roc", "rl", "--config", str(file), "--model", str(model), "--out", str(out)], file
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
@@ -313,10 +313,10 @@ torch.set_num_threads(1)
 from test_training import _samples
 from trainer_harness import TINY
 import msgspec
-from trainer import build, config
-from trainer.device import pick
-from trainer.distributed import Team
-from trainer.grpo import Learner
+from grpo_roc import build, config
+from grpo_roc.device import pick
+from grpo_roc.distributed import Team
+from grpo_roc.grpo import Learner
 kind, model, out = sys.argv[1:]
 team = Team(config.Parallel(kind=kind), pick())
 its = team.wrap(build.model(model, TINY.model, pick()))

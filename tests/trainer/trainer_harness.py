@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer import config, runs
-from trainer.rollout import Trajectory
+from grpo_roc import config, runs
+from grpo_roc.rollout import Trajectory
 
 TINY = config.load(
     None,

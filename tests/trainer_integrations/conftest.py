@@ -28,7 +28,7 @@ def exec_url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def address(exec_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.integrations import service
+    from grpo_roc.integrations import service
 
     monkeypatch.setenv("EXEC_URL", exec_url)
     monkeypatch.setattr(service, "_blocking", None)

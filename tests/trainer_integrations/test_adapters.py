@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from stand_ins import adapter
 
-from trainer import chat, roc
+from grpo_roc import chat, roc
 
 CALL = f"<tool_call>{json.dumps({'name': chat.TOOL, 'arguments': {'code': 'print(6 * 7)', 'input': ''}})}</tool_call>"
 RIGHT, WRONG = "<answer>\\boxed{42}</answer>", "<answer>\\boxed{41}</answer>"
@@ -47,7 +47,7 @@ async def test_verl_reward_is_verified_in_the_service(module: Any) -> None:
 
 
 def test_verl_router_sends_requests_where_there_is_room_and_keeps_them_there() -> None:
-    from trainer.integrations.verl_router import KvRouter
+    from grpo_roc.integrations.verl_router import KvRouter
 
     router = KvRouter({"a": "A", "b": "B"}, {"capacity": {"a": 1000, "b": 3000}, "max_response": 400})
     first = [router.acquire_server(str(number), prompt_ids=[1] * 100)[0] for number in range(6)]
@@ -65,7 +65,7 @@ def test_verl_router_has_every_method_of_the_protocol(module: Any) -> None:
     if "verl.workers" not in sys.modules and not getattr(sys.modules["verl"], "__file__", None):
         pytest.skip("the protocol is in the real package")
     protocol = importlib.import_module("verl.workers.rollout.router").RequestLoadBalancer
-    from trainer.integrations.verl_router import KvRouter
+    from grpo_roc.integrations.verl_router import KvRouter
 
     wanted = {name for name in vars(protocol) if not name.startswith("_")}
     assert wanted <= set(dir(KvRouter))
@@ -142,7 +142,7 @@ class _Sample:
 
 
 async def test_slime_generate_speaks_hears_and_masks_what_it_heard() -> None:
-    from trainer.integrations import slime_adapter
+    from grpo_roc.integrations import slime_adapter
 
     server = HTTPServer(("127.0.0.1", 0), _Router)
     server.turn = 0  # type: ignore[attr-defined]
@@ -161,7 +161,7 @@ async def test_slime_generate_speaks_hears_and_masks_what_it_heard() -> None:
 
 
 def test_slime_filter_keeps_half_and_normalises_over_it() -> None:
-    from trainer.integrations import slime_adapter
+    from grpo_roc.integrations import slime_adapter
 
     group = [_Sample(0, 1.0, ("ok",)) for _ in range(3)] + [_Sample(0, 1.0, ("error", "ok")) for _ in range(3)]
     group += [_Sample(0, 0.0, ("ok",)) for _ in range(2)]
@@ -230,7 +230,7 @@ async def test_tinker_tool_runs_and_reward_verifies(module: Any) -> None:
 
 async def test_a_service_that_is_away_is_infra_for_every_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     from exec_client import AsyncClient, Policy
-    from trainer.integrations import service
+    from grpo_roc.integrations import service
 
     gone = AsyncClient("http://127.0.0.1:9", policy=Policy(max_attempts=1))
     monkeypatch.setattr(service, "client", lambda: gone)

@@ -22,7 +22,7 @@ from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox import cgroups, protocol
-from worker.sandbox.runner_link import RunnerLink
+from worker.sandbox.runner_client import RunnerLink
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
 START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine

@@ -12,7 +12,7 @@ from typing import Any
 from sandbox_harness import Lab, laboratory
 
 from exec_wire import Limits, Result
-from exec_wire.sessions import (
+from exec_wire.messages.sessions import (
     Cell,
     Create,
     Did,

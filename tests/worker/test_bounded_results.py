@@ -13,7 +13,7 @@ import pytest
 from sandbox_harness import PATIENCE_S, Lab, laboratory, need_sandbox, until
 from session_harness import SessionLab, session_laboratory
 
-from exec_wire.sessions import FetchFiles, Got
+from exec_wire.messages.sessions import FetchFiles, Got
 from worker.sandbox import execution
 
 MB = 1 << 20

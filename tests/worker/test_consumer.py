@@ -13,8 +13,8 @@ import pytest
 from sandbox_harness import Lab, call_of, until
 
 from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, verdict
-from exec_wire.memory_queue import MemoryQueue, MemoryWorkerEnd
-from exec_wire.queue import LEASE_S, Job
+from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd
+from exec_wire.queue.protocol import LEASE_S, Job
 from worker.consumer import Consumer
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.slots import Slots

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sandbox_harness import OWN_BASE, laboratory, need_sandbox
 
-from exec_service import doctor
-from exec_service.up import prove
+from exec_service.cli import doctor
+from exec_service.cli.up import prove
 from worker.config import WorkerConfig
 from worker.sandbox import kernel
-from worker.sandbox.runner_link import SandboxUnavailable
+from worker.sandbox.runner_client import SandboxUnavailable
 
 GB = 1 << 30
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,7 +15,7 @@ import pytest
 from sandbox_harness import PATIENCE_S, laboratory, need_sandbox, until
 
 from worker.config import default_packages
-from worker.sandbox.runner_link import RunnerLink, SandboxUnavailable
+from worker.sandbox.runner_client import RunnerLink, SandboxUnavailable
 
 ROOT = Path(__file__).parents[2]
 

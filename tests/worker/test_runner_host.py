@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.sandbox.ground import remove_folder
+from worker.sandbox.runner_host import remove_folder
 
 
 @pytest.fixture

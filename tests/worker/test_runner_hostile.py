@@ -24,7 +24,7 @@ from sandbox_harness import PATIENCE_S, alive, cgroups_of, laboratory, need_sand
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
 from worker.sandbox import protocol, uids
-from worker.sandbox.runner_link import SandboxUnavailable
+from worker.sandbox.runner_client import SandboxUnavailable
 from worker.sandbox.tiers import ALL_LAYERS
 
 ROOT = Path(__file__).parents[2]
@@ -386,7 +386,7 @@ async def test_late_answers_of_the_runner_are_closed_and_not_taken_for_later_one
         return await asyncio.to_thread(lambda: bool(select.select([read], [], [], PATIENCE_S)[0]) and os.read(read, 1) == b"")
 
     with monkeypatch.context() as hasty:
-        hasty.setattr("worker.sandbox.runner_link.ANSWER_S", 0.01)
+        hasty.setattr("worker.sandbox.runner_client.ANSWER_S", 0.01)
         with pytest.raises(TimeoutError):
             await link.place(1)
     again = asyncio.create_task(link.place(1))

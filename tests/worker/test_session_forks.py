@@ -9,7 +9,7 @@ import pytest
 from sandbox_harness import need_sandbox, until
 from session_harness import SessionLab, session_laboratory
 
-from exec_wire.sessions import Refused, Told
+from exec_wire.messages.sessions import Refused, Told
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from sandbox_harness import need_sandbox, until
 from session_harness import SessionLab, session_laboratory
 
-from exec_wire.sessions import FetchFiles, Refused
+from exec_wire.messages.sessions import FetchFiles, Refused
 from worker.sandbox.inside.session import CONTROL_FD
 
 FLOOD = f"import os\nwhile True:\n    os.write({CONTROL_FD}, b'[' * 4000)\n"

@@ -10,8 +10,8 @@ from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, need_san
 from session_harness import SessionLab, session_laboratory
 
 import worker.sessions
+from exec_wire.messages.sessions import Refused
 from exec_wire.problems import problem
-from exec_wire.sessions import Refused
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from sandbox_harness import need_sandbox, until
 from session_harness import Handle, SessionLab, session_laboratory
 
 from exec_wire import Call, Limits, Result, pack, unpack_result
-from exec_wire.memory_queue import MemoryQueue
-from exec_wire.queue import Job
+from exec_wire.queue.memory import MemoryQueue
+from exec_wire.queue.protocol import Job
 from worker.consumer import Consumer
 from worker.slots import Claim
 

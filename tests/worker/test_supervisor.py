@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exec_wire.queue import QueueAway
+from exec_wire.queue.protocol import QueueAway
 
 MOST_FAILURES = 5
 

@@ -23,9 +23,9 @@ from session_harness import session_laboratory
 
 from exec_wire import Limits
 from worker.sandbox import protocol
-from worker.sandbox.link import ZygoteLink
 from worker.sandbox.protocol import Ask
-from worker.sandbox.tree import Tree
+from worker.sandbox.session_tree import Tree
+from worker.sandbox.zygote_client import ZygoteLink
 
 ENDLESS = f"{NAME_ITSELF}\nwhile True: pass"
 

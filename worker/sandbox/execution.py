@@ -18,7 +18,7 @@ import stat
 from typing import NamedTuple
 
 from exec_wire import Call, Limits, Result, Sandbox, Timings, Usage, verdict
-from exec_wire.fields import HOME, MOST, WrongField, check_call, normal_path
+from exec_wire.messages.bounds import HOME, MOST, WrongField, check_call, normal_path
 from worker.sandbox import kernel, protocol
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_

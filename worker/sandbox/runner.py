@@ -34,7 +34,7 @@ from typing import Any
 
 from worker import languages
 from worker.sandbox import kernel, memory, protocol, runner_requests, tiers, uids
-from worker.sandbox.ground import Ground
+from worker.sandbox.runner_host import Ground
 from worker.sandbox.runner_options import UIDS, RunnerOptions, add_arguments
 from worker.sandbox.runner_requests import BadRequest, Configure, Request
 
@@ -313,7 +313,7 @@ def _tell_failed(worker: socket.socket, words: dict[str, Any]) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """As `exec_service.logs` writes and reads them."""
+    """As `exec_service.telemetry.logs` writes and reads them."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

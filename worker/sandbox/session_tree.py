@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from exec_wire import Display, Limits, Result, Timings, Usage, verdict
-from exec_wire.fields import normal_path
+from exec_wire.messages.bounds import normal_path
 from worker.sandbox import protocol
 from worker.sandbox.execution import (
     KILL_AT_OUTPUT,
@@ -39,9 +39,9 @@ from worker.sandbox.execution import (
 )
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.large_results import LargeResults
-from worker.sandbox.link import ZygoteLink, ZygoteLost
 from worker.sandbox.protocol import Ask, Say
-from worker.sandbox.runner_link import Leaf, RunnerLink
+from worker.sandbox.runner_client import Leaf, RunnerLink
+from worker.sandbox.zygote_client import ZygoteLink, ZygoteLost
 
 ANSWER_BYTES = 4096
 ANSWER_S = 10.0  # for what takes milliseconds; copying a folder is the longest of it

@@ -1,6 +1,6 @@
 #define _GNU_SOURCE
 #include "cpu_meter.h"
-#include "members.h"
+#include "session_members.h"
 #include "watchdog.h"
 #include <stdio.h>
 #include <stdlib.h>

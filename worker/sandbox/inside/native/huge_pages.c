@@ -9,7 +9,7 @@
  *
  * All of it is a wish: where the kernel says no, everything works and costs more. */
 #define _GNU_SOURCE
-#include "heap.h"
+#include "huge_pages.h"
 #include <Python.h>
 #include <fcntl.h>
 #include <malloc.h>

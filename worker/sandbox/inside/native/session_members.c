@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "members.h"
+#include "session_members.h"
 #include "protocol.h"
 #include "watchdog.h"
 #include <errno.h>

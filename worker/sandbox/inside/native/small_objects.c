@@ -6,7 +6,7 @@
  * (sys.getallocatedblocks() does not count what lies here.)
  *
  * Called with the interpreter's lock held. From 3.12 on there may be several interpreters with a lock each, and it is not used. */
-#include "nursery.h"
+#include "small_objects.h"
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "keeper.h"
+#include "supervisor.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -1,0 +1,1 @@
+"""The HTTP endpoints and what they share."""

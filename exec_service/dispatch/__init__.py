@@ -1,0 +1,1 @@
+"""The life of a call, from admission to its result."""

@@ -1,0 +1,1 @@
+"""Judging programs and verifying answers."""

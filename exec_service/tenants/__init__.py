@@ -1,0 +1,1 @@
+"""API keys, and what each tenant may use."""

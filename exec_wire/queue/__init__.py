@@ -1,0 +1,1 @@
+"""The job queue between gateways and workers: its rules, and one module per implementation."""

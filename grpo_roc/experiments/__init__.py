@@ -1,0 +1,1 @@
+"""Experiments on top of the trainer, each of which writes a report."""
