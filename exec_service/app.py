@@ -107,9 +107,9 @@ class Gateway:
         try:
             await self.fleet.refresh()
         except QueueAway as away:
-            self.dispatch.queue_is(str(away))
+            self.dispatch.release.queue_is(str(away))
         dispatch = self.dispatch
-        refresh = partial(self.fleet.refresh_forever, lambda: bool(dispatch.waiting), dispatch.look_again)
+        refresh = partial(self.fleet.refresh_forever, lambda: bool(dispatch.waiting), dispatch.release.look_again)
         self._tasks.append(self.supervisor.start("fleet", refresh))
         if self.keys is not None:
             self._tasks.append(self.supervisor.start("keys", self.keys.reread_forever))

@@ -7,7 +7,7 @@ gateway does per request. The others are ordinary FastAPI routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from urllib.parse import parse_qs
@@ -29,13 +29,13 @@ from exec_service.api.validation import Validator, check_strings, read_selection
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Admission, Arriving
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.requests import Order
+from exec_service.dispatch.requests import CallRequest
 from exec_service.dispatch.workers import Fleet
-from exec_service.refusals import IdempotencyConflict, NotPermitted, Overloaded, Refusal
+from exec_service.refusals import NotPermitted, Overloaded, Refusal
 from exec_service.telemetry import metrics as metrics_text
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
-from exec_wire.messages.calls import Call, Cancelled, Result, Selection, encode_json
+from exec_wire.messages.calls import Cancelled, Result, Selection, encode_json
 from exec_wire.messages.info import Info
 from exec_wire.supervisor import logged
 
@@ -88,16 +88,6 @@ class Door:
         check_strings(body, self._config.max_strings_per_request)
         return body
 
-    async def _accept(self, calls: Sequence[Call], facts: RequestFacts, at: str) -> Order:
-        await self._dispatch.look_up(calls, facts.origin)
-        try:
-            order = self._dispatch.accept(calls, facts.origin)
-        except (IdempotencyConflict, NotPermitted) as refusal:
-            refusal.field = at.format(refusal.index) + refusal.inside
-            raise
-        facts.calls = len(calls)
-        return order
-
     async def _send_json(self, body: bytes, send: Send) -> None:
         """In pieces, so that a large answer that nobody reads stays charged and is given up, as a stream is."""
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -122,9 +112,10 @@ class RunDoor(Door):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         call = self._validator.read_call(await self._read(scope, facts, receive), facts.origin.warnings)
-        with await self._accept([call], facts, "$") as order:
-            async with closed_by_disconnect(order, receive):
-                results = await order.take_all()
+        async with self._dispatch.run([call], facts.origin) as request:
+            facts.calls = 1
+            async with closed_by_disconnect(request, receive):
+                results = await request.take_all()
             if not results:
                 raise ClientGone
             await self._send_json(await encode(results[0]), send)
@@ -136,13 +127,14 @@ class BatchDoor(Door):
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         stream = flag(scope, "stream", default=True)
         calls = self._validator.read_batch(await self._read(scope, facts, receive), facts.origin.warnings)
-        with await self._accept(calls, facts, "$.calls[{}]") as order:
-            async with closed_by_disconnect(order, receive):
+        async with self._dispatch.run(calls, facts.origin, "$.calls[{}]") as request:
+            facts.calls = len(calls)
+            async with closed_by_disconnect(request, receive):
                 if stream:
-                    await self._send_stream(order, send)
+                    await self._send_stream(request, send)
                     return
-                results = await order.take_all(self._check_room)
-            if order.closed:
+                results = await request.take_all(self._check_room)
+            if request.closed:
                 raise ClientGone
             await self._send_json(b'{"results":' + await encode_list(results) + b"}", send)
 
@@ -152,25 +144,25 @@ class BatchDoor(Door):
             words = "the results take more memory than there is before all of them are there; ask for them as a stream"
             raise Overloaded(words, self._config.retry_after_max_s)
 
-    async def _send_stream(self, order: Order, send: Send) -> None:
+    async def _send_stream(self, request: CallRequest, send: Send) -> None:
         await self._start_stream(send)
-        while landed := await or_sign_of_life(order.take, partial(self._write, b"\n", send)):
-            for portion in portions(landed):
+        while arrived := await or_sign_of_life(request.take, partial(self._write, b"\n", send)):
+            for portion in portions(arrived):
                 lines = _encode_lines(portion) if len(portion) > 1 else await encode(portion[0]) + b"\n"
                 await self._write(lines, send)
-        if order.closed:
+        if request.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @asynccontextmanager
-async def closed_by_disconnect(order: Order, receive: Receive) -> AsyncIterator[None]:
-    """Close the order, which cancels what is pending, as soon as the caller's connection is gone."""
+async def closed_by_disconnect(request: CallRequest, receive: Receive) -> AsyncIterator[None]:
+    """Close the request, which cancels what is pending, as soon as the caller's connection is gone."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        order.close()
+        request.close()
 
     watcher = logged(asyncio.create_task(watch()), "the end of a connection is not watched for any more")
     try:

@@ -104,7 +104,7 @@ async def _work(
             Consumer(NAME, pool, queue.worker(NAME), sessions, supervisor) as consumer,
         ):
             await gateway.fleet.refresh()
-            gateway.dispatch.look_again()
+            gateway.dispatch.release.look_again()
             if gateway.jobs is not None:
                 gateway.keep_jobs(LocalLine(gateway.jobs.store, ChunkOptions(url)))
             gateway.metrics.registry.register(WorkerMetrics(pool, consumer))

@@ -1,54 +1,121 @@
-"""The records of what is inside: a `Flight` is one run of a program, a `Waiter` is one caller's claim on its result.
+"""Every accepted call and every index of it. Each transition of a job is one method, which checks the state it starts from.
 
-Usually one waiter per flight; more when callers join a running call by its idempotency key.
+    WAITING ──release──▶ RELEASED ──────────────finish──▶ DONE
+       ▲                  │   │                             ▲
+       └────take_back─────┘   └─start_cancel─▶ CANCELLING ──┤
+    WAITING ────────────────────────────────────finish──────┘
+
+A job that was taken back may have reached a worker all the same, so a WAITING job can be answered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
 
-from exec_wire.messages.calls import Tags
-
-if TYPE_CHECKING:
-    from exec_service.dispatch.requests import Order
-
-
-class Key(NamedTuple):
-    """An idempotency key, which belongs to its tenant."""
-
-    tenant: str
-    key: str
+from exec_service.dispatch.deadlines import Deadlines
+from exec_service.dispatch.fair_queue import FairQueue
+from exec_service.dispatch.idempotency import Idempotency
+from exec_service.dispatch.requests import CallRequest
+from exec_service.dispatch.tickets import JobState, PendingJob, Ticket
 
 
-# Identity, not contents, makes two records the same: eq=False keeps the cheap default hash.
-@dataclass(eq=False, slots=True)
-class Flight:
-    id: str  # of the gateway's own making
-    payload: bytes  # kept until the answer: only the gateway that accepted a call can publish it again
-    needs: str  # the class of workers that can run it
-    key: Key | None = None
-    priority: str = "train"
-    tenant: str = ""
-    publications: int = 0  # each may have started the program once
-    released: bool = False
-    cancelled: bool = False  # on request; its last waiter stays until the worker has killed it
-    waiters: list[Waiter] = field(default_factory=list)
+class CallTable:
+    def __init__(self, waiting: FairQueue, idempotency: Idempotency, deadlines: Deadlines[Ticket]) -> None:
+        self.waiting, self.idempotency, self.deadlines = waiting, idempotency, deadlines
+        self.jobs: dict[str, PendingJob] = {}  # by id, in the order of acceptance
+        self.requests: dict[str, set[CallRequest]] = {}  # open ones by request id, which callers may choose
+        self.released: dict[PendingJob, float] = {}  # RELEASED and CANCELLING jobs, and since when
+        self.released_of: Counter[str] = Counter()  # the same by class
+        self.bulk_released_of: Counter[str] = Counter()  # those of bulk jobs by class
+        self.bulk_released = 0
 
-    @property
-    def deadline_at(self) -> float:
-        return max(waiter.deadline_at for waiter in self.waiters)
+    def add_request(self, request: CallRequest) -> None:
+        self.requests.setdefault(request.origin.request_id, set()).add(request)
 
+    def remove_request(self, request: CallRequest) -> None:
+        same_id = self.requests[request.origin.request_id]
+        same_id.discard(request)
+        if not same_id:
+            del self.requests[request.origin.request_id]
 
-@dataclass(eq=False, slots=True)
-class Waiter:
-    order: Order
-    index: int  # in its request
-    label: str  # the caller's own id, echoed
-    accepted_at: float
-    deadline_at: float
-    bytes: int  # what admission has charged for it
-    tags: Tags  # cancellation selects by these; workers never see them
-    tenant: str
-    flight: Flight | None = None  # None once it has its result
-    in_grace: bool = False
+    def add(self, job: PendingJob) -> None:
+        """Index a new job before it is released: a fast worker may answer at once."""
+        assert job.state is JobState.WAITING
+        self.jobs[job.id] = job
+        self.idempotency.start(job)
+        self.waiting.put(job)
+
+    def join(self, job: PendingJob, ticket: Ticket) -> None:
+        assert job.state in (JobState.WAITING, JobState.RELEASED)
+        job.tickets.append(ticket)
+        ticket.job = job
+        self.deadlines.set(ticket, ticket.deadline_at)
+
+    def release(self, jobs: Sequence[PendingJob], now: float) -> None:
+        """The fair queue has handed these out."""
+        for job in jobs:
+            assert job.state is JobState.WAITING
+            job.state = JobState.RELEASED
+            self.released[job] = now
+            self._count_released(job, 1)
+
+    def take_back(self, jobs: Sequence[PendingJob]) -> None:
+        """They wait again, first in their lines: the queue did not take them, or lost them."""
+        for job in jobs:
+            assert job.state is JobState.RELEASED
+            job.state = JobState.WAITING
+            self._drop_released(job)
+        self.waiting.put_back(list(jobs))
+
+    def start_cancel(self, job: PendingJob) -> None:
+        """The job keeps its credit until the worker answers. Callers who send its key again get a new job."""
+        assert job.state is JobState.RELEASED
+        job.state = JobState.CANCELLING
+        self.idempotency.stop(job)
+
+    def finish(self, job: PendingJob) -> list[Ticket]:
+        """Remove the job from every index. Returns its tickets, which have no job from now on."""
+        assert job.state is not JobState.DONE
+        if job.state is JobState.WAITING:
+            self.waiting.remove(job)
+        else:
+            self._drop_released(job)
+        job.state = JobState.DONE
+        self.jobs.pop(job.id, None)
+        self.idempotency.stop(job)
+        tickets, job.tickets = job.tickets, []
+        for ticket in tickets:
+            ticket.job = None
+        return tickets
+
+    def leave(self, ticket: Ticket) -> PendingJob | None:
+        """The ticket needs no result from its job. Returns the job if nobody else does and the queue may have it."""
+        self.deadlines.remove(ticket)
+        job, ticket.job = ticket.job, None
+        if job is None:
+            return None
+        job.tickets.remove(ticket)
+        if job.tickets:
+            return None
+        with_queue = job.state is not JobState.WAITING or job.publications > 0
+        self.finish(job)
+        return job if with_queue else None
+
+    def oldest_waiting(self) -> PendingJob | None:
+        """Jobs are indexed in the order of acceptance, and few of them are released."""
+        return next((job for job in self.jobs.values() if job.state is JobState.WAITING and job.tickets), None)
+
+    def released_before(self, at: float) -> dict[str, PendingJob]:
+        """Jobs that were released earlier than that and are not being cancelled."""
+        return {job.id: job for job, since in self.released.items() if since < at and not job.cancelling}
+
+    def _drop_released(self, job: PendingJob) -> None:
+        del self.released[job]
+        self._count_released(job, -1)
+
+    def _count_released(self, job: PendingJob, change: int) -> None:
+        self.released_of[job.needs] += change
+        if job.priority == "bulk":
+            self.bulk_released_of[job.needs] += change
+            self.bulk_released += change

@@ -13,7 +13,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 
-from exec_service.dispatch.call_table import Flight
+from exec_service.dispatch.tickets import PendingJob
 from exec_wire.queue.protocol import PRIORITY_WEIGHTS
 
 LEAST_WEIGHT = 0.001
@@ -50,15 +50,15 @@ class _Line:
         self.turn = 0.0  # grows by 1/weight with every call taken; the smallest is next
         self.listed = False
         # Not a plain dict: taking the first of a dict again and again scans the holes that the earlier ones left.
-        self.flights: dict[str, OrderedDict[Flight, int]] = {}
+        self.jobs: dict[str, OrderedDict[PendingJob, int]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self.flights.values()))
+        return sum(map(len, self.jobs.values()))
 
     def next_class(self, places: AllOf) -> str | None:
         """Of the one that has waited longest among those with room."""
-        open_classes = [needs for needs, flights in self.flights.items() if flights and all(one.has(needs) for one in places)]
-        return min(open_classes, key=lambda needs: next(iter(self.flights[needs].values())), default=None)
+        open_classes = [needs for needs, jobs in self.jobs.items() if jobs and all(one.has(needs) for one in places)]
+        return min(open_classes, key=lambda needs: next(iter(self.jobs[needs].values())), default=None)
 
 
 class _Priority:
@@ -122,7 +122,7 @@ def same_weight(tenant: str) -> float:
     return 1.0
 
 
-class Waiting:
+class FairQueue:
     def __init__(self, weight_of: Callable[[str], float] = same_weight) -> None:
         """`weight_of` a tenant is asked whenever it starts to wait anew."""
         self._tenant_weight = weight_of
@@ -138,19 +138,19 @@ class Waiting:
     def weight_of(self, tenant: str) -> float:
         return max(self._tenant_weight(tenant), LEAST_WEIGHT)
 
-    def put(self, flight: Flight) -> None:
-        self._line_of(flight).setdefault(flight, next(self._numbers))
+    def put(self, job: PendingJob) -> None:
+        self._line_of(job).setdefault(job, next(self._numbers))
         self._count += 1
 
-    def put_back(self, flights: list[Flight]) -> None:
+    def put_back(self, jobs: list[PendingJob]) -> None:
         """Return what could not be released to where it was: first in line."""
-        for flight in reversed(flights):
-            line = self._line_of(flight)
-            line[flight] = next(self._front)
-            line.move_to_end(flight, last=False)
+        for job in reversed(jobs):
+            line = self._line_of(job)
+            line[job] = next(self._front)
+            line.move_to_end(job, last=False)
             self._count += 1
 
-    def take(self, most: int, room: Room, bulk: Places | None = None) -> list[Flight]:
+    def take(self, most: int, room: Room, bulk: Places | None = None) -> list[PendingJob]:
         """Up to `most` of them, of each class as many as it has room for, in the order in which they shall be released.
 
         Those of bulk need a place in `bulk` too, if it is given.
@@ -159,21 +159,21 @@ class Waiting:
         places: dict[str, AllOf] = dict.fromkeys(self._priorities, (all_,))
         if bulk is not None:
             places["bulk"] = all_, bulk
-        taken: list[Flight] = []
-        while all_.left > 0 and (flight := self._take_next(places)) is not None:
-            for one in places[flight.priority]:
-                one.use(flight.needs)
-            taken.append(flight)
+        taken: list[PendingJob] = []
+        while all_.left > 0 and (job := self._take_next(places)) is not None:
+            for one in places[job.priority]:
+                one.use(job.needs)
+            taken.append(job)
         self._count -= len(taken)
         return taken
 
-    def remove(self, flight: Flight) -> None:
-        line = self._priorities[flight.priority].lines.get(flight.tenant)
-        flights = line.flights.get(flight.needs) if line is not None else None
-        if flights is not None and flights.pop(flight, None) is not None:
+    def remove(self, job: PendingJob) -> None:
+        line = self._priorities[job.priority].lines.get(job.tenant)
+        jobs = line.jobs.get(job.needs) if line is not None else None
+        if jobs is not None and jobs.pop(job, None) is not None:
             self._count -= 1
 
-    def _take_next(self, places: dict[str, AllOf]) -> Flight | None:
+    def _take_next(self, places: dict[str, AllOf]) -> PendingJob | None:
         best: tuple[_Priority, _Line, str] | None = None
         for name, priority in self._priorities.items():
             if (found := priority.next_line(places[name])) is None:
@@ -190,12 +190,12 @@ class Waiting:
         self._now = priority.turn
         priority.turn += 1 / priority.weight
         priority.served(line)
-        return line.flights[needs].popitem(last=False)[0]
+        return line.jobs[needs].popitem(last=False)[0]
 
-    def _line_of(self, flight: Flight) -> OrderedDict[Flight, int]:
-        priority = self._priorities[flight.priority]
-        line = priority.line_of(flight.tenant)
+    def _line_of(self, job: PendingJob) -> OrderedDict[PendingJob, int]:
+        priority = self._priorities[job.priority]
+        line = priority.line_of(job.tenant)
         if not line.listed:
-            line.weight = self.weight_of(flight.tenant)
+            line.weight = self.weight_of(job.tenant)
             priority.list(line)
-        return line.flights.setdefault(flight.needs, OrderedDict())
+        return line.jobs.setdefault(job.needs, OrderedDict())

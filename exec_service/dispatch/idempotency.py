@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from exec_service.dispatch.call_table import Flight, Key
+from exec_service.dispatch.tickets import Key, PendingJob
 from exec_wire.messages.calls import Blame
 from exec_wire.queue.protocol import fingerprint
 
@@ -37,11 +37,11 @@ class Record(Struct, frozen=True):
 class Idempotency:
     def __init__(self, ttl_s: float, max_bytes: int, clock: Callable[[], float]) -> None:
         self._ttl_s, self._max_bytes, self._clock = ttl_s, max_bytes, clock
-        self._running: dict[Key, Flight] = {}
+        self._running: dict[Key, PendingJob] = {}
         self._records: OrderedDict[Key, Record] = OrderedDict()  # by time of finishing, which is also the order of lapsing
         self._bytes = 0
 
-    def find(self, key: Key, payload: bytes) -> Flight | Record | None:
+    def find(self, key: Key, payload: bytes) -> PendingJob | Record | None:
         """What this key stands for; raises `PayloadDiffers` if it stands for something else."""
         running = self._running.get(key)
         if running is not None:
@@ -63,20 +63,20 @@ class Idempotency:
         if not self.knows(key):
             self._keep(key, Record(fingerprint, result_payload, self._clock() + self._ttl_s))
 
-    def start(self, flight: Flight) -> None:
-        if flight.key is not None:
-            self._running[flight.key] = flight
+    def start(self, job: PendingJob) -> None:
+        if job.key is not None:
+            self._running[job.key] = job
 
-    def stop(self, flight: Flight) -> None:
+    def stop(self, job: PendingJob) -> None:
         """Without a result: the next call with this key runs."""
-        if flight.key is not None and self._running.get(flight.key) is flight:
-            del self._running[flight.key]
+        if job.key is not None and self._running.get(job.key) is job:
+            del self._running[job.key]
 
-    def finish(self, flight: Flight, result_payload: bytes, blame: Blame) -> None:
-        self.stop(flight)
-        if flight.key is None or blame == "infra":
+    def finish(self, job: PendingJob, result_payload: bytes, blame: Blame) -> None:
+        self.stop(job)
+        if job.key is None or blame == "infra":
             return
-        self._keep(flight.key, Record(fingerprint(flight.payload), result_payload, self._clock() + self._ttl_s))
+        self._keep(job.key, Record(fingerprint(job.payload), result_payload, self._clock() + self._ttl_s))
 
     def _keep(self, key: Key, record: Record) -> None:
         if record.bytes > self._max_bytes:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -34,9 +34,9 @@ from exec_service.api.validation import CELL, FORK, SELECTION, SMALL_BYTES, TENA
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Arriving
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.requests import Order, Origin
+from exec_service.dispatch.requests import CallRequest, Origin
 from exec_service.dispatch.workers import Fleet
-from exec_service.refusals import IdempotencyConflict, NotPermitted, Refusal
+from exec_service.refusals import Refusal
 from exec_service.sessions import Desk, with_warnings
 from exec_service.telemetry.logs import log_request
 from exec_service.telemetry.metrics import Metrics
@@ -260,8 +260,8 @@ class GrpcDoor:
     async def _run(self, _: object, context: Context) -> bytes:
         async def run(origin: Origin) -> bytes:
             call = self._validator.read_call(self._read(proto.CALL, await self._message(context)), origin.warnings)
-            with await self._accept([call], origin, context, "$") as order:
-                [result] = await order.take_all()
+            async with self._running([call], origin, context) as request:
+                [result] = await request.take_all()
                 return await write_proto([result], lambda: proto.RESULT.write(**proto.plain(result)))
 
         return await self._serve("Run", context, run)
@@ -270,19 +270,19 @@ class GrpcDoor:
         async def run(origin: Origin) -> None:
             fields = self._read(proto.CALL_BATCH, await self._message(context))
             calls = self._validator.read_batch({"calls": []} | fields, origin.warnings)
-            with await self._accept(calls, origin, context, "$.calls[{}]") as order:
-                await self._write_all(order, context, asyncio.Lock())
+            async with self._running(calls, origin, context, "$.calls[{}]") as request:
+                await self._write_all(request, context, asyncio.Lock())
 
         await self._serve("RunBatch", context, run)
 
     async def _stream(self, _: object, context: Context) -> None:
         async def run(origin: Origin) -> None:
             writing = asyncio.Lock()  # gRPC takes one message at a time
-            with self._dispatch.open_order(origin) as order:
-                reader = asyncio.create_task(self._read_stream(order, context, writing))
+            with self._dispatch.open_request(origin) as request:
+                reader = asyncio.create_task(self._read_stream(request, context, writing))
                 self._readers.add(reader)
                 try:
-                    await self._write_all(order, context, writing)
+                    await self._write_all(request, context, writing)
                     with suppress(asyncio.CancelledError):  # by `finish_streams`
                         await reader
                 finally:
@@ -291,36 +291,38 @@ class GrpcDoor:
 
         await self._serve("Stream", context, run)
 
-    async def _read_stream(self, order: Order, context: Context, writing: asyncio.Lock) -> None:
+    async def _read_stream(self, request: CallRequest, context: Context, writing: asyncio.Lock) -> None:
         sent = 0
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 fields = self._read(proto.CALL_BATCH, message)
                 count = len(fields.get("calls", ()))
                 try:
-                    await self._join(order, fields, context, sent)
+                    await self._join(request, fields, context, sent)
                 except Refusal as refusal:
                     if refusal.code == "unauthenticated":
                         raise
-                    await self._write_refusal(refusal, order.origin, sent, count, context, writing)
+                    await self._write_refusal(refusal, request.origin, sent, count, context, writing)
                 sent += count
         finally:
-            order.expect_no_more()
+            request.expect_no_more()
 
-    async def _join(self, order: Order, fields: dict[str, Any], context: Context, first_index: int) -> None:
-        if order.origin.account is not self._account(context):  # the key may have been taken back since the stream was opened
+    async def _join(self, request: CallRequest, fields: dict[str, Any], context: Context, first_index: int) -> None:
+        if request.origin.account is not self._account(context):  # the key may have been taken back since the stream was opened
             raise Refusal("unauthenticated", "this key belongs to another tenant now")
         self._dispatch.check_open()
         warnings: Warnings = {}
         calls = self._validator.read_batch({"calls": []} | fields, warnings)
         known = {first_index + index: words for index, words in warnings.items()}
-        order.origin.warnings.update(known)
+        request.origin.warnings.update(known)
         try:
-            await self._accept(calls, order.origin, context, "$.calls[{}]", order=order, first_index=first_index)
+            self._shorten_deadlines(calls, context)
+            await self._dispatch.join(request, calls, first_index, "$.calls[{}]")
         except BaseException:
             for index in known:
-                order.origin.warnings.pop(index, None)
+                request.origin.warnings.pop(index, None)
             raise
+        _calls.get()[0] += len(calls)
 
     async def _cancel(self, _: object, context: Context) -> bytes:
         async def cancel(origin: Origin) -> bytes:
@@ -371,29 +373,22 @@ class GrpcDoor:
                 raise Refusal("too_many_calls", f"more than {most_calls} calls or {most} fields; no more fit in one message")
         return _decode(message, request)
 
-    async def _accept(
-        self,
-        calls: Sequence[Call],
-        origin: Origin,
-        context: Context,
-        at: str,
-        *,
-        order: Order | None = None,
-        first_index: int = 0,
-    ) -> Order:
-        await self._dispatch.look_up(calls, origin)
+    @asynccontextmanager
+    async def _running(
+        self, calls: Sequence[Call], origin: Origin, context: Context, field: str = "$"
+    ) -> AsyncIterator[CallRequest]:
+        self._shorten_deadlines(calls, context)
+        async with self._dispatch.run(calls, origin, field) as request:
+            _calls.get()[0] += len(calls)
+            yield request
+
+    def _shorten_deadlines(self, calls: Sequence[Call], context: Context) -> None:
+        """Nobody waits for a call longer than for its request."""
         left_s = context.time_remaining()
-        if left_s is not None:  # nobody waits for a call longer than for its request
+        if left_s is not None:
             for call in calls:
                 if call.deadline_s > left_s:
                     force_setattr(call, "deadline_s", max(left_s, 0.001))
-        try:
-            accepted = self._dispatch.accept(calls, origin, order=order, first_index=first_index)
-        except (IdempotencyConflict, NotPermitted) as refusal:
-            refusal.field = at.format(refusal.index) + refusal.inside
-            raise
-        _calls.get()[0] += len(calls)
-        return accepted
 
     def _account(self, context: Context) -> Any:
         if self._keys is None:
@@ -402,9 +397,9 @@ class GrpcDoor:
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
-    async def _write_all(self, order: Order, context: Context, writing: asyncio.Lock) -> None:
-        while landed := await or_sign_of_life(order.take, partial(self._write, b"", context, writing)):
-            await self._write_results(landed, context, writing)
+    async def _write_all(self, request: CallRequest, context: Context, writing: asyncio.Lock) -> None:
+        while arrived := await or_sign_of_life(request.take, partial(self._write, b"", context, writing)):
+            await self._write_results(arrived, context, writing)
 
     async def _write_results(self, results: list[Result], context: Context, writing: asyncio.Lock) -> None:
         for portion in portions(results):

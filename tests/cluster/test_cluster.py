@@ -294,8 +294,8 @@ async def test_of_two_answers_the_first_is_delivered_and_the_other_one_counted(
 async def test_calls_that_the_server_forgot_are_published_again(
     cluster: Cluster, moved_server: MovedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exec_service.dispatch.dispatch.RENEW_S", 0.1)
-    monkeypatch.setattr("exec_service.dispatch.dispatch.RECONCILE_S", 0.5)
+    monkeypatch.setattr("exec_service.dispatch.release.RENEW_S", 0.1)
+    monkeypatch.setattr("exec_service.dispatch.release.RECONCILE_S", 0.5)
     door, worker = await cluster.add_gateway(), await cluster.add_worker(slots=4)
     await settled(door, workers=1)
     answering = soon(door.batch(*({"code": "hold"} for _ in range(12))))
@@ -311,8 +311,8 @@ async def test_calls_that_the_server_forgot_are_published_again(
 async def test_a_call_that_is_lost_again_and_again_is_given_up_as_our_fault(
     cluster: Cluster, moved_server: MovedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exec_service.dispatch.dispatch.RENEW_S", 0.05)
-    monkeypatch.setattr("exec_service.dispatch.dispatch.RECONCILE_S", 0.1)
+    monkeypatch.setattr("exec_service.dispatch.release.RENEW_S", 0.05)
+    monkeypatch.setattr("exec_service.dispatch.release.RECONCILE_S", 0.1)
     door, worker = await cluster.add_gateway(), await cluster.add_worker(slots=1)
     answering = soon(door.run("silent"))
     while not answering.done():

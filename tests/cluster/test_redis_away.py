@@ -25,8 +25,8 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     if not LONG:
         monkeypatch.setattr("exec_wire.queue.connection.ANSWER_S", 1.0)
         monkeypatch.setattr("exec_wire.queue.connection.CONNECT_S", 0.5)
-        monkeypatch.setattr("exec_service.dispatch.dispatch.RECONCILE_S", 1.5)
-        monkeypatch.setattr("exec_service.dispatch.dispatch.RENEW_S", 0.3)
+        monkeypatch.setattr("exec_service.dispatch.release.RECONCILE_S", 1.5)
+        monkeypatch.setattr("exec_service.dispatch.release.RENEW_S", 0.3)
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ async def test_calls_that_were_flushed_are_published_again_long_before_they_are_
     cluster: Cluster, own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker that has them is stuck, and leases are forgotten too: only the gateway can know that they are gone."""
-    monkeypatch.setattr("exec_service.dispatch.dispatch.RECONCILE_S", 60.0)
-    monkeypatch.setattr("exec_service.dispatch.dispatch.FORGOTTEN_S", 0.3)
+    monkeypatch.setattr("exec_service.dispatch.release.RECONCILE_S", 60.0)
+    monkeypatch.setattr("exec_service.dispatch.release.FORGOTTEN_S", 0.3)
     door = await cluster.add_gateway()
     worker = await cluster.add_worker(slots=4)
     await until(lambda: door.gateway.fleet.slots == 4)

@@ -212,7 +212,7 @@ async def running(
     ):
         if worker:
             await gateway.fleet.refresh()
-            gateway.dispatch.look_again()
+            gateway.dispatch.release.look_again()
         yield Service(url, client, gateway, queue, scripted, stop)
 
 

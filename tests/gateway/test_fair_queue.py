@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 
 from exec_service.dispatch import fair_queue as waiting
-from exec_service.dispatch.call_table import Flight
-from exec_service.dispatch.fair_queue import Places, Waiting
+from exec_service.dispatch.fair_queue import FairQueue, Places
+from exec_service.dispatch.tickets import PendingJob
 
 
 def anywhere(needs: str) -> int:
     return 10**9
 
 
-def flights(count: int, tenant: str = "", priority: str = "train", needs: str = "python") -> list[Flight]:
-    return [Flight(f"{tenant}{number}", b"", needs, None, priority, tenant) for number in range(count)]
+def flights(count: int, tenant: str = "", priority: str = "train", needs: str = "python") -> list[PendingJob]:
+    return [PendingJob(f"{tenant}{number}", b"", needs, None, priority, tenant) for number in range(count)]
 
 
-def line_of(*groups: list[Flight], weights: dict[str, float] | None = None) -> Waiting:
-    line = Waiting(lambda tenant: (weights or {}).get(tenant, 1.0))
+def line_of(*groups: list[PendingJob], weights: dict[str, float] | None = None) -> FairQueue:
+    line = FairQueue(lambda tenant: (weights or {}).get(tenant, 1.0))
     for group in groups:
         for flight in group:
             line.put(flight)
@@ -118,7 +118,7 @@ def test_what_was_removed_is_not_taken() -> None:
 
 
 def test_tenants_that_are_gone_leave_nothing_behind() -> None:
-    line = Waiting()
+    line = FairQueue()
     for number in range(10 * waiting.LINES_KEPT):
         line.put(*flights(1, f"t{number}"))
         line.take(9, anywhere)

@@ -60,7 +60,7 @@ async def test_everything_is_given_back_when_results_are_delivered(service: Serv
     await service.run("say b", idempotency_key="k")
     admission = service.gateway.dispatch.admission
     await until(lambda: (admission.calls, admission.bytes) == (0, 0))
-    assert not service.gateway.dispatch.released and not len(service.gateway.dispatch._deadlines)
+    assert not service.gateway.dispatch.released and not len(service.gateway.dispatch.table.deadlines)
 
 
 async def test_results_that_nobody_reads_count_against_admission() -> None:

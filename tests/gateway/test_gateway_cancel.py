@@ -66,18 +66,16 @@ async def test_a_reader_who_stalls_is_disconnected(route: str, calls: int) -> No
         del reader
 
 
-async def test_leaving_the_iteration_cancels_what_is_pending(service: Service) -> None:
-    results = service.gateway.dispatch.run_batch([Call("say a"), Call("hold"), Call("hold")])
-    first = await anext(aiter(results))
-    assert first.stdout == "a"
-    await results.aclose()  # type: ignore[attr-defined]
+async def test_leaving_the_block_cancels_what_is_pending(service: Service) -> None:
+    async with service.gateway.dispatch.run([Call("say a"), Call("hold"), Call("hold")]) as request:
+        assert [result.stdout for result in await request.take()] == ["a"]
     await until(lambda: len(service.worker.cancelled) == 2)
     assert service.gateway.dispatch.admission.calls == 0
 
 
-async def test_run_batch_yields_every_result(service: Service) -> None:
-    calls = [Call(f"say {number}") for number in range(10)]
-    results = [result async for result in service.gateway.dispatch.run_batch(calls)]
+async def test_run_gives_every_result(service: Service) -> None:
+    async with service.gateway.dispatch.run([Call(f"say {number}") for number in range(10)]) as request:
+        results = await request.take_all()
     assert sorted(result.index for result in results) == list(range(10))
 
 

@@ -10,7 +10,7 @@ from gateway_harness import Service, lines, problem, running, soon, until
 from grpc_harness import all_results, caller, calls
 
 from exec_client import AsyncClient
-from exec_service.dispatch.requests import ANONYMOUS, Order
+from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_wire.messages.calls import Call, Selection, Tags
 from exec_wire.queue.protocol import Job, QueueAway
 
@@ -176,7 +176,7 @@ def test_early_cancels_are_forgotten_after_a_while_and_bounded() -> None:
 # -- what survives --------------------------------------------------------------------------------------------------------
 
 
-def accept(service: Service, *calls: Call) -> Order:
+def accept(service: Service, *calls: Call) -> CallRequest:
     return service.gateway.dispatch.accept(calls, ANONYMOUS)
 
 
@@ -184,7 +184,7 @@ async def test_a_cancellation_goes_on_when_the_task_that_asked_for_it_is_cancell
     async with running(worker=False) as service:
         order = accept(service, *[Call("", tags=Tags("r"))] * 3000)
         cancelling = soon(service.gateway.dispatch.cancel(Selection(run="r")))
-        while not order._landed:  # noqa: ASYNC110 - in the very turn in which the first have landed
+        while not order._arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
             await asyncio.sleep(0)
         assert order.pending
         cancelling.cancel()
@@ -257,11 +257,11 @@ async def test_a_call_cancelled_after_a_publication_of_unknown_outcome_is_not_ru
             patch.setattr(queue, "publish", publish)
             order = accept(service, Call("say never", tags=Tags("r")))
             await service.gateway.fleet.refresh()
-            dispatch.look_again()
+            dispatch.release.look_again()
             await until(lambda: published.is_set() and len(dispatch.waiting) == 1)
             assert await dispatch.cancel(Selection(run="r")) == 1
             order.close()
-            await until(lambda: not dispatch._to_cancel)
+            await until(lambda: not dispatch.release.to_cancel)
         async with service.worker:
             assert (await service.run("say next")).json()["stdout"] == "next"
         assert service.worker.codes == ["say next"]

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
-from exec_service.dispatch.call_table import Flight, Key
 from exec_service.dispatch.idempotency import RECORD_OVERHEAD_BYTES, Idempotency, PayloadDiffers, Record
+from exec_service.dispatch.tickets import Key, PendingJob
 
 
 async def test_a_finished_call_is_repeated_from_its_record(service: Service) -> None:
@@ -132,7 +132,7 @@ class Clock:
 
 
 def record(keys: Idempotency, name: str, result: bytes = b"result") -> Key:
-    flight = Flight(name, b"payload", "python", Key("t", name))
+    flight = PendingJob(name, b"payload", "python", Key("t", name))
     keys.start(flight)
     keys.finish(flight, result, "none")
     assert flight.key is not None

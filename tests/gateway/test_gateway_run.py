@@ -128,7 +128,7 @@ async def test_what_could_not_be_published_is_published_again_in_its_order(
         await real(jobs)
 
     monkeypatch.setattr(service.gateway.dispatch._queue, "publish", flaky)
-    monkeypatch.setattr("exec_service.dispatch.dispatch.RETRY_S", 0.01)
+    monkeypatch.setattr("exec_service.dispatch.release.RETRY_S", 0.01)
     response = await service.batch(*({"code": f"say {number}"} for number in range(3)), stream="false")
     assert [result["stdout"] for result in response.json()["results"]] == ["0", "1", "2"]
     assert service.worker.codes == ["say 0", "say 1", "say 2"]
@@ -143,7 +143,7 @@ async def test_the_reader_survives_a_queue_that_fails(service: Service, monkeypa
         return await real()
 
     monkeypatch.setattr(service.gateway.dispatch._queue, "receive", flaky)
-    monkeypatch.setattr("exec_service.dispatch.requests.RETRY_S", 0.01)
+    monkeypatch.setattr("exec_service.dispatch.dispatch.RETRY_S", 0.01)
     for text in ("one", "two", "three"):
         assert (await service.run(f"say {text}")).json()["stdout"] == text
 
@@ -151,17 +151,17 @@ async def test_the_reader_survives_a_queue_that_fails(service: Service, monkeypa
 async def test_an_answer_that_breaks_the_reader_loses_no_other_and_is_counted(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiters = service.gateway.dispatch._waiters
-    real, failures = waiters._answered, iter([True])
+    dispatch = service.gateway.dispatch
+    real, failures = dispatch._deliver, iter([True])
 
     def flaky(*given: Any) -> None:
         if next(failures, False):
             raise ZeroDivisionError
         real(*given)
 
-    monkeypatch.setattr(waiters, "_answered", flaky)
+    monkeypatch.setattr(dispatch, "_deliver", flaky)
     results = lines(await service.batch(*({"code": f"say {number}", "deadline_s": 3} for number in range(4))))
-    assert sorted(result.status for result in results) == ["ok", "ok", "ok", "worker_lost"]
+    assert sorted(result.status for result in results) == ["internal_error", "ok", "ok", "ok"]
     assert await service.metric("exec_task_failures_total", task="answers") == 1
 
 

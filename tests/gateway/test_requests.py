@@ -6,21 +6,21 @@ import asyncio
 
 import uvloop
 
-from exec_service.dispatch.call_table import Waiter
-from exec_service.dispatch.requests import ANONYMOUS, PACE_S, Order
+from exec_service.dispatch.requests import ANONYMOUS, PACE_S, CallRequest
+from exec_service.dispatch.tickets import Ticket
 from exec_wire import Result, verdict
 from exec_wire.messages.calls import Tags
 
 
-def order_of(calls: int) -> tuple[Order, list[Waiter]]:
-    order = Order(ANONYMOUS, lambda _: None, lambda *_: None)
-    waiters = [Waiter(order, index, "", 0.0, 60.0, 1, Tags(), "") for index in range(calls)]
+def order_of(calls: int) -> tuple[CallRequest, list[Ticket]]:
+    order = CallRequest(ANONYMOUS, lambda _: None, lambda *_: None)
+    waiters = [Ticket(order, index, "", 0.0, 60.0, 1, Tags(), "") for index in range(calls)]
     order.pending.update(waiters)
     return order, waiters
 
 
-def land(order: Order, waiter: Waiter) -> None:
-    order.land(waiter, verdict("ok", index=waiter.index))
+def land(order: CallRequest, waiter: Ticket) -> None:
+    order.deliver(waiter, verdict("ok", index=waiter.index))
 
 
 def indexes(results: list[Result]) -> list[int]:

@@ -44,7 +44,7 @@ async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIter
                 await serving  # which says why it does not serve
             async with Sessions("w", pool) as sessions, Consumer("w", pool, queue.worker("w"), sessions):
                 await gateway.fleet.refresh()
-                gateway.dispatch.look_again()
+                gateway.dispatch.release.look_again()
                 async with AsyncClient(await url) as client:
                     yield Court(client, pool, gateway, await url)
         finally:
