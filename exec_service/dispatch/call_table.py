@@ -43,7 +43,8 @@ class CallTable:
         """Index a new job before it is released: a fast worker may answer at once."""
         assert job.state is JobState.WAITING
         self.jobs[job.id] = job
-        self.idempotency.start(job)
+        if job.key is not None:
+            self.idempotency.start(job)
         self.waiting.put(job)
 
     def join(self, job: PendingJob, ticket: Ticket) -> None:
@@ -82,8 +83,9 @@ class CallTable:
         else:
             self._drop_released(job)
         job.state = JobState.DONE
-        self.jobs.pop(job.id, None)
-        self.idempotency.stop(job)
+        del self.jobs[job.id]
+        if job.key is not None:
+            self.idempotency.stop(job)
         tickets, job.tickets = job.tickets, []
         for ticket in tickets:
             ticket.job = None

@@ -94,8 +94,7 @@ class Dispatch:
         Raises a `Refusal` for all of the calls or for none; `field` is the path of a call, with {} for its index.
         """
         await self.look_up(calls, origin)  # results that other gateways recorded for the same idempotency keys
-        with named_field(field):
-            request = self.accept(calls, origin)  # admission, idempotency, registration, a place in the fair queue
+        request = self.accept(calls, origin, field=field)  # admission, idempotency, registration, a place in the fair queue
         try:
             # `Release` hands jobs to the workers by credit; `_read_answers_forever` stamps, records and delivers their results.
             yield request
@@ -105,8 +104,7 @@ class Dispatch:
     async def join(self, request: CallRequest, calls: Sequence[Call], first_index: int, field: str) -> None:
         """As `run`, for more calls of a request that `open_request` opened."""
         await self.look_up(calls, request.origin)
-        with named_field(field):
-            self.accept(calls, request.origin, request=request, first_index=first_index)
+        self.accept(calls, request.origin, request=request, first_index=first_index, field=field)
 
     async def look_up(self, calls: Sequence[Call], origin: Origin) -> None:
         """Learn the results of other gateways' calls with the same keys."""
@@ -133,9 +131,14 @@ class Dispatch:
         *,
         request: CallRequest | None = None,
         first_index: int = 0,
+        field: str = "$",
     ) -> CallRequest:
         """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them. Those of a `room` are admitted."""
-        calls, programs = self._admit_calls(calls, origin, room)
+        try:
+            calls, programs = self._admit_calls(calls, origin, room)
+        except (IdempotencyConflict, NotPermitted) as refusal:
+            refusal.field = field.format(refusal.index) + refusal.inside
+            raise
         if request is None:
             request = CallRequest(origin, self._closed, self._give_back)
             self.table.add_request(request)
@@ -222,10 +225,10 @@ class Dispatch:
             return self.release.publish_again([job] if job.state is JobState.RELEASED else [])
         if job.publications > 1:
             self.release.cancel(job)  # the other copy
-        if job.cancelling:
+        if job.state is JobState.CANCELLING:
             if result.status != "cancelled":
                 result = verdict("cancelled")  # it ended before the kill arrived; its caller was told that it is cancelled
-        else:
+        elif job.key is not None:
             self.table.idempotency.finish(job, answer.payload, result.blame)
         for position, ticket in enumerate(self.table.finish(job)):
             own = read_result(answer) if position else result
@@ -433,16 +436,6 @@ class Dispatch:
         for job in list(self.table.jobs.values()):
             for ticket in list(job.tickets):
                 self._give_up(ticket, _shut_down())
-
-
-@contextmanager
-def named_field(path: str) -> Iterator[None]:
-    """Name the field of a call that is refused; `path` has {} for the index of the call."""
-    try:
-        yield
-    except (IdempotencyConflict, NotPermitted) as refusal:
-        refusal.field = path.format(refusal.index) + refusal.inside
-        raise
 
 
 def _permitted(calls: Sequence[Call], account: Account, *, reserved: bool, lower: bool) -> Sequence[Call]:

@@ -76,7 +76,7 @@ class Release:
                 if self.to_cancel:
                     await self._send_cancels()
                 await self._release()
-                if self._reached:
+                if self._reached and self.unavailable_because:
                     self.queue_is("")
                 continue
             except QueueAway as unavailable:
@@ -102,12 +102,12 @@ class Release:
         if credit <= 0 or not table.waiting or self._admission.is_full:
             return []
         # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
+        window_for, bulk_released = fleet.window_for.get, table.bulk_released_of
         bulk = Places(
-            bulk_window(window) - table.bulk_released,
-            lambda needs: bulk_window(fleet.window_for(needs)) - table.bulk_released_of[needs],
+            max(window - 1, 1) - table.bulk_released, lambda needs: max(window_for(needs, 0) - 1, 1) - bulk_released[needs]
         )
         return table.waiting.take(
-            min(RELEASED_AT_ONCE, credit), lambda needs: fleet.window_for(needs) - table.released_of[needs], bulk
+            min(RELEASED_AT_ONCE, credit), lambda needs: window_for(needs, 0) - table.released_of[needs], bulk
         )
 
     async def _publish(self, jobs: list[PendingJob]) -> None:
@@ -121,17 +121,18 @@ class Release:
             raise
 
     def _message(self, job: PendingJob) -> Job:
-        now = self._clock()
+        now, first = self._clock(), job.tickets[0]
+        deadline_at = first.deadline_at if len(job.tickets) == 1 else job.deadline_at
         job.publications += 1
         return Job(
             job.id,
             job.payload,
-            max(0, round((job.deadline_at - now) * 1000)),
+            max(0, round((deadline_at - now) * 1000)),
             self._queue.name,
             job.needs,
             job.publications,
             record_name(job.key.tenant, job.key.key) if job.key and self._queue.shared else "",
-            round((now - job.tickets[0].accepted_at) * 1000),
+            round((now - first.accepted_at) * 1000),
             self._table.waiting.weight_of(job.tenant),
         )
 
@@ -199,10 +200,6 @@ class Release:
                 await self._send_cancels()
             except QueueAway:
                 await asyncio.sleep(RETRY_S)
-
-
-def bulk_window(window: int) -> int:
-    return window - 1 if window > 1 else window
 
 
 def portions(jobs: list[PendingJob]) -> Iterator[tuple[int, list[PendingJob]]]:

@@ -67,7 +67,10 @@ class CallRequest:
         self.pending.discard(ticket)
         self._arrived.append(result)
         self._arrived_bytes += ticket.bytes
-        self._wake_reader()
+        if not self.pending:
+            self._changed.set()
+        else:
+            self._wake_reader()
 
     def _wake_reader(self) -> None:
         """At once, or a moment after its last visit; then with all that arrived since."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -22,28 +23,16 @@ class Fleet:
         self.workers: list[WorkerInfo] = []
         self.slots = 0  # of all of them
         self.sharing = 1  # this gateway and the others that have calls waiting
-        self._slots_for: dict[str, int] = {}  # slots of the workers that can run a class
+        # How many calls may be released and unanswered, in all and of each class: a little more than the slots, so that no slot
+        # waits for us. Gateways with calls waiting share the slots equally.
+        self.window = 0
+        self.window_for: dict[str, int] = {}
         self.languages = ["python"]  # what some worker has; while none is alive, what the last ones had
 
     @property
     def alive(self) -> bool:
         """Some worker can take calls."""
         return self.slots > 0
-
-    @property
-    def window(self) -> int:
-        """How many calls may be released and unanswered: a little more than the slots, so that none waits for us.
-
-        Gateways with calls waiting share the slots equally.
-        """
-        return self._window(self.slots)
-
-    def window_for(self, needs: str) -> int:
-        """As `window`, of calls that only the workers of a class can run."""
-        return self._window(self._slots_for.get(needs, 0))
-
-    def _window(self, slots: int) -> int:
-        return max(1, math.ceil(self._release_factor * slots / self.sharing)) if slots else 0
 
     @property
     def best_tier(self) -> str:
@@ -85,10 +74,15 @@ class Fleet:
         self.slots = sum(worker.slots for worker in self.workers)
         if self.workers:
             self.languages = sorted({language for worker in self.workers for language in worker.needs})
-        self._slots_for = {}
+        slots_for: Counter[str] = Counter()
         for worker in self.workers:
             for needs in worker.classes:
-                self._slots_for[needs] = self._slots_for.get(needs, 0) + worker.slots
+                slots_for[needs] += worker.slots
+        self.window = self._share(self.slots)
+        self.window_for = {needs: self._share(slots) for needs, slots in slots_for.items()}
+
+    def _share(self, slots: int) -> int:
+        return max(1, math.ceil(self._release_factor * slots / self.sharing)) if slots else 0
 
     async def refresh_forever(self, has_backlog: Callable[[], bool], changed: Callable[[], None]) -> NoReturn:
         while True:

@@ -222,7 +222,7 @@ async def test_a_bad_query_is_422(shared: Service, text: str) -> None:
 
 
 async def test_a_fault_of_ours_is_500_without_details(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(service.gateway.dispatch, "accept", broken)

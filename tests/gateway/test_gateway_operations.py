@@ -281,7 +281,7 @@ async def test_a_caller_who_left_is_logged_as_such(service: Service, log_lines: 
 async def test_a_fault_of_ours_is_logged_with_its_request(
     service: Service, log_lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the reason")
 
     monkeypatch.setattr(service.gateway.dispatch, "accept", broken)

@@ -6,6 +6,8 @@ import asyncio
 
 import uvloop
 
+import pytest
+
 from exec_service.dispatch.requests import ANONYMOUS, PACE_S, CallRequest
 from exec_service.dispatch.tickets import Ticket
 from exec_wire import Result, verdict
@@ -27,7 +29,8 @@ def indexes(results: list[Result]) -> list[int]:
     return [result.index for result in results]
 
 
-async def test_first_result_is_taken_at_once_and_what_lands_soon_after_it_together() -> None:
+async def test_first_result_is_taken_at_once_and_what_lands_soon_after_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exec_service.dispatch.requests.PACE_S", 1.0)
     order, waiters = order_of(4)
     land(order, waiters[0])
     assert indexes(await order.take()) == [0]
