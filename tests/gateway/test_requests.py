@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import uvloop
-
 import pytest
+import uvloop
 
 from exec_service.dispatch.requests import ANONYMOUS, PACE_S, CallRequest
 from exec_service.dispatch.tickets import Ticket
