@@ -1,13 +1,13 @@
-"""One way to run programs, in a process of its own, so that all its CPU time can be counted: `python -m loadtest.agent KIND`.
+"""One way to run programs, as a process of its own, so that its CPU time can be counted: `python -m loadtest.bench.agent KIND`.
 
-Requests and reports are frames on standard input and output. The clock runs from the moment that the programs are here until
-the last of them has ended. Kinds:
+Requests and reports are frames on standard input and output. The clock runs from the arrival of the programs until the last of
+them has ended. Kinds:
 
     spawn    a fresh interpreter per program
     nsjail   a fresh nsjail with a fresh interpreter per program
-    zygote   the worker's pool, nothing around it
-    http     a client of the service at the URL that follows: here only the load is made, the service is counted on its own
-    run, run_code, batch, long-batch    as `http`, but plain requests to that route: the first two one program each
+    zygote   the worker's pool alone
+    http     a client of the service at the URL that follows; only makes the load, the service is counted on its own
+    run, run_code, batch, long-batch    as `http`, with plain requests to that endpoint; the first two send one program each
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from msgspec import Struct
 
 from exec_client import AsyncClient, ExecError, InfraFailure
 from exec_wire import Call, Limits, Result
-from loadtest.workload import Program
+from loadtest.support.workload import Program
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.sandbox import jail, kernel
 
-DEADLINE_S = 600.0  # of a call in the queue: a whole batch is submitted at once
+DEADLINE_S = 600.0  # covers the time in the queue: a whole batch is submitted at once
 BUSY_PAUSE_S = 0.02
-IN_FLIGHT = 4  # requests at the same time for each program that can run, by what sends one program at a time
-SHOWN_CHARS = 1000  # of each stream, by code-judge
-CUT = "[cut]"  # instead of the last line of a stream that was longer
+IN_FLIGHT = 4  # requests in flight per running program, for endpoints that take one program per request
+SHOWN_CHARS = 1000  # of each output stream that code-judge's endpoint returns
+CUT = "[cut]"  # replaces the last line of a stream that was longer
 
 
 class Outcome(Struct, frozen=True):
-    """What became of one program, and how long it took from its start (`http`: from when the batch left, queue included)."""
+    """The outcome of one program, with its latency from its start (`http`: from when the batch was sent, queue included)."""
 
     status: str
     stdout: str
-    last_line: str  # of stderr: what a traceback says in the end
+    last_line: str  # of stderr: the exception of a traceback
     latency_s: float
 
 
@@ -83,7 +83,7 @@ def last_line(stderr: str) -> str:
 
 
 class Spawn(Agent):
-    """In an empty virtual environment: what else is installed on a machine may want to run at every start."""
+    """Runs in an empty virtual environment: packages of the machine may run code at every start."""
 
     def __init__(self) -> None:
         self._venv = tempfile.TemporaryDirectory(prefix="exec-bench-")
@@ -119,7 +119,7 @@ class Spawn(Agent):
 
 
 def run_command(command: list[str], program: Program, environment: dict[str, str], folder: Path) -> tuple[str, str, str]:
-    """Status, stdout and stderr, as a service without a sandbox would find them."""
+    """Status, stdout and stderr of a program without a sandbox."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -148,9 +148,9 @@ def _status(code: int, timed_out: bool) -> str:
 
 
 class Nsjail(Spawn):
-    """The real binary with namespaces, a read-only root, a tmpfs, rlimits and a seccomp filter.
+    """The nsjail binary with namespaces, a read-only root, a tmpfs, rlimits and a seccomp filter.
 
-    Left out, in favour of this arm: control groups, Landlock, an init process, checks of what is left afterwards.
+    It has no control groups, Landlock, init process or checks for leftovers, which makes this arm faster.
     """
 
     INSIDE_UID, OUTSIDE_UID = 1000, 99_999
@@ -169,14 +169,14 @@ class Nsjail(Spawn):
         return self
 
     def _show(self, name: str, source: Path) -> None:
-        """Bound where every uid can reach it, read-only: a home folder above it may be closed."""
+        """Bind-mount it read-only where every uid can read it: a home folder above it may be private."""
         (self._folder / name).mkdir()
         kernel.mount(source.resolve(), self._folder / name, flags=kernel.MS_BIND)
         kernel.mount("none", self._folder / name, flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY)
 
     async def __aexit__(self, *_: object) -> None:
-        kernel.unmount(self._folder)  # with what is bound in it
-        self._folder.rmdir()  # never a recursive removal: it would empty what was only shown there
+        kernel.unmount(self._folder)  # with the bind mounts in it
+        self._folder.rmdir()  # never a recursive removal: it would delete the sources of the bind mounts
         await super().__aexit__()
 
     def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
@@ -278,7 +278,7 @@ class Http(Agent):
         await self._client.aclose()
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        """All at once; how many run at a time is the service's business."""
+        """Send all at once; the service decides how many run at a time."""
         started = time.perf_counter()
         outcomes: dict[int, Outcome] = {}
         async for result in self._client.as_completed(map(_call, programs), return_exceptions=True):
@@ -293,7 +293,7 @@ class Http(Agent):
 
 
 class Plain(Agent):
-    """Requests as any HTTP client makes them: `ask` is the body of one program, `tell` what its answer says."""
+    """Requests as any HTTP client sends them: `body` is the request for one program, `outcome` reads the response."""
 
     path = ""
 
@@ -303,8 +303,8 @@ class Plain(Agent):
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def _post(self, body: object) -> Any:
-        content = msgspec.json.encode(body)
+    async def _post(self, request: object) -> Any:
+        content = msgspec.json.encode(request)
         answer = await self._http.post(self.path, content=content, headers={"content-type": "application/json"})
         answer.raise_for_status()
         return msgspec.json.decode(answer.content)
@@ -317,38 +317,38 @@ class Plain(Agent):
             while waiting:
                 index, program = waiting.popleft()
                 started = time.perf_counter()
-                answer = await self._post(self.ask(program))
-                outcomes[index] = self.tell(answer, time.perf_counter() - started)
+                answer = await self._post(self.body(program))
+                outcomes[index] = self.outcome(answer, time.perf_counter() - started)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT * concurrency)))
         return [outcomes[index] for index in range(len(programs))]
 
     @abstractmethod
-    def ask(self, program: Program) -> object: ...
+    def body(self, program: Program) -> object: ...
 
     @abstractmethod
-    def tell(self, answer: Any, latency_s: float) -> Outcome: ...
+    def outcome(self, answer: Any, latency_s: float) -> Outcome: ...
 
 
 class Run(Plain):
     path = "/v1/run"
 
-    def ask(self, program: Program) -> object:
+    def body(self, program: Program) -> object:
         return _call(program)
 
-    def tell(self, answer: Any, latency_s: float) -> Outcome:
+    def outcome(self, answer: Any, latency_s: float) -> Outcome:
         return _outcome(msgspec.convert(answer, Result), latency_s)
 
 
 class RunCode(Plain):
-    """SandboxFusion's."""
+    """SandboxFusion's endpoint."""
 
     path = "/run_code"
 
-    def ask(self, program: Program) -> object:
+    def body(self, program: Program) -> object:
         return {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.wall_s}
 
-    def tell(self, answer: Any, latency_s: float) -> Outcome:
+    def outcome(self, answer: Any, latency_s: float) -> Outcome:
         ran = answer["run_result"]
         status = _status(ran["return_code"] or 0, ran["status"] == "TimeLimitExceeded")
         return Outcome(status, ran["stdout"], last_line(ran["stderr"]), latency_s)
@@ -359,26 +359,23 @@ class Batch(Run):
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
         started = time.perf_counter()
-        answer = await self._post({self.many: [self.ask(program) for program in programs]})
+        answer = await self._post({self.many: [self.body(program) for program in programs]})
         latency_s = time.perf_counter() - started
-        return [self.tell(one, latency_s) for one in answer[self.results]]
+        return [self.outcome(one, latency_s) for one in answer[self.results]]
 
 
 class LongBatch(Batch):
-    """code-judge's. A limit of its own for each program is not in its language."""
+    """code-judge's endpoint. Its protocol has no time limit per program."""
 
     path, many = "/run/long-batch", "submissions"
 
-    def ask(self, program: Program) -> object:
+    def body(self, program: Program) -> object:
         return {"type": "python", "solution": program.code, "input": program.stdin}
 
-    def tell(self, answer: Any, latency_s: float) -> Outcome:
-        status = (
-            "ok"
-            if answer["run_success"]
-            else {"": "error", "worker_timeout": "timeout"}.get(answer["reason"], answer["reason"])
-        )
-        stderr = answer["stderr"]
+    def outcome(self, answer: Any, latency_s: float) -> Outcome:
+        reason, stderr = answer["reason"], answer["stderr"]
+        failed = {"": "error", "worker_timeout": "timeout"}.get(reason, reason)
+        status = "ok" if answer["run_success"] else failed
         return Outcome(status, answer["stdout"], CUT if len(stderr) == SHOWN_CHARS else last_line(stderr), latency_s)
 
 
@@ -410,7 +407,7 @@ def main() -> None:
     kind, *rest = sys.argv[1:]
     agents: dict[str, type[Agent]] = {"spawn": Spawn, "nsjail": Nsjail, "zygote": Zygote, "http": Http}
     agents |= {"run": Run, "run_code": RunCode, "batch": Batch, "long-batch": LongBatch}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the measurement, which closes our standard input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the measurement, which closes our standard input
     uvloop.run(serve(agents[kind](*rest)))
 
 

@@ -1,10 +1,10 @@
-"""The arms of a comparison: ways to run the same programs, each with all of its processes counted.
+"""The arms of a comparison: ways to run the same programs, with the CPU time of all processes of each arm.
 
     async with open_arm("zygote") as arm:
         run = await arm.run(programs, concurrency=2)
 
-An arm is an agent (`loadtest.agent`) in a process of its own; `http` has a real `exec-service up` besides, `redis` a gateway, a
-worker and a Redis, and there the agent is only the load. The arms of single routes are such agents too; they share a service.
+An arm is an agent (`loadtest.bench.agent`) in a process of its own. `http` also has a real `exec-service up`, `redis` a
+gateway, a worker and a Redis server; there the agent only makes the load. The arms of single endpoints share one service.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 from msgspec import Struct
 
-from loadtest import meter
-from loadtest.agent import Outcome, Report, Request
-from loadtest.ports import free_port
-from loadtest.workload import Program
+from loadtest.bench.agent import Outcome, Report, Request
+from loadtest.support import meter
+from loadtest.support.processes import ROOT, free_port
+from loadtest.support.workload import Program
 
-ROUTES = ("run", "run_code", "batch", "long-batch")
-ARMS = ("spawn", "nsjail", "zygote", "http", "redis", *ROUTES)
+ENDPOINTS = ("run", "run_code", "batch", "long-batch")
+ARMS = ("spawn", "nsjail", "zygote", "http", "redis", *ENDPOINTS)
 START_S = 90.0
-UP, CLUSTER = ("exec_service", "up", "--grpc-port", "0", "--port"), ("loadtest.cluster_up",)  # modules; a port follows
-SETTLE_S = 0.05  # after the last result: what is reaped and cleaned up then belongs to the calls
+CLUSTER = Path(__file__).with_name("cluster_up.py")
+SETTLE_S = 0.05  # after the last result: cleaning up belongs to the calls
 
 
 class ArmFailed(Exception):
-    """An arm does not start, or ended; the message has what it wrote."""
+    """An arm does not start, or ended; the message has its log."""
 
 
 class Run(Struct, frozen=True):
@@ -45,9 +45,9 @@ class Run(Struct, frozen=True):
 
     outcomes: list[Outcome]
     wall_s: float
-    cpu_s: float  # of everything that serves
-    load_cpu_s: float  # of what makes the load, where that is apart
-    others_share: float  # of the machine's cores, used by processes that are not ours
+    cpu_s: float  # of the service, or of the agent that runs the programs itself
+    load_cpu_s: float  # of the load generator, where it is a process of its own
+    others_share: float  # of the cores, used by other processes
 
     @property
     def calls_per_s(self) -> float:
@@ -57,13 +57,9 @@ class Run(Struct, frozen=True):
     def cpu_ms(self) -> float:
         return 1000 * self.cpu_s / len(self.outcomes)
 
-    @property
-    def load_cpu_ms(self) -> float:
-        return 1000 * self.load_cpu_s / len(self.outcomes)
-
 
 class Counted:
-    """A process that was started in a CPU meter of its own."""
+    """A process in a CPU meter of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process, cpu: meter.CpuMeter, log: IO[bytes]) -> None:
         self.process, self.cpu, self._log = process, cpu, log
@@ -81,7 +77,7 @@ Service = tuple[Counted, str]  # and its address
 
 @contextlib.asynccontextmanager
 async def counted(name: str, command: list[str], root: Path | None = None) -> AsyncGenerator[Counted, None]:
-    """`root`: a source tree whose modules the command uses instead of ours."""
+    """`root`: the source tree whose modules the command uses."""
     cpu = meter.make_meter(name)
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -89,7 +85,7 @@ async def counted(name: str, command: list[str], root: Path | None = None) -> As
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            cwd=root,
+            cwd=root or ROOT,
             env=None if root is None else {**os.environ, "PYTHONPATH": str(root)},
             start_new_session=True,
             limit=1 << 30,
@@ -102,7 +98,7 @@ async def counted(name: str, command: list[str], root: Path | None = None) -> As
 
 
 async def _end(process: asyncio.subprocess.Process, patience_s: float = 30.0) -> None:
-    """An agent ends with its standard input, the service with a signal."""
+    """An agent ends with its standard input; the service gets a signal before."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -163,24 +159,24 @@ async def _receive(stream: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def open_arm(name: str, shared: Service | None = None, root: Path | None = None) -> AsyncGenerator[Arm, None]:
-    """`shared`: a service that is there already, for an arm that needs one. `root`: the source tree of the service."""
+    """`shared`: a running service for an arm that needs one. `root`: the source tree of the service."""
     async with contextlib.AsyncExitStack() as stack:
-        if name not in ("http", "redis", *ROUTES):
+        if name not in ("http", "redis", *ENDPOINTS):
             yield Arm(name, await _agent(stack, name))
             return
-        service, url = shared or await _service(stack, CLUSTER if name == "redis" else UP, root)
+        service, url = shared or await _service(stack, name, root)
         yield Arm(name, await _agent(stack, "http" if name == "redis" else name, url), service, url)
 
 
 @contextlib.asynccontextmanager
 async def attach_arm(name: str, kind: str, url: str) -> AsyncGenerator[Arm, None]:
-    """An agent of this kind against a service that is not ours to count."""
+    """An agent of this kind against a service whose CPU time cannot be counted."""
     async with contextlib.AsyncExitStack() as stack:
         yield Arm(name, await _agent(stack, kind, url), url=url)
 
 
 async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -> Counted:
-    agent = await stack.enter_async_context(counted(name, [sys.executable, "-m", "loadtest.agent", name, *arguments]))
+    agent = await stack.enter_async_context(counted(name, [sys.executable, "-m", "loadtest.bench.agent", name, *arguments]))
     assert agent.process.stdout is not None
     try:
         await asyncio.wait_for(_receive(agent.process.stdout), START_S)
@@ -189,10 +185,11 @@ async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -
     return agent
 
 
-async def _service(stack: contextlib.AsyncExitStack, module: Sequence[str], root: Path | None) -> tuple[Counted, str]:
-    """A service with a port of its own, ready."""
+async def _service(stack: contextlib.AsyncExitStack, name: str, root: Path | None) -> Service:
+    """Start a service of that source tree on a port of its own and wait until it is ready."""
     port = free_port()
-    command = [sys.executable, "-m", *module, str(port)]
+    up = ["-m", "exec_service", "up", "--grpc-port", "0", "--port", str(port)]
+    command = [sys.executable, *([str(CLUSTER), str(port)] if name == "redis" else up)]
     service = await stack.enter_async_context(counted(f"service-{port}", command, root))
     stack.callback(_terminate, service.process)
     url = f"http://127.0.0.1:{port}"
@@ -210,7 +207,7 @@ def _terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def _is_ready(url: str) -> bool:
-    """A gateway of a cluster is ready before its workers are."""
+    """Also asks for slots: the gateway of a cluster is ready before its workers."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=5), urllib.request.urlopen(f"{url}/v1/info", timeout=5) as answer:
             return bool(msgspec.json.decode(answer.read())["slots"])

@@ -1,16 +1,15 @@
-"""Two source trees, compared by CPU time per call: `make bench-paired BASE=COMMIT`. Needs root.
+"""Compares two source trees by CPU time per call: `make bench-paired BASE=COMMIT`. Needs root.
 
-The base is a commit or a folder. It is copied into a temporary folder, its C part is built there, and it is run by the same
-interpreter with the same packages as this tree. In every repeat both services are started, warmed up and sent the same
-programs, one service after the other; the order alternates (base, new, new, base, …). While one is measured the other one is
-idle. A fresh start per repeat is fairer than one start for all: where the kernel places a process in memory changes its speed
-by some percent for its whole life, and only repeated starts put that into the interval.
+The base is a commit or a folder. It is copied into a temporary folder, its C extension is built there, and its service is run
+with this interpreter and its packages. Nothing else of the base is used, so it may have another layout. Every repeat starts
+both services, warms them up and sends them the same programs, one service after the other, in alternating order (base, new,
+new, base, …); the other service is idle meanwhile. A process keeps its place in memory for its whole life, which changes its
+speed by some percent; fresh starts put that into the interval.
 
-CPU time is that of all processes of a service, from a control group around it (`loadtest.meter`). The groups that a service
-makes for its sandboxes lie inside, so it does not matter whether and how a tree counts CPU time itself. The load generator is
-this tree's for both and is not counted. Ratios are new / base within a repeat. The interval of their median comes from order
-statistics and assumes nothing about the distribution. Outcomes that differ between the trees are shown; the exit code is then
-1, as it is if a median ratio is above `--most`.
+CPU time is that of all processes of a service, by a control group around it (`loadtest.support.meter`); the groups of its
+sandboxes lie inside. The load generator is this tree's for both and is not counted. Ratios are new / base within a repeat. The
+interval of their median comes from order statistics and assumes no distribution. Outcomes that differ between the trees are
+shown; the exit code is then 1, as it is if a median ratio is above `--most`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import asyncio
 import contextlib
 import io
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -31,22 +29,22 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 
-from loadtest import facts, meter
-from loadtest.agent import Outcome
-from loadtest.arms import Arm, ArmFailed, Run, info, open_arm
-from loadtest.bench import EXIT_MISMATCH, EXIT_UNAVAILABLE, EXIT_USAGE, STARVED, _some_of, difference
-from loadtest.workload import MIXES, Program, Workload
+from loadtest.bench.agent import Outcome
+from loadtest.bench.arms import Arm, ArmFailed, Run, info, open_arm
+from loadtest.bench.check import STARVED, difference
+from loadtest.support import meter, results
+from loadtest.support.results import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ROOT, markdown, some_of
+from loadtest.support.workload import MIXES, Program, Workload
 from worker.config import default_packages
 
-ROOT = Path(__file__).parents[1]
+MODULE = "loadtest.bench.paired"
 ARMS = ("http", "redis")
 WARM_UP_CALLS = 40
 CONFIDENCE = 0.95
 SHOWN = 10
-# Not copied with a folder: what is built, installed or made by a run.
+# Built, installed or written by a run, so not copied with a folder.
 NOT_SOURCE = shutil.ignore_patterns(".git", ".venv*", ".sandbox-packages*", ".integrations", ".tools", "build", "runs", "*.so")
 
 
@@ -57,7 +55,7 @@ class BadBase(Exception):
 class Interval(NamedTuple):
     low: float
     high: float
-    coverage: float  # the probability that the median is inside; below `CONFIDENCE` where there are too few values
+    coverage: float  # the probability that the median is inside; below `CONFIDENCE` if there are too few values
 
 
 class Pair(Struct, frozen=True):
@@ -83,15 +81,13 @@ class Pair(Struct, frozen=True):
 
 
 class Comparison(Struct):
-    started: str
-    machine: dict[str, str]
+    about: dict[str, str]
     base: str
-    commit: str
     workload: str
     cpu_counted_by: str = ""
-    slots: dict[str, int] = {}  # of each tree: its own default
+    slots: dict[str, int] = {}  # the default of each tree
     checked: int = 0
-    starved: int = 0  # time-outs that only one of the trees blamed on the busy machine
+    starved: int = 0  # time-outs that one tree only blamed on the busy machine
     pairs: list[Pair] = []
     differences: list[str] = []
 
@@ -104,7 +100,7 @@ class Comparison(Struct):
 
 
 def interval(values: list[float], confidence: float = CONFIDENCE) -> Interval:
-    """Of the median: the narrowest pair of order statistics, k-th smallest and k-th largest, that covers it this surely."""
+    """The narrowest interval from k-th smallest to k-th largest value that contains the median with this probability."""
     ordered, n = sorted(values), len(values)
 
     def coverage(k: int) -> float:
@@ -116,7 +112,7 @@ def interval(values: list[float], confidence: float = CONFIDENCE) -> Interval:
 
 @contextlib.contextmanager
 def base_tree(base: str) -> Iterator[Path]:
-    """A copy of the base with its C part built. On the same file system as this tree, and with the same packages."""
+    """A copy of the base with its C extension built, on the same file system as this tree and with the same packages."""
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paired-", dir=ROOT / "build") as folder:
         Path(folder).chmod(0o755)
@@ -129,8 +125,8 @@ def base_tree(base: str) -> Iterator[Path]:
                 files.extractall(tree, filter="data")
         (tree / ".sandbox-packages").symlink_to(default_packages())
         _output([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], tree)
-        if not list((tree / "worker/sandbox/inside").glob("_zygote*.so")):
-            raise BadBase(f"{base}: its C part was not built")
+        if not list((tree / "worker").rglob("_zygote*.so")):
+            raise BadBase(f"{base}: its C extension was not built")
         yield tree
 
 
@@ -143,8 +139,7 @@ def _output(command: list[str], folder: Path) -> bytes:
 
 async def compare(options: argparse.Namespace, workload: Workload) -> Comparison:
     meter.remove_leftovers()
-    about = (facts.now(), facts.machine(), Path(options.base).name, facts.commit(), workload.name)
-    found = Comparison(*about, slots={}, pairs=[], differences=[])
+    found = Comparison(options.about, Path(options.base).name, workload.name)
     with base_tree(options.base) as tree:
         for repeat in range(options.repeats):
             for arm in options.arms:
@@ -160,7 +155,7 @@ async def compare(options: argparse.Namespace, workload: Workload) -> Comparison
 
 
 async def _measure(arm: Arm, programs: list[Program]) -> Run:
-    await arm.run(programs[:WARM_UP_CALLS], 0)  # how many run at a time is the service's business
+    await arm.run(programs[:WARM_UP_CALLS], 0)  # the service decides how many run at a time
     return await arm.run(programs, 0)
 
 
@@ -174,31 +169,31 @@ def _keep(found: Comparison, mix: str, arm: str, repeat: int, programs: list[Pro
             found.starved += 1
         elif words := differing(before, after):
             found.differences.append(f"{mix} {arm}, repeat {repeat + 1}: {program.kind} {program.name}: {words}")
-    words = f"CPU {pair.base_cpu_ms:.2f} -> {pair.new_cpu_ms:.2f} ms a call, {pair.cpu_ratio:.3f} x"
+    words = f"CPU {pair.base_cpu_ms:.2f} -> {pair.new_cpu_ms:.2f} ms per call, {pair.cpu_ratio:.3f} x"
     print(f"paired: repeat {repeat + 1}, {mix} {arm}: {words}", file=sys.stderr, flush=True)
 
 
 def differing(before: Outcome, after: Outcome) -> str:
-    """How far a program got before its time-out is chance; everything else has to agree."""
+    """Output before a time-out may differ; everything else has to agree."""
     return "" if before.status == after.status in ("timeout", STARVED) else difference(before, after)
 
 
 def table(found: Comparison) -> str:
     head = ["mix", "arm", "CPU ms/call, base", "new", "ratio", "interval", "coverage", "calls/s ratio"]
-    rows = [head, ["---"] * 2 + ["---:"] * 6]
+    rows = []
     for pairs in found.groups():
         ratios = [pair.cpu_ratio for pair in pairs]
         low, high, coverage = interval(ratios)
         base_ms, new_ms = median(pair.base_cpu_ms for pair in pairs), median(pair.new_cpu_ms for pair in pairs)
         cells = [f"{base_ms:.2f}", f"{new_ms:.2f}", f"{median(ratios):.3f}", f"{low:.3f}…{high:.3f}", f"{100 * coverage:.1f} %"]
         rows.append([pairs[0].mix, pairs[0].arm, *cells, f"{median(pair.speed_ratio for pair in pairs):.3f}"])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(head, rows, 2)
 
 
-def words_of(found: Comparison, most: float) -> str:
+def summary(found: Comparison, most: float) -> str:
     others = max(pair.others_share for pair in found.pairs)
     lines = [
-        f"{found.base} -> {found.commit}, {found.workload}; slots {found.slots}; CPU time by {found.cpu_counted_by}.",
+        f"{found.base} -> {found.about['commit']}, {found.workload}; slots {found.slots}; CPU time by {found.cpu_counted_by}.",
         f"Medians of new / base within each repeat. Other processes used up to {100 * others:.0f} % of the cores.",
         f"{found.checked} outcomes compared, {len(found.differences)} differ; {found.starved} time-outs differ in blame only.",
         *(f"  {words}" for words in found.differences[:SHOWN]),
@@ -208,23 +203,24 @@ def words_of(found: Comparison, most: float) -> str:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="paired", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(MODULE, __doc__)
     parser.add_argument("--base", required=True, metavar="COMMIT", help="a commit, or a folder with a source tree")
     parser.add_argument("--repeats", type=int, default=9, help="pairs of each mix and arm (default 9)")
     parser.add_argument("--calls", type=int, default=600, help="of each tree, mix and arm in a repeat (default 600)")
-    parser.add_argument("--mix", type=_some_of(MIXES), default=["rollout", "std"], help="default rollout,std")
-    parser.add_argument("--arms", type=_some_of(ARMS), default=list(ARMS), help="default http,redis")
+    parser.add_argument("--mix", type=some_of(MIXES), default=["rollout", "std"], help="default rollout,std")
+    parser.add_argument("--arms", type=some_of(ARMS), default=list(ARMS), help="default http,redis")
     parser.add_argument("--workload", type=Path, metavar="PATH", help="another module with calls(n, seed, mix)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--most", type=float, default=1.05, help="that a median ratio of CPU time may be (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write every pair")
-    return parser.parse_args(argv)
+    parser.add_argument("--most", type=float, default=1.05, help="the largest median ratio of CPU time (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write every pair as JSON")
+    given = parser.parse_args(argv)
+    given.about = results.about(MODULE, argv)
+    return given
 
 
 def main(argv: list[str] | None = None) -> int:
     given = parse(argv)
-    if os.geteuid() != 0:
-        print("paired: these figures are for tier A, which needs root", file=sys.stderr)
+    if not results.is_root("paired"):
         return EXIT_UNAVAILABLE
     try:
         workload = Workload.from_file(given.workload) if given.workload else Workload.own()
@@ -232,11 +228,9 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ImportError, SyntaxError, BadBase, ArmFailed) as error:
         print(f"paired: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE if isinstance(error, ArmFailed) else EXIT_USAGE
-    print(f"{table(found)}\n\n{words_of(found, given.most)}")
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    return 0 if found.worst() <= given.most and not found.differences else EXIT_MISMATCH
+    print(f"{table(found)}\n\n{summary(found, given.most)}")
+    results.write_json(found, given.json)
+    return 0 if found.worst() <= given.most and not found.differences else EXIT_FAILED
 
 
 if __name__ == "__main__":

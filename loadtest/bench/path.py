@@ -1,12 +1,11 @@
-"""The path alone: an HTTP batch to a gateway, through Redis to a worker that runs nothing, and back.
+"""The path without programs: an HTTP batch to a gateway, through Redis to a worker that only echoes: `make bench-path`.
 
-`make bench-path`, or `python -m loadtest.path --help`. Real processes on this machine: a Redis of its own, one gateway, workers
-with the runtime `echo`, and this process, which makes the load on the same cores. Every result is compared with what was sent.
+Real processes on this machine: a Redis server, one gateway, workers with the runtime `echo`, and this process, which makes the
+load on the same cores. Every result is compared with what was sent. The table has the CPU time per call of each stage.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import os
@@ -21,13 +20,15 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from loadtest import facts, meter, redis_server
-from loadtest.parts import Part
-from loadtest.redis_server import RedisServer
-from loadtest.results import percentile
+from loadtest.support import meter, redis_server, results
+from loadtest.support.processes import Part
+from loadtest.support.redis_server import RedisServer
+from loadtest.support.results import EXIT_FAILED, percentile
 
+MODULE = "loadtest.bench.path"
 WANTED_PER_S = 10_000.0
-EXIT_MISSED, EXIT_WRONG = 1, 3
+WARM_UP_CALLS = 2000
+Batch = tuple[bytes, list[str]]  # a request, and the output its calls must have
 
 
 class Shape(NamedTuple):
@@ -40,47 +41,27 @@ class Shape(NamedTuple):
 
 
 class Echoed(Struct):
-    """What the load looks at of a result."""
+    """The fields of a result that are checked."""
 
     status: str
     stdout: str
     index: int
 
 
-class Turn(Struct, frozen=True):
-    """One repeat. CPU times are of whole processes, per call."""
+class Turn(NamedTuple):
+    """One repeat."""
 
-    calls: int
-    wall_s: float
+    calls_per_s: float
     wrong: int
-    batch_p50_ms: float
-    batch_p95_ms: float
-    cpu_us: dict[str, float]
-    others_share: float  # of the machine's cores, used by processes that are not ours
-
-    @property
-    def calls_per_s(self) -> float:
-        return self.calls / self.wall_s
-
-
-class PathResults(Struct):
-    started: str
-    commit: str
-    machine: dict[str, str]
-    server: str
-    shape: dict[str, int]
-    workers: int
-    slots: int
-    wanted_calls_per_s: float
-    calls_per_s: float = 0.0  # the median
-    turns: list[Turn] = []
+    batches_s: list[float]
+    cpu_us: dict[str, float]  # per call, by stage
+    others_share: float  # of the cores, used by other processes
 
 
 _decode_lines = msgspec.json.Decoder(Echoed).decode_lines
 
 
-def bodies(shape: Shape, turn: int) -> list[tuple[bytes, list[str]]]:
-    """Requests, and what their calls must print."""
+def batches(shape: Shape, turn: int) -> list[Batch]:
     made = []
     for start in range(0, shape.calls, shape.batch):
         numbers = range(start, min(start + shape.batch, shape.calls))
@@ -90,24 +71,23 @@ def bodies(shape: Shape, turn: int) -> list[tuple[bytes, list[str]]]:
 
 
 def send(connection: http.client.HTTPConnection, body: bytes, codes: list[str]) -> int:
-    """How many of its results are not right."""
+    """The number of wrong, missing and surplus results."""
     connection.request("POST", "/v1/batch", body, {"content-type": "application/json"})
     response = connection.getresponse()
     data = response.read()
     if response.status != 200:
         raise RuntimeError(f"{response.status}: {data[:500]!r}")
-    results = _decode_lines(data)
-    right = {one.index for one in results if one.status == "ok" and one.stdout == codes[one.index]}
-    return len(codes) - len(right) + len(results) - len(codes)
+    found = _decode_lines(data)
+    right = {one.index for one in found if one.status == "ok" and one.stdout == codes[one.index]}
+    return len(codes) - len(right) + len(found) - len(codes)
 
 
-def make_load(url: str, requests: list[tuple[bytes, list[str]]], connections: int) -> tuple[float, int, list[float]]:
-    """Wall time, wrong results, and how long each request took."""
-    address = url.removeprefix("http://")
+def make_load(url: str, requests: list[Batch], connections: int) -> tuple[float, int, list[float]]:
+    """Wall time, wrong results, and the time of each request."""
 
-    def work(own: list[tuple[bytes, list[str]]]) -> tuple[int, list[float]]:
+    def work(own: list[Batch]) -> tuple[int, list[float]]:
         wrong, took_s = 0, []
-        with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
             for body, codes in own:
                 began = time.perf_counter()
                 wrong += send(connection, body, codes)
@@ -120,135 +100,66 @@ def make_load(url: str, requests: list[tuple[bytes, list[str]]], connections: in
     return time.perf_counter() - began, sum(wrong for wrong, _ in done), [one for _, took_s in done for one in took_s]
 
 
-class Bench:
-    def __init__(self, url: str, pids: dict[str, list[int]], shape: Shape) -> None:
-        self._url, self._pids, self._shape = url, pids, shape
-
-    def _used_s(self) -> dict[str, float]:
-        return {name: sum(map(meter.cpu_s, pids)) for name, pids in self._pids.items()}
-
-    def turn(self, number: int) -> Turn:
-        requests = bodies(self._shape, number)
-        busy, before = meter.machine_busy_s(), self._used_s()
-        wall_s, wrong, took_s = make_load(self._url, requests, self._shape.connections)
-        used = {name: after - before[name] for name, after in self._used_s().items()}
-        others_share = meter.others_share(busy, sum(used.values()), wall_s)
-        return Turn(
-            self._shape.calls,
-            round(wall_s, 4),
-            wrong,
-            round(1000 * percentile(took_s, 0.5), 2),
-            round(1000 * percentile(took_s, 0.95), 2),
-            {name: round(1e6 * seconds / self._shape.calls, 1) for name, seconds in used.items()},
-            round(others_share, 3),
-        )
+def measure(url: str, stages: dict[str, list[int]], shape: Shape, number: int) -> Turn:
+    requests = batches(shape, number)
+    busy, before = meter.machine_busy_s(), meter.stages_s(stages)
+    wall_s, wrong, took_s = make_load(url, requests, shape.connections)
+    used = {name: after - before[name] for name, after in meter.stages_s(stages).items()}
+    others_share = meter.others_share(busy, sum(used.values()), wall_s)
+    cpu_us = {name: 1e6 * seconds / shape.calls for name, seconds in used.items()}
+    return Turn(shape.calls / wall_s, wrong, took_s, cpu_us, others_share)
 
 
 @contextlib.contextmanager
 def cluster(workers: int, slots: int) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """The address of the gateway, and the processes by what they are."""
+    """The address of the gateway, and the processes by stage."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         gateway = stack.enter_context(Part.gateway(redis.url))
         parts = [stack.enter_context(Part.echo(redis.url, slots)) for _ in range(workers)]
-        pids = {"gateway": [gateway.pid], "redis": [redis.pid], "workers": [part.pid for part in parts], "load": [os.getpid()]}
         gateway.wait_for_workers(workers)
-        yield gateway.url, pids
+        pids = [part.pid for part in parts]
+        yield gateway.url, {"gateway": [gateway.pid], "redis": [redis.pid], "workers": pids, "load": [os.getpid()]}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="path", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=40_000, help="in one repeat (default 40000)")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=500, help="calls in one request (default 500)")
-    parser.add_argument("--connections", type=int, default=8)
-    parser.add_argument("--code-bytes", type=int, default=200, help="size of a program (default 200)")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--slots", type=int, default=512, help="of each worker (default 512)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the results, and a page beside them")
-    given = parser.parse_args(argv)
-    shape = Shape(given.calls, given.batch, given.connections, given.code_bytes)
-    results = measure(shape, given.repeats, given.workers, given.slots)
-    print(table(results))
-    if given.json:
-        write(results, given.json)
-    if any(turn.wrong for turn in results.turns):
-        return EXIT_WRONG
-    return EXIT_MISSED if results.calls_per_s < WANTED_PER_S else 0
-
-
-def measure(shape: Shape, repeats: int, workers: int, slots: int) -> PathResults:
-    results = PathResults(
-        facts.now(),
-        facts.commit(),
-        facts.machine(),
-        redis_server.version(),
-        shape._asdict(),
-        workers,
-        slots,
-        WANTED_PER_S,
-        turns=[],
-    )
-    with cluster(workers, slots) as (url, pids):
-        bench = Bench(url, pids, shape)
-        make_load(url, bodies(shape._replace(calls=2000), 0), shape.connections)  # connections, code that runs the first time
-        for number in range(1, repeats + 1):
-            turn = bench.turn(number)
-            results.turns.append(turn)
-            print(f"{turn.calls_per_s:.0f} calls/s, CPU us per call: {turn.cpu_us}", file=sys.stderr)
-    results.calls_per_s = round(median(turn.calls_per_s for turn in results.turns), 1)
-    return results
-
-
-COLUMNS = ("calls/s", "batch p50", "batch p95", "wrong", "gateway", "redis", "workers", "load", "others")
-
-
-def table(results: PathResults) -> str:
+def table(turns: list[Turn]) -> str:
+    stages = list(turns[0].cpu_us)
     rows = [
         [
             f"{turn.calls_per_s:.0f}",
-            f"{turn.batch_p50_ms:.0f} ms",
-            f"{turn.batch_p95_ms:.0f} ms",
+            *(f"{1000 * percentile(turn.batches_s, share):.0f} ms" for share in (0.5, 0.95)),
             str(turn.wrong),
-            *(f"{turn.cpu_us[name]:.0f} µs" for name in ("gateway", "redis", "workers", "load")),
+            *(f"{turn.cpu_us[name]:.0f} µs" for name in stages),
             f"{100 * turn.others_share:.0f} %",
         ]
-        for turn in results.turns
+        for turn in turns
     ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---:"] * len(COLUMNS), *rows))
+    return results.markdown(["calls/s", "batch p50", "batch p95", "wrong", *stages, "others"], rows, 0)
 
 
-PAGE = """# The path alone
-
-HTTP batch → gateway → Redis → worker → gateway → NDJSON stream, with workers that run nothing (`--runtime echo`): what the
-service itself costs. One gateway, {workers} worker of {slots} slots, one Redis and the load generator share the machine; the
-load keeps {connections} requests of {batch} calls with {code_bytes} bytes of code each in flight. Every result is compared with
-what was sent. CPU times are per call.
-
-Median **{median:.0f} calls/s** (wanted: at least {wanted:.0f}).
-
-{table}
-
-| | |
-| --- | --- |
-{facts}
-"""
-
-
-def write(results: PathResults, json_file: Path) -> None:
-    json_file.parent.mkdir(parents=True, exist_ok=True)
-    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    about = {**results.machine, "server": results.server, "commit": results.commit, "started": results.started}
-    page = PAGE.format(
-        workers=results.workers,
-        slots=results.slots,
-        median=results.calls_per_s,
-        wanted=results.wanted_calls_per_s,
-        table=table(results),
-        facts="\n".join(f"| {name} | {value} |" for name, value in about.items()),
-        **results.shape,
-    )
-    json_file.with_suffix(".md").write_text(page)
+def main(argv: list[str] | None = None) -> int:
+    parser = results.parser(MODULE, __doc__)
+    parser.add_argument("--calls", type=int, default=40_000, help="in one repeat (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=500, help="calls in one request (default %(default)s)")
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--code-bytes", type=int, default=200, help="size of a program (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=512, help="of each worker (default %(default)s)")
+    parser.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
+    given = parser.parse_args(argv)
+    shape = Shape(given.calls, given.batch, given.connections, given.code_bytes)
+    about = results.about(MODULE, argv, server=redis_server.version())
+    turns = []
+    with cluster(given.workers, given.slots) as (url, stages):
+        make_load(url, batches(shape._replace(calls=WARM_UP_CALLS), 0), shape.connections)
+        for number in range(1, given.repeats + 1):
+            turns.append(measure(url, stages, shape, number))
+            print(f"path: {turns[-1].calls_per_s:.0f} calls/s", file=sys.stderr, flush=True)
+    per_s = median(turn.calls_per_s for turn in turns)
+    head = f"# The path without programs\n\nMedian **{per_s:.0f} calls/s** (wanted: {WANTED_PER_S:.0f})."
+    results.write_page(f"{head}\n\n{table(turns)}\n\n{results.about_table(about)}", given.page)
+    return 0 if per_s >= WANTED_PER_S and not any(turn.wrong for turn in turns) else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
-"""Half an hour at 80 % of what the machine can do, while things die: `make soak` (MINUTES=2 to try it). Needs root.
+"""Half an hour at 80 % load while faults are injected: `make soak` (MINUTES=2 to try it). Needs root.
 
-The sandboxed cluster of `loadtest.chaos`: two gateways, three workers, one Redis. First its capacity is measured, then a load
-of 80 % of it begins: single calls at even distances, whatever became of the others, each followed until it has its one right
-result. Again and again a fault is injected, undone or repaired, and when the load has caught up there is calm for a while.
-A machine among others is faster in one minute and slower in the next, so in calm the load follows it: 80 % is where its cores
-are 80 % busy. What could hide behind that, a cluster that becomes slower by itself, is looked for at the end, when it and a
-fresh one are measured in turns.
-Latency counts from when a call was due. Good is: nothing lost, wrong or answered twice; the p99 of calls in calm, after the
-first minutes, at most twice that of the first minutes; the memory of the processes that live through all of it flat; the
-cluster still as fast as a fresh one, and quiet when nobody asks.
+The cluster with sandboxes of `loadtest.chaos`. First its capacity is measured, then a load of 80 % of it starts: single calls
+at even intervals, each followed until it has its one right result. Faults are injected and undone or repaired, one after the
+other, with calm in between. The speed of a shared machine changes, so in calm the load is adjusted until the cores are 80 %
+busy. At the end the cluster is measured in turns with a fresh one, which shows whether it became slower by itself.
+
+Latency counts from when a call was due. The soak is good if nothing is lost, wrong or answered twice; if the p99 of calm calls
+stays within twice that of the first minutes; if the memory of the processes that live through all of it is flat; and if at the
+end the cluster is as fast as a fresh one and uses at most 2 % of the cores at rest.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import sys
@@ -22,151 +20,106 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
-import msgspec
-from msgspec import Struct
+from loadtest.chaos.cluster import Cluster
+from loadtest.chaos.faults import SOAKED
+from loadtest.support import meter, redis_server, results
+from loadtest.support.processes import exit_on_sigterm
+from loadtest.support.results import EXIT_FAILED, percentile
+from loadtest.support.steady_load import Counts, SteadyLoad, add_up
 
-from loadtest import chaos, facts, meter, redis_server
-from loadtest.chaos import Cluster, Trouble
-from loadtest.parts import end_in_order
-from loadtest.results import percentile
-from loadtest.steady_load import Books, SteadyLoad, together
-
-ROOT = Path(__file__).parents[1]
-DEFAULT_JSON = ROOT / "docs" / "results" / "soak.json"
+MODULE = "loadtest.chaos.soak"
 LOAD = 0.8
-CALLERS = 64  # calls that may be open at a time; with all of them open the load falls behind, and that counts as latency
+CALLERS = 64  # calls that may be open; when all are, the load falls behind, which counts as latency
 CAPACITY_CALLERS = 24
 SETTLE_S = 2.0  # after a fault, when the load has caught up
 CAUGHT_UP_S = 0.1
-PATIENCE_S, MOST_PATIENCE_S = 30.0, 120.0  # while it does not catch up: until it is lowered, until calm begins anyway
+PATIENCE_S, MOST_PATIENCE_S = 30.0, 120.0  # for catching up: until the load is lowered, until calm begins anyway
 FIRST_S = 300.0
-STEP_S, SAMPLE_STEPS = 1.0, 5
-PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load follows the machine, and its least and most in one step
+STEP_S, MEMORY_STEPS = 1.0, 5
+PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load is adjusted, and the limits of one adjustment
 BUSY_WITHIN = 0.05
 FRESH_TURNS, FRESH_LEAST = 3, 0.9
 REST_S, REST_MOST, REST_SHOWN = 5.0, 0.02, 5
-CALM_LEAST = 100  # calls in calm, to take a p99 of them; where there are fewer, of all calls
+CALM_LEAST = 100  # calm calls that a p99 needs; with fewer it is that of all calls
 P99_MOST = 2.0
 GROWTH_MOST, GROWTH_MOST_BYTES = 0.10, 10_000_000
-FAULTS: dict[str, Trouble] = {
-    "kill -9 a worker": chaos.worker_dies,
-    "kill -9 every zygote": chaos.zygotes_die,
-    "FLUSHALL, twice": chaos.server_forgets,
-    "kill -9 a gateway": chaos.gateway_dies,
-    "kill -9 every runner": chaos.runners_die,
-    "a worker stands still for 8 s": chaos.worker_stands_still,
-    "kill -9 every nsjail": chaos.jails_die,
-    "Redis gone for 3 s, empty afterwards": chaos.server_restarts,
-    "a gateway and a worker cut off for 8 s": chaos.half_is_cut_off,
-}
 
 
-class Rest(Struct, frozen=True):
-    """Shares of the cores that were busy with nothing to do."""
+class Rest(NamedTuple):
+    """Shares of the cores that were busy without load."""
 
     cluster: float  # by the cluster's processes, also those that outlived their parent
-    machine: float  # by everything on the machine: other processes, the kernel's threads, what its host took from it
-    threads: dict[str, float]  # the busiest ones of the cluster
+    machine: float  # by everything on the machine, and by its host
+    threads: dict[str, float]  # the busiest threads of the cluster
 
 
-class Ends(Struct, frozen=True):
-    """What was measured before and after."""
-
-    capacity_per_s: float
-    beside_fresh: float
-    rest: Rest
-    misses: list[str]  # of the workers
-
-
-class Fault(Struct, frozen=True):
-    name: str
+class Injected(NamedTuple):
+    fault: str
     at_s: float
-    calm_again_s: float  # later
+    calm_after_s: float
 
 
-class Memory(Struct, frozen=True):
+class Memory(NamedTuple):
     """Resident bytes of the gateway and the worker that are never killed, and of Redis."""
 
-    at_s: float
     gateway: int
     worker: int
     redis: int
 
 
-class Pace(Struct, frozen=True):
-    """How many calls a second are sent, and how busy the cores were in the second before."""
+class Pace(NamedTuple):
+    """Calls sent per second, and how busy the cores were in the second before."""
 
-    at_s: float
     per_s: float
     busy: float
     calm: bool
 
 
-class Window(Struct, frozen=True):
-    at_s: float
-    calls: int
-    calm_calls: int
-    p50_ms: float  # of calm calls
-    p99_ms: float
-    all_p99_ms: float
-
-
-class Soak(Struct):
-    started: str
-    commit: str
-    command: str
-    machine: dict[str, str]
-    server: str
+class Soak(NamedTuple):
+    about: dict[str, str]
     minutes: float
     capacity_per_s: float
-    per_s: float  # sent in calm, on average
     busy: float  # of the cores in calm, on average
-    beside_fresh: float  # its capacity at the end, by that of a fresh cluster
-    at_rest: float  # how busy the cluster keeps the cores when the load is over
-    books: Books
-    first_minutes: float  # what the rest is compared with
+    beside_fresh: float  # capacity at the end / that of a fresh cluster
+    rest: Rest
+    counts: Counts
+    first_s: float
     first_p99_ms: float
-    rest_p99_ms: float
+    later_p99_ms: float
     last_p99_ms: float
-    growth: dict[str, float]  # of the memory, as a share, from its first third to its end
-    grown_bytes: dict[str, int]
-    faults: list[Fault] = []
-    windows: list[Window] = []
-    memory: list[Memory] = []
-    paces: list[Pace] = []  # of every fifth second
-    machine_at_rest: float = 0.0
-    threads_at_rest: dict[str, float] = {}
-    worker_misses: list[str] = []
+    growth: dict[str, tuple[float, int]]  # of the memory, as a share and in bytes
+    injected: list[Injected]
+    paces: list[Pace]
+    worker_misses: list[str]
 
     def misses(self) -> list[str]:
-        """What is not as it should be, in words."""
-        worst = max(self.rest_p99_ms, self.last_p99_ms)
+        """The criteria that were not met."""
+        worst, rest = max(self.later_p99_ms, self.last_p99_ms), self.rest.cluster
         checks = {
-            f"the promise: {self.books}": self.books.holds and not self.books.given_up,
+            f"the promise: {self.counts}": self.counts.holds and not self.counts.given_up,
             f"the p99: {worst:.0f} ms after {self.first_p99_ms:.0f} ms at first": worst <= P99_MOST * self.first_p99_ms,
             f"the load: cores {100 * self.busy:.0f} % busy": abs(self.busy - LOAD) <= BUSY_WITHIN,
             f"its speed: {self.beside_fresh:.2f} of a fresh cluster's": self.beside_fresh >= FRESH_LEAST,
-            f"rest: cores {100 * self.at_rest:.1f} % busy afterwards ({self.busiest()})": self.at_rest <= REST_MOST,
+            f"rest: cores {100 * rest:.1f} % busy afterwards ({self.busiest()})": rest <= REST_MOST,
         }
-        for name, share in self.growth.items():
-            grown = self.grown_bytes[name]
+        for name, (share, grown) in self.growth.items():
             flat = share <= GROWTH_MOST or grown <= GROWTH_MOST_BYTES
             checks[f"the memory of the {name}, grown by {100 * share:.0f} % ({grown / 1e6:.0f} MB)"] = flat
         return [*self.worker_misses, *(words for words, met in checks.items() if not met)]
 
     def busiest(self) -> str:
         """The threads that were busy at rest."""
-        return (
-            ", ".join(f"{name}: {100 * share:.1f} %" for name, share in self.threads_at_rest.items()) or "no thread stands out"
-        )
+        shares = (f"{name}: {100 * share:.1f} %" for name, share in self.rest.threads.items())
+        return ", ".join(shares) or "no thread stands out"
 
 
 def resident_bytes(pid: int) -> int:
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return 0  # Redis, which is just being started again
+        return 0  # Redis is being restarted
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024 if "VmRSS:" in text else 0
 
 
@@ -183,13 +136,13 @@ class Busy:
 
 
 class Watch:
-    """In a thread of its own: looks at the memory, and has the load follow the machine while it is calm."""
+    """A thread that records memory, and adjusts the load while it is calm."""
 
-    def __init__(self, cluster: Cluster, load: SteadyLoad, began: float) -> None:
+    def __init__(self, cluster: Cluster, load: SteadyLoad) -> None:
         self.memory: list[Memory] = []
         self.paces: list[Pace] = []
         self.calm = True
-        self._cluster, self._load, self._began = cluster, load, began
+        self._cluster, self._load = cluster, load
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -202,54 +155,48 @@ class Watch:
         self._stop.set()
         self._thread.join(10)
         if self._failure is not None:
-            raise RuntimeError("nobody looked at memory and load any more") from self._failure
+            raise RuntimeError("the thread that watches memory and load failed") from self._failure
 
     def _work(self) -> None:
+        busy = Busy()
         try:
-            self._look_until_stopped()
+            for step in itertools.count(1):
+                if self._stop.wait(STEP_S):
+                    return
+                self._adjust(busy.share())
+                if step % MEMORY_STEPS == 0:
+                    pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
+                    self.memory.append(Memory(*map(resident_bytes, pids)))
         except BaseException as error:
             self._failure = error
 
-    def _look_until_stopped(self) -> None:
-        busy = Busy()
-        for step in itertools.count(1):
-            if self._stop.wait(STEP_S):
-                return
-            self._follow(busy.share())
-            if step % SAMPLE_STEPS == 0:
-                pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
-                self.memory.append(Memory(self._at_s(), *map(resident_bytes, pids)))
-
-    def _follow(self, busy: float) -> None:
+    def _adjust(self, busy: float) -> None:
         assert self._load.per_s is not None
-        if self.calm and (busy > LOAD or self._load.behind_s <= CAUGHT_UP_S):  # not because everything stands still
+        if self.calm and (busy > LOAD or self._load.behind_s <= CAUGHT_UP_S):  # idle cores of a stuck cluster do not count
             self._load.per_s = next_pace(self._load.per_s, busy)
-        self.paces.append(Pace(self._at_s(), round(self._load.per_s, 1), round(busy, 3), self.calm))
-
-    def _at_s(self) -> float:
-        return round(time.monotonic() - self._began, 1)
+        self.paces.append(Pace(self._load.per_s, busy, self.calm))
 
 
 def next_pace(per_s: float, busy: float) -> float:
-    """A little nearer to where the cores are as busy as they should be."""
+    """A step towards the rate at which the cores are as busy as wanted."""
     least, most = PACE_STEP
     return per_s * min(most, max(least, 1 + PACE_GAIN * (LOAD - busy) / LOAD))
 
 
 class Capacity:
-    """Calls a second, as fast as they are answered. Keeps books of them too."""
+    """Measures calls/s at saturation, and counts these calls too."""
 
     def __init__(self) -> None:
-        self.books: list[Books] = []
+        self.counts: list[Counts] = []
 
     def measure(self, cluster: Cluster, seconds: float) -> float:
         load = SteadyLoad(lambda: cluster.urls, cluster.program, 1, name="capacity", callers=CAPACITY_CALLERS, batch=1)
-        self.books.append(load.books)
+        self.counts.append(load.counts)
         with load:
             time.sleep(seconds / 3)
-            before, began = load.books.right, time.monotonic()
+            before, began = load.counts.right, time.monotonic()
             time.sleep(seconds)
-            return (load.books.right - before) / (time.monotonic() - began)
+            return (load.counts.right - before) / (time.monotonic() - began)
 
     def beside_fresh(self, cluster: Cluster, seconds: float, seed: int) -> float:
         with Cluster(sandbox=True, seed=seed) as fresh:
@@ -258,23 +205,40 @@ class Capacity:
         return median(old / new for old, new in turns)
 
 
-def soak(minutes: float, seed: int, command: str) -> Soak:
+def soak(minutes: float, seed: int, about: dict[str, str]) -> Soak:
     calm_s = 30.0 if minutes >= 10 else 6.0
     capacity = Capacity()
     with meter.OwnProcesses("soak") as own, Cluster(sandbox=True, seed=seed) as cluster:
-        say(f"two gateways, three workers; measuring what they can do for {2 * calm_s / 3:.0f} s")
+        say(f"measuring the capacity for {2 * calm_s / 3:.0f} s")
         most = capacity.measure(cluster, calm_s / 2)
         load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=LOAD * most)
-        say(f"{most:.0f} calls/s; {minutes:g} minutes, beginning with {LOAD * most:.0f}")
+        say(f"{most:.0f} calls/s; {minutes:g} minutes, starting with {LOAD * most:.0f}")
         began = time.monotonic()
-        with load, Watch(cluster, load, began) as watch:
-            faults = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
-        misses = chaos.look_at_workers(cluster)
-        at_rest = look_at_rest(own)
-        say(f"at rest {100 * at_rest.cluster:.1f} % of the cores, the machine {100 * at_rest.machine:.1f} %: {at_rest.threads}")
+        with load, Watch(cluster, load) as watch:
+            injected = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
+        misses = cluster.probe_workers()
+        rest = look_at_rest(own)
+        say(f"at rest {100 * rest.cluster:.1f} % of the cores, the machine {100 * rest.machine:.1f} %: {rest.threads}")
         beside_fresh = capacity.beside_fresh(cluster, calm_s / 3, seed)
-    books = together([load.books, *capacity.books])
-    return assemble(load, books, faults, watch, began, minutes, Ends(most, beside_fresh, at_rest, misses), command)
+    visits = visits_of([due - began for due in load.dues], load.latencies_s, injected)
+    first_s, end_s = min(FIRST_S, 60 * minutes / 4), 60 * minutes
+    return Soak(
+        about,
+        minutes,
+        most,
+        fmean(pace.busy for pace in watch.paces if pace.calm),
+        beside_fresh,
+        rest,
+        add_up([load.counts, *capacity.counts]),
+        first_s,
+        calm_p99([visit for visit in visits if visit.at_s < first_s]),
+        calm_p99([visit for visit in visits if visit.at_s >= first_s]),
+        calm_p99([visit for visit in visits if visit.at_s >= end_s - first_s]),
+        growth_of(watch.memory),
+        injected,
+        watch.paces,
+        misses,
+    )
 
 
 def look_at_rest(own: meter.OwnProcesses) -> Rest:
@@ -290,33 +254,33 @@ def look_at_rest(own: meter.OwnProcesses) -> Rest:
     return Rest(used_s / cores_s, busy.share(), {meter.thread_name(*key): round(shares[key], 4) for key in busiest})
 
 
-def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Fault]:
+def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Injected]:
     """Faults, one after the other, with calm in between."""
-    made: list[Fault] = []
-    rest(2 * calm_s, until)
-    for name, trouble in itertools.cycle(FAULTS.items()):
+    made: list[Injected] = []
+    pause(2 * calm_s, until)
+    for name, fault in itertools.cycle(SOAKED.items()):
         if time.monotonic() + calm_s > until:
             break
         at, watch.calm = time.monotonic(), False
-        trouble(cluster)
-        chaos.wait_until_well(cluster.urls)
-        chaos.replace(cluster)
+        fault(cluster)
+        cluster.wait_until_healthy()
+        cluster.replace_removed()
         wait_caught_up(load)
         watch.calm = True
-        made.append(Fault(name, round(at - began, 1), round(time.monotonic() - at, 1)))
-        words = f"{name}; calm after {made[-1].calm_again_s:.1f} s; {load.books.right} right so far, {load.per_s:.0f} calls/s"
-        say(f"{at - began:5.0f} s: {words}")
-        rest(calm_s, until)
-    rest(until - time.monotonic(), until)
+        made.append(Injected(name, at - began, time.monotonic() - at))
+        words = f"calm after {made[-1].calm_after_s:.1f} s; {load.counts.right} right so far, {load.per_s:.0f} calls/s"
+        say(f"{at - began:5.0f} s: {name}; {words}")
+        pause(calm_s, until)
+    pause(until - time.monotonic(), until)
     return made
 
 
-def rest(seconds: float, until: float) -> None:
+def pause(seconds: float, until: float) -> None:
     time.sleep(max(0.0, min(seconds, until - time.monotonic())))
 
 
 def wait_caught_up(load: SteadyLoad) -> None:
-    """A load that does not catch up with everything repaired is too much for what the machine can do by now. It is lowered."""
+    """Lower a load that does not catch up after a repair: the machine has become slower."""
     assert load.per_s is not None
     began = time.monotonic()
     while load.behind_s > CAUGHT_UP_S and time.monotonic() < began + MOST_PATIENCE_S:
@@ -326,142 +290,65 @@ def wait_caught_up(load: SteadyLoad) -> None:
     time.sleep(SETTLE_S)
 
 
-# -- figures ------------------------------------------------------------------------------------------------------------------
-
-
-class Visit(Struct, frozen=True):
+class Visit(NamedTuple):
     at_s: float
     latency_ms: float
     calm: bool
 
 
-def assemble(
-    load: SteadyLoad,
-    books: Books,
-    faults: list[Fault],
-    watch: Watch,
-    began: float,
-    minutes: float,
-    ends: Ends,
-    command: str,
-) -> Soak:
-    visits = visits_of([due - began for due in load.dues], load.latencies_s, faults)
-    first_s = min(FIRST_S, 60 * minutes / 4)
-    end_s = 60 * minutes
-    paces = [pace for pace in watch.paces if pace.calm]
-    growth, grown = growth_of(watch.memory)
-    return Soak(
-        facts.now(),
-        facts.commit(),
-        command,
-        facts.machine(),
-        redis_server.version(),
-        minutes,
-        round(ends.capacity_per_s, 1),
-        round(sum(visit.calm for visit in visits) / (STEP_S * len(paces)), 1),
-        round(fmean(pace.busy for pace in paces), 3),
-        round(ends.beside_fresh, 3),
-        round(ends.rest.cluster, 4),
-        books,
-        round(first_s / 60, 2),
-        calm_p99([visit for visit in visits if visit.at_s < first_s]),
-        calm_p99([visit for visit in visits if visit.at_s >= first_s]),
-        calm_p99([visit for visit in visits if visit.at_s >= end_s - first_s]),
-        growth,
-        grown,
-        faults,
-        windows_of(visits, end_s / 30),
-        watch.memory,
-        watch.paces[::SAMPLE_STEPS],
-        round(ends.rest.machine, 4),
-        ends.rest.threads,
-        ends.misses,
-    )
-
-
-def p99(values: list[float]) -> float:
-    return round(percentile(values, 0.99), 1) if values else 0.0
-
-
 def calm_p99(visits: list[Visit]) -> float:
     calm = [visit.latency_ms for visit in visits if visit.calm]
-    return p99(calm if len(calm) >= CALM_LEAST else [visit.latency_ms for visit in visits])
+    chosen = calm if len(calm) >= CALM_LEAST else [visit.latency_ms for visit in visits]
+    return percentile(chosen, 0.99) if chosen else 0.0
 
 
-def visits_of(dues_s: list[float], latencies_s: list[float], faults: list[Fault]) -> list[Visit]:
-    """In calm is a call that was due, and answered, outside of every fault and its aftermath."""
-    starts = [fault.at_s for fault in faults]
+def visits_of(dues_s: list[float], latencies_s: list[float], injected: list[Injected]) -> list[Visit]:
+    """A call is calm if it was due and answered outside of every fault and its aftermath."""
+    starts = [one.at_s for one in injected]
 
     def calm(due_s: float, end_s: float) -> bool:
-        index = bisect_right(starts, end_s) - 1  # the last fault that had begun when it was answered
-        return index < 0 or due_s > starts[index] + faults[index].calm_again_s
+        index = bisect_right(starts, end_s) - 1  # the last fault that began before the answer
+        return index < 0 or due_s > starts[index] + injected[index].calm_after_s
 
-    return [
-        Visit(round(due_s, 2), round(1000 * latency_s, 2), calm(due_s, due_s + latency_s))
-        for due_s, latency_s in zip(dues_s, latencies_s, strict=True)
-    ]
+    visits = zip(dues_s, latencies_s, strict=True)
+    return [Visit(due_s, 1000 * latency_s, calm(due_s, due_s + latency_s)) for due_s, latency_s in visits]
 
 
-def windows_of(visits: list[Visit], width_s: float) -> list[Window]:
-    by_window: dict[int, list[Visit]] = {}
-    for visit in visits:
-        by_window.setdefault(int(visit.at_s / width_s), []).append(visit)
-    made = []
-    for number, some in sorted(by_window.items()):
-        calm = [visit.latency_ms for visit in some if visit.calm]
-        if calm:
-            middle = round(percentile(calm, 0.5), 1)
-            everything = p99([visit.latency_ms for visit in some])
-            made.append(Window(round(number * width_s, 1), len(some), len(calm), middle, p99(calm), everything))
-    return made
-
-
-def growth_of(memory: list[Memory]) -> tuple[dict[str, float], dict[str, int]]:
-    """From a third of the time on: before that, records of results that are kept for two minutes fill up."""
+def growth_of(memory: list[Memory]) -> dict[str, tuple[float, int]]:
+    """From a third of the time on: before that, results that are kept for two minutes fill the memory."""
     third = max(1, len(memory) // 6)
     early, late = memory[len(memory) // 3 :][:third], memory[-third:]
-    shares, grown = {}, {}
-    for name in ("gateway", "worker", "redis"):
+    found = {}
+    for name in Memory._fields:
         before, after = (median(getattr(one, name) for one in some) if some else 0 for some in (early, late))
-        shares[name] = round(after / before - 1, 4) if before else 0.0
-        grown[name] = int(after - before)
-    return shares, grown
+        found[name] = (after / before - 1 if before else 0.0, int(after - before))
+    return found
 
 
-# -- words --------------------------------------------------------------------------------------------------------------------
+def page(found: Soak) -> str:
+    missed, counts = found.misses(), found.counts
+    paces = [pace.per_s for pace in found.paces if pace.calm] or [0.0]
+    memory = ", ".join(f"{name} {100 * share:+.1f} %" for name, (share, _) in found.growth.items())
+    rows = [[f"{one.at_s / 60:.1f}", one.fault, f"{one.calm_after_s:.1f} s"] for one in found.injected]
+    return f"""# Soak
 
+{found.minutes:g} minutes at {100 * LOAD:.0f} % load: two gateways, three workers with sandboxes, Redis and the load on one
+machine, {len(found.injected)} faults. {f"**Missed**: {'; '.join(missed)}." if missed else "All criteria met."}
 
-def words(found: Soak) -> str:
-    missed = found.misses()
-    verdict = f"**Missed**: {'; '.join(missed)}." if missed else "All good."
-    books = found.books
-    memory = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in found.growth.items())
-    low, high = (pick([pace.per_s for pace in found.paces if pace.calm], default=0.0) for pick in (min, max))
-    rows = "\n".join(f"| {fault.at_s / 60:.1f} | {fault.name} | {fault.calm_again_s:.1f} s |" for fault in found.faults)
-    return f"""## Soak
+The capacity was {found.capacity_per_s:.0f} calls/s at first. In calm the load was adjusted between {min(paces):.0f} and
+{max(paces):.0f} calls/s, {fmean(paces):.0f} on average, with the cores {100 * found.busy:.0f} % busy. At the end the cluster
+had {found.beside_fresh:.2f} of the capacity of a fresh one, measured in turns, and at rest it kept the cores
+{100 * found.rest.cluster:.1f} % busy (the whole machine: {100 * found.rest.machine:.1f} %).
 
-{found.minutes:g} minutes at {100 * LOAD:.0f} % load, two gateways, three workers with sandboxes, Redis and the load on one
-machine, {len(found.faults)} faults. {verdict}
-
-The cluster could do {found.capacity_per_s:.0f} calls/s at first. The load began with {100 * LOAD:.0f} % of that and, in calm,
-followed the machine, whose speed changes: {low:.0f} to {high:.0f} calls/s, {found.per_s:.0f} on average, the cores
-{100 * found.busy:.0f} % busy. At the end the cluster had {found.beside_fresh:.2f} of the capacity of a fresh one, measured in
-turns, and with nothing to do it kept the cores {100 * found.at_rest:.1f} % busy (the whole machine: \
-{100 * found.machine_at_rest:.1f} %).
-
-{books.right:,} right results; lost {books.lost}, wrong {books.wrong}, answered twice {books.twice}, blamed on the model \
-{books.model}, given up {books.given_up}; {books.sent_again} were sent again, {books.broken} of them after a broken connection.
-p99 of calls in calm: {found.first_p99_ms:.0f} ms in the first {found.first_minutes:g} minutes, {found.rest_p99_ms:.0f} ms
+{counts.right:,} right results; lost {counts.lost}, wrong {counts.wrong}, answered twice {counts.twice}, blamed on the model \
+{counts.model}, given up {counts.given_up}; {counts.sent_again} sent again, {counts.broken} of them after a broken connection.
+p99 of calm calls: {found.first_p99_ms:.0f} ms in the first {found.first_s / 60:.1f} minutes, {found.later_p99_ms:.0f} ms
 afterwards, {found.last_p99_ms:.0f} ms at the end (at most {P99_MOST:g} x). Memory of the processes that lived through it,
-from its first third to its end: {memory}.
+from the first third to the end: {memory}.
 
-| minute | fault | calm again after |
-| ---: | --- | ---: |
-{rows}
+{results.markdown(["minute", "fault", "calm after"], rows)}
 
-![Latency and memory over time](soak.png)
-
-`{found.command}` · {found.started} · commit {found.commit} · {found.machine["cpu"]}, {found.machine["cores"]} cores
+{results.about_table(found.about)}
 """
 
 
@@ -470,24 +357,17 @@ def say(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="soak",
-        description=__doc__,
-        epilog=redis_server.CHOICE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = results.parser(MODULE, __doc__)
+    parser.epilog = redis_server.CHOICE
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="PATH", default=DEFAULT_JSON, help="where to write (default: %(default)s)")
+    parser.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
     given = parser.parse_args(argv)
-    found = soak(given.minutes, given.seed, f"python -m loadtest.soak --minutes {given.minutes:g} --seed {given.seed}")
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    print(words(found))
-    say("python -m loadtest.performance --render puts this into docs/results/performance.md")
-    return 1 if found.misses() else 0
+    found = soak(given.minutes, given.seed, results.about(MODULE, argv, server=redis_server.version()))
+    results.write_page(page(found), given.page)
+    return EXIT_FAILED if found.misses() else 0
 
 
 if __name__ == "__main__":
-    end_in_order()
+    exit_on_sigterm()
     sys.exit(main())

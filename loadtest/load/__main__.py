@@ -1,10 +1,10 @@
-"""Starts locust with the users of `loadtest/locustfile.py`, and a service for them if there is none: `make load`.
+"""Starts locust with the users of locustfile.py, and a service unless `--url` names one: `make load`.
 
     python -m loadtest.load --users 50 --time 60s --shape step
     python -m loadtest.load --url http://gateway:8080 --web        the page is at http://127.0.0.1:8089
     python -m loadtest.load --only BatchUser,SessionUser -- --csv run1 --html run1.html
 
-What comes after -- goes to locust.
+Arguments after -- are passed to locust.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtest.parts import Part, end_in_order
+from loadtest.support.processes import ROOT, Part, exit_on_sigterm
 from worker.config import usable_cores
 
-LOCUSTFILE, RAMP = (Path(__file__).with_name(name) for name in ("locustfile.py", "locust_ramp.py"))
+LOCUSTFILE, RAMP = (Path(__file__).with_name(name) for name in ("locustfile.py", "ramp.py"))
 SHAPES = ("steady", "step", "ramp", "soak")
 SOAK = "30m"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="", help="of a service that runs; without it one is started here")
-    parser.add_argument("--web", action="store_true", help="locust's page instead of a run that starts by itself")
+    parser.add_argument("--url", default="", help="of a running service; by default one is started")
+    parser.add_argument("--web", action="store_true", help="show locust's web page and wait for its start button")
     parser.add_argument("--users", type=int, default=24)
     parser.add_argument("--time", help=f"such as 90s or 10m (default 60s, for a soak {SOAK})")
     parser.add_argument("--shape", choices=SHAPES, default="steady")
     parser.add_argument("--mix", choices=("rollout", "std", "slow"), default="rollout")
-    parser.add_argument(
-        "--processes", type=int, default=max(2, usable_cores() // 2), help="that make the load (default: %(default)s)"
-    )
-    parser.add_argument("--only", default="", metavar="CLASSES", help="of users, with commas between them (default: all)")
-    parser.add_argument("rest", nargs="*", help="for locust, after --")
+    parser.add_argument("--processes", type=int, default=max(2, usable_cores() // 2), help="of locust (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="CLASSES", help="of users, separated by commas (default: all)")
+    parser.add_argument("rest", nargs="*", help="options of locust, after --")
     return parser.parse_args(argv)
 
 
@@ -53,10 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     given = parse(argv)
     with contextlib.ExitStack() as stack:
         url = given.url or stack.enter_context(Part.up()).url
-        environment = os.environ | {"PYTHONPATH": str(LOCUSTFILE.parents[1])}
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
         return subprocess.run(command(given, url), env=environment).returncode
 
 
 if __name__ == "__main__":
-    end_in_order()
+    exit_on_sigterm()
     sys.exit(main())

@@ -1,12 +1,11 @@
-"""A part of a burst, from a process of its own: its calls are sent at once, in a few requests, and every result is looked at.
+"""A process that sends a part of a burst at once, in a few requests, and checks every result.
 
-Reads an `Order` from standard input and writes what became of it (`Share`) to standard output.
+It reads an `Order` from standard input and writes a `Share` to standard output.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import subprocess
 import sys
 import time
@@ -18,10 +17,10 @@ from msgspec import Struct
 from exec_client.errors import ExecError
 from exec_client.grpc_transport import GrpcTransport
 from exec_wire import Call
-from loadtest.steady_load import Books, Program, SteadyLoad
+from loadtest.support.steady_load import Counts, Program, SteadyLoad
 
-ROOT = Path(__file__).parents[1]
-GRPC_CHANNELS = 4  # HTTP/2 connections: with one, its flow control is what is measured
+ROOT = Path(__file__).parents[2]
+GRPC_CHANNELS = 4  # HTTP/2 connections: the flow control of one would be the bottleneck
 
 
 class Order(Struct, frozen=True):
@@ -35,17 +34,16 @@ class Order(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """What one process sent, and what came of it."""
+    """The results of one sender."""
 
-    books: Books
-    stays_ms: list[float]  # of calls, as the gateway saw it
+    counts: Counts
+    stays_ms: list[float]  # time in the service, by the gateway
     cpu_s: float
-    peak_bytes: int
 
 
 def start(order: Order) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "loadtest.burst_load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-m", "loadtest.load.burst_sender"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.msgpack.encode(order))
@@ -60,7 +58,7 @@ def finish(process: subprocess.Popen[bytes]) -> Share:
     return share
 
 
-def over_http(order: Order) -> tuple[Books, list[float]]:
+def over_http(order: Order) -> tuple[Counts, list[float]]:
     load = SteadyLoad(
         lambda: [order.url],
         Program.python if order.sandboxed else Program.echo,
@@ -74,16 +72,16 @@ def over_http(order: Order) -> tuple[Books, list[float]]:
     )
     with load:
         load.join()
-    return load.books, load.stays_ms
+    return load.counts, load.stays_ms
 
 
 class GrpcLoad:
-    """As `SteadyLoad`, for one attempt: a request that breaks is a loss here."""
+    """As `SteadyLoad`, with one attempt: the calls of a broken request are lost."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._program = Program.python if order.sandboxed else Program.echo
-        self.books, self.stays_ms = Books(words={}), list[float]()
+        self.counts, self.stays_ms = Counts(notes={}), list[float]()
 
     async def run(self) -> None:
         channels = [GrpcTransport(self._order.url) for _ in range(GRPC_CHANNELS)]
@@ -98,45 +96,44 @@ class GrpcLoad:
         wanted = [self._program(name) for name in names]
         calls = [Call(one.code, deadline_s=order.deadline_s, tenant=order.tenant) for one in wanted]
         missing = set(range(len(calls)))
-        self.books.accepted += len(calls)
+        self.counts.accepted += len(calls)
         try:
             async for result in channel.send(calls, order.deadline_s + 30):
                 if result.index not in missing:
-                    self.books.twice += 1
+                    self.counts.twice += 1
                     continue
                 missing.discard(result.index)
-                self.books.answered += 1
+                self.counts.answered += 1
                 self.stays_ms.append(result.timings.total_ms)
                 self._judge(result.status, result.blame, result.stdout == wanted[result.index].stdout)
         except ExecError as error:
             self._note(f"{type(error).__name__}: {error}")
-        self.books.lost += len(missing)
+        self.counts.lost += len(missing)
 
     def _judge(self, status: str, blame: str, same: bool) -> None:
         if status == "ok":
-            self.books.right += same
-            self.books.wrong += not same
+            self.counts.right += same
+            self.counts.wrong += not same
         else:
-            self.books.infra += blame == "infra"
-            self.books.model += blame != "infra"
+            self.counts.infra += blame == "infra"
+            self.counts.model += blame != "infra"
             self._note(f"{status} blamed on {blame}")
 
-    def _note(self, words: str) -> None:
-        self.books.words[words] = self.books.words.get(words, 0) + 1
+    def _note(self, note: str) -> None:
+        self.counts.notes[note] = self.counts.notes.get(note, 0) + 1
 
 
-def over_grpc(order: Order) -> tuple[Books, list[float]]:
+def over_grpc(order: Order) -> tuple[Counts, list[float]]:
     load = GrpcLoad(order)
     asyncio.run(load.run())
-    return load.books, load.stays_ms
+    return load.counts, load.stays_ms
 
 
 def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     began = time.process_time()
-    books, stays_ms = over_grpc(order) if order.url.startswith("grpc://") else over_http(order)
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    sys.stdout.buffer.write(msgspec.msgpack.encode(Share(books, stays_ms, time.process_time() - began, peak_bytes)))
+    counts, stays_ms = over_grpc(order) if order.url.startswith("grpc://") else over_http(order)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(Share(counts, stays_ms, time.process_time() - began)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Users for locust: what drives our client, and one for each door. `make load`, or `locust -f loadtest/locustfile.py --help`.
+"""Users for locust, of our client and of each adapter: `make load`, or `locust -f loadtest/load/locustfile.py --help`.
 
-Every user runs programs of a mix and looks whether each ended as it should. Besides the requests, locust's statistics have a
-row for each stage of our own calls (`queue`, `start`, `run`: its times) and for each blame (`none`, `model`, `infra`: how
-many). These rows are not in the total, which counts calls and requests.
+Every user runs programs of a mix and checks how each ended. Besides the requests, locust's statistics have a row for the time
+of each stage of our own calls (`queue`, `start`, `run`) and for the number of results of each blame (`none`, `model`,
+`infra`). These rows are not in the total, which counts calls and requests.
 
 All users of a process share one client, as the tasks of a trainer do: their calls share requests.
 """
@@ -25,45 +25,42 @@ from locust.env import Environment
 
 from exec_client import AsyncClient, Call, ExecError, Limits, Result, Test
 from exec_wire import Timings
-from loadtest.workload import MIXES, Program, calls
+from loadtest.support.workload import MIXES, STATUS_OF_KIND, Program, calls
 
 T = TypeVar("T")
 
-SHAPES = ("steady", "step", "ramp", "soak")  # ramp: with loadtest/locust_ramp.py beside this
-PROGRAMS = 400  # that a user has, in turn
+SHAPES = ("steady", "step", "ramp", "soak")  # ramp needs ramp.py too
+PROGRAMS = 400  # of one user, which repeats them
 DEADLINE_S = 120.0
-EXPECTED = {"error": "error", "endless": "timeout"}  # by kind; the others end well
 CELLS = 5
 SQUARES = "n = int(input())\nprint(sum(k * k for k in range(n + 1)))\n"
 ANSWERS = [("The answer is \\boxed{\\frac{2}{4}}.", "1/2"), ("So x = 0.5", "0.5"), ("\\boxed{x^2+2x+1}", "(x+1)^2")]
 
 
-logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request, else
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: LocustArgumentParser) -> None:
     ours = parser.add_argument_group("exec-service")
     ours.add_argument("--mix", choices=[*MIXES], default="rollout", help="of programs")
-    ours.add_argument(
-        "--shape", choices=SHAPES, default="steady", help="step: everybody at once, then silence, again and again"
-    )
+    ours.add_argument("--shape", choices=SHAPES, default="steady", help="step: all users send at the same moment, then pause")
     ours.add_argument("--step-seconds", type=float, default=10.0, help="from one step to the next")
     ours.add_argument("--calls", type=int, default=16, help="of a batch")
 
 
 class Wrong(Exception):
-    """It was answered, but not as it should be."""
+    """The response is not the expected one."""
 
 
 # -- users of our client ------------------------------------------------------------------------------------------------------
 
 
 class Bridge:
-    """Our client, on an event loop that runs in a thread of its own.
+    """Our client, on an event loop in a thread of its own.
 
-    gevent, which locust is made of, takes the place of threads and selectors, and asyncio does not run on those. A thread that
-    is really one, and uvloop, which needs no selector, are not touched by that. Made on first use: locust forks before.
+    gevent, which locust uses, replaces threads and selectors, and asyncio does not run on its replacements. This class uses an
+    original thread, and uvloop, which needs no selector. It is made on first use, after locust has forked.
     """
 
     def __init__(self, url: str) -> None:
@@ -80,7 +77,7 @@ class Bridge:
         async def run() -> None:
             try:
                 outcome, error = await work, None
-            except Exception as raised:  # it belongs to the greenlet that waits
+            except Exception as raised:  # raised again in the greenlet that waits
                 outcome, error = None, raised
             hub.loop.run_callback_threadsafe(landed.set, (outcome, error))
 
@@ -101,7 +98,7 @@ def bridge_to(url: str) -> Bridge:
 
 
 class Paced:
-    """When a user goes on: at once, or with the next step, which is the same moment for all."""
+    """A user sends again at once, or with the next step, which is the same moment for all users."""
 
     environment: Environment
     _numbers: ClassVar[Iterator[int]] = itertools.count(1)
@@ -141,13 +138,13 @@ class ClientUser(Paced, User):
         )
 
     def stages(self, blame: str, times: Timings) -> None:
-        """Rows of their own. `log` of an entry, since a request that is fired would be in the total."""
+        """Log rows of their own: a fired request would be in the total."""
         stats = self.environment.stats
         for stage in ("queue", "start", "run"):
             stats.get(stage, "stage").log(int(getattr(times, f"{stage}_ms")), 0)
         stats.get(blame, "blame").log(int(times.total_ms), 0)
 
-    def tell(self, what: str, program: Program, latency_s: float, outcome: Result | ExecError) -> None:
+    def log(self, what: str, program: Program, latency_s: float, outcome: Result | ExecError) -> None:
         if isinstance(outcome, ExecError):
             self.fire(what, program.kind, latency_s, outcome)
             return
@@ -155,7 +152,7 @@ class ClientUser(Paced, User):
         self.fire(what, program.kind, latency_s, wrong_end(program, outcome.status), len(outcome.stdout))
 
     def timed(self, what: str, name: str, work: Coroutine[Any, Any, T], right: Callable[[T], bool]) -> T | None:
-        """One request that is not a batch."""
+        """Time one request that is not a batch."""
         began = time.perf_counter()
         outcome: T | None = None
         error: Exception | None
@@ -169,7 +166,7 @@ class ClientUser(Paced, User):
 
 
 def wrong_end(program: Program, status: str) -> Wrong | None:
-    expected = EXPECTED.get(program.kind, "ok")
+    expected = STATUS_OF_KIND.get(program.kind, "ok")
     return None if status == expected else Wrong(f"{program.name}: {status} instead of {expected}")
 
 
@@ -181,7 +178,7 @@ def as_calls(programs: Iterable[Program]) -> list[Call]:
 
 
 class BatchUser(ClientUser):
-    """Waits for all results of a batch, as a trainer does at the end of a turn."""
+    """Waits for all results of a batch, as a trainer does after a turn."""
 
     @task
     def batch(self) -> None:
@@ -189,17 +186,17 @@ class BatchUser(ClientUser):
         outcomes = self.bridge.do(self.client.run_many(as_calls(programs), return_exceptions=True))
         latency_s = time.perf_counter() - began
         for program, outcome in zip(programs, outcomes, strict=True):
-            self.tell("batch", program, latency_s, outcome)
+            self.log("batch", program, latency_s, outcome)
 
 
 class StreamUser(ClientUser):
-    """Takes each result as it lands."""
+    """Reads each result as it arrives."""
 
     @task
     def stream(self) -> None:
         programs = self.next_programs()
         for index, latency_s, outcome in self.bridge.do(self._collect(programs)):
-            self.tell("stream", programs[index], latency_s, outcome)
+            self.log("stream", programs[index], latency_s, outcome)
 
     async def _collect(self, programs: list[Program]) -> list[tuple[int, float, Result | ExecError]]:
         began = time.perf_counter()
@@ -225,7 +222,7 @@ class VerifyUser(ClientUser):
 
 
 class SessionUser(ClientUser):
-    """A rollout of a few turns, each of which needs what the one before it has left."""
+    """A rollout of a few turns, each of which needs the state of the turn before."""
 
     @task
     def rollout(self) -> None:
@@ -239,10 +236,10 @@ class SessionUser(ClientUser):
             return (await session.run("x + 1")).value
 
 
-# -- users of the doors -------------------------------------------------------------------------------------------------------
+# -- users of the adapters ----------------------------------------------------------------------------------------------------
 
 
-class DoorUser(Paced, FastHttpUser):
+class AdapterUser(Paced, FastHttpUser):
     abstract = True
     connection_timeout = network_timeout = DEADLINE_S
 
@@ -257,28 +254,28 @@ class DoorUser(Paced, FastHttpUser):
                 answer.failure(f"{name}: {(answer.text or '')[:300]}")
 
 
-class CodeJudgeUser(DoorUser):
+class CodeJudgeUser(AdapterUser):
     @task
     def long_batch(self) -> None:
-        program = next(one for one in self.programs if one.kind != "endless")  # its clients cannot say how long one may take
+        program = next(one for one in self.programs if one.kind != "endless")  # the protocol has no time limit
         submission = {"type": "python", "solution": program.code, "input": program.stdin}
         runs_well = program.kind != "error"
         right = lambda answer: [one["run_success"] for one in answer["results"]] == [runs_well]  # noqa: E731
         self.ask("/run/long-batch", {"submissions": [submission]}, program.kind, right)
 
 
-class SandboxFusionUser(DoorUser):
+class SandboxFusionUser(AdapterUser):
     ENDS: ClassVar = {"ok": "Finished", "error": "Finished", "timeout": "TimeLimitExceeded"}
 
     @task
     def run_code(self) -> None:
         program = next(self.programs)
         body = {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.wall_s}
-        end = self.ENDS[EXPECTED.get(program.kind, "ok")]
+        end = self.ENDS[STATUS_OF_KIND.get(program.kind, "ok")]
         self.ask("/run_code", body, program.kind, lambda answer: answer["run_result"]["status"] == end)
 
 
-class NemoSkillsUser(DoorUser):
+class NemoSkillsUser(AdapterUser):
     @task
     def execute(self) -> None:
         program = next(self.programs)
@@ -287,7 +284,7 @@ class NemoSkillsUser(DoorUser):
         self.ask("/execute", body, program.kind, lambda answer: answer["process_status"] == end)
 
 
-class PistonUser(DoorUser):
+class PistonUser(AdapterUser):
     @task
     def execute(self) -> None:
         program = next(self.programs)
@@ -298,11 +295,11 @@ class PistonUser(DoorUser):
             "error": lambda run: run["code"] == 1,
             "timeout": lambda run: run["signal"] == "SIGKILL",
         }
-        judge = right[EXPECTED.get(program.kind, "ok")]
+        judge = right[STATUS_OF_KIND.get(program.kind, "ok")]
         self.ask("/api/v2/execute", body, program.kind, lambda answer: judge(answer["run"]))
 
 
-class McpUser(DoorUser):
+class McpUser(AdapterUser):
     @task
     def call_tool(self) -> None:
         program = next(one for one in self.programs if one.kind != "endless")

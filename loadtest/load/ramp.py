@@ -1,6 +1,6 @@
-"""A tenth more of the users at a time: `locust -f loadtest/locustfile.py,loadtest/locust_ramp.py`, or `make load SHAPE=ramp`.
+"""Adds a tenth of the users at a time: `make load SHAPE=ramp`.
 
-In a file of its own: locust takes every shape that it finds, and without one it keeps the users that it was told.
+This shape is a file of its own because locust uses every shape that it finds in its files.
 """
 
 from __future__ import annotations

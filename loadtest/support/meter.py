@@ -1,9 +1,9 @@
-"""What a process and all its descendants use: CPU time, dead children included, and memory without counting shared pages twice.
+"""What a process and all its descendants use: CPU time, ended children included, and memory with shared pages counted once.
 
-CPU time comes from a control group that the process is started in. v1: `cpuacct`, which the sandbox's own groups (memory, pids,
-cpu) do not touch, or contain if it is mounted together with `cpu`. v2: the group has a leaf for the process, so that the
-sandbox can make its groups beside that leaf and still inside. Where no group can be made: the times in /proc of what is alive,
-which include those of children that were waited for.
+The process is started in a control group, which counts its CPU time. v1: `cpuacct`; the groups of the sandbox (memory, pids,
+cpu) do not touch it, or are inside it where it is mounted together with `cpu`. v2: the process is in a leaf of the group, so
+that the groups of the sandbox are made beside that leaf and still inside. Without control groups: the times in /proc of living
+processes, which include the children they waited for.
 """
 
 from __future__ import annotations
@@ -13,75 +13,21 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 PREFIX = "exec-bench"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class CpuMeter(Protocol):
-    how: str
-    parent: Path | None  # the group above, if there are control groups
-    procs: Path | None  # where a process id is written to be counted
+class CpuMeter:
+    """Counts through /proc; the classes below count through a control group."""
+
+    how = "/proc of processes that live or were waited for"
+    parent: Path | None = None  # the group above
+    group: Path | None = None
+    procs: Path | None = None  # a process id written here is counted
 
     def command(self, command: list[str]) -> list[str]:
-        """The command that starts `command` where it is counted."""
-        ...
-
-    def used_s(self, root_pid: int) -> float: ...
-
-    def close(self) -> None: ...
-
-
-class V1Meter:
-    how = "cgroup v1 cpuacct"
-
-    def __init__(self, parent: Path, name: str) -> None:
-        self._folder = parent / name
-        self._folder.mkdir()
-        self.parent: Path | None = parent
-        self.procs: Path | None = self._folder / "cgroup.procs"
-
-    def command(self, command: list[str]) -> list[str]:
-        return _started_in(self._folder, command)
-
-    def used_s(self, root_pid: int) -> float:
-        return int((self._folder / "cpuacct.usage").read_text()) / 1e9
-
-    def close(self) -> None:
-        _remove(self._folder)
-
-
-class V2Meter:
-    how = "cgroup v2 cpu.stat"
-
-    def __init__(self, parent: Path, name: str) -> None:
-        self._folder = parent / name
-        self._leaf = self._folder / "own"
-        self._folder.mkdir()
-        self._leaf.mkdir()
-        with contextlib.suppress(OSError):  # without these controllers the sandbox has no groups that could lead out
-            (self._folder / "cgroup.subtree_control").write_text("+memory +pids")
-        self.parent: Path | None = parent
-        self.procs: Path | None = self._leaf / "cgroup.procs"
-
-    def command(self, command: list[str]) -> list[str]:
-        return _started_in(self._leaf, command)
-
-    def used_s(self, root_pid: int) -> float:
-        return int((self._folder / "cpu.stat").read_text().split()[1]) / 1e6
-
-    def close(self) -> None:
-        _remove(self._leaf)
-        _remove(self._folder)
-
-
-class ProcMeter:
-    how = "/proc of what is alive and was waited for"
-    parent: Path | None = None
-    procs: Path | None = None
-
-    def command(self, command: list[str]) -> list[str]:
+        """The command that starts `command` inside the meter."""
         return command
 
     def used_s(self, root_pid: int) -> float:
@@ -91,20 +37,53 @@ class ProcMeter:
         pass
 
 
+class GroupMeter(CpuMeter):
+    def __init__(self, parent: Path, name: str, leaf: str = "") -> None:
+        self._group, self._own = parent / name, parent / name / leaf
+        self._own.mkdir(parents=True)
+        self.parent, self.group, self.procs = parent, self._group, self._own / "cgroup.procs"
+
+    def command(self, command: list[str]) -> list[str]:
+        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.procs), *command]
+
+    def close(self) -> None:
+        for folder in dict.fromkeys((self._own, self._group)):
+            _remove(folder)
+
+
+class V1Meter(GroupMeter):
+    how = "cgroup v1 cpuacct"
+
+    def used_s(self, root_pid: int) -> float:
+        return int((self._group / "cpuacct.usage").read_text()) / 1e9
+
+
+class V2Meter(GroupMeter):
+    how = "cgroup v2 cpu.stat"
+
+    def __init__(self, parent: Path, name: str) -> None:
+        super().__init__(parent, name, "own")
+        with contextlib.suppress(OSError):  # without these controllers the sandbox makes no groups outside this one
+            (self._group / "cgroup.subtree_control").write_text("+memory +pids")
+
+    def used_s(self, root_pid: int) -> float:
+        return int((self._group / "cpu.stat").read_text().split()[1]) / 1e6
+
+
 def make_meter(name: str) -> CpuMeter:
     name = f"{PREFIX}-{os.getpid()}-{name}"
     with contextlib.suppress(OSError):
-        if parent := _own_group("cgroup", "cpuacct"):
+        if parent := own_group("cgroup", "cpuacct"):
             return V1Meter(parent, name)
     with contextlib.suppress(OSError):
-        if parent := _own_group("cgroup2", ""):
+        if parent := own_group("cgroup2", ""):
             return V2Meter(parent, name)
-    return ProcMeter()
+    return CpuMeter()
 
 
 def remove_leftovers() -> None:
-    """Groups of measurements that were killed before they could clean up."""
-    for parent in filter(None, (_own_group("cgroup", "cpuacct"), _own_group("cgroup2", ""))):
+    """Remove the groups of measurements that were killed before they could clean up."""
+    for parent in filter(None, (own_group("cgroup", "cpuacct"), own_group("cgroup2", ""))):
         for folder in parent.glob(f"{PREFIX}-*-*"):
             if not Path("/proc", folder.name.split("-")[2]).exists():
                 for group in (*folder.glob("*/"), folder):
@@ -112,7 +91,7 @@ def remove_leftovers() -> None:
                         group.rmdir()
 
 
-def _own_group(kind: str, controller: str) -> Path | None:
+def own_group(kind: str, controller: str) -> Path | None:
     """The folder of the group that this process is in."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, mounted_kind, options = line.split()[:4]
@@ -129,10 +108,6 @@ def _inside(mount: Path, controller: str) -> Path:
     return mount
 
 
-def _started_in(folder: Path, command: list[str]) -> list[str]:
-    return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(folder / "cgroup.procs"), *command]
-
-
 def _remove(folder: Path, patience_s: float = 2.0) -> None:
     give_up = time.monotonic() + patience_s
     while time.monotonic() < give_up:
@@ -140,12 +115,12 @@ def _remove(folder: Path, patience_s: float = 2.0) -> None:
             return folder.rmdir()
         except FileNotFoundError:
             return
-        except OSError:  # the last process is just dying
+        except OSError:  # the last process is still exiting
             time.sleep(0.01)
 
 
 def tree(root_pid: int) -> Iterator[int]:
-    """A process and its descendants, in other PID namespaces too."""
+    """A process and its descendants, also in other PID namespaces."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -170,6 +145,11 @@ def cpu_s(pid: int) -> float:
         return 0.0
 
 
+def stages_s(stages: dict[str, list[int]]) -> dict[str, float]:
+    """CPU time by stage, each stage a list of processes."""
+    return {name: sum(map(cpu_s, pids)) for name, pids in stages.items()}
+
+
 def pss_bytes(root_pid: int) -> int:
     return sum(map(_pss_bytes, tree(root_pid)))
 
@@ -180,18 +160,18 @@ def _pss_bytes(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     except OSError:
-        pass  # it has ended
+        pass  # the process has ended
     return 0
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that one process has had at a time."""
+    """The peak of the resident memory of one process."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
 class OwnProcesses:
-    """This process and all that it starts from now on. With a control group that includes what outlives its parent."""
+    """This process and all that it starts from now on. A control group includes processes that outlive their parent."""
 
     def __init__(self, name: str) -> None:
         self._meter = make_meter(name)
@@ -207,19 +187,18 @@ class OwnProcesses:
         self._meter.close()
 
     def used_s(self) -> float:
-        """CPU time of all of them, also of those that have ended."""
+        """CPU time of all of them, ended ones included."""
         return self._meter.used_s(os.getpid())
 
     def threads(self) -> dict[tuple[int, int], float]:
-        """CPU time of every thread that is alive, by process and thread."""
+        """CPU time of every living thread, by process and thread."""
         return {(pid, int(thread.name)): _run_s(thread) for pid in self._pids() for thread in _threads(pid)}
 
     def _pids(self) -> list[int]:
-        if self._meter.procs is None:
+        if self._meter.group is None:
             return list(tree(os.getpid()))
-        folder = self._meter.procs.parent if isinstance(self._meter, V1Meter) else self._meter.procs.parents[1]
         pids = []
-        for procs in folder.rglob("cgroup.procs"):
+        for procs in self._meter.group.rglob("cgroup.procs"):
             with contextlib.suppress(OSError):  # the group has just been removed
                 pids += [int(pid) for pid in procs.read_text().split()]
         return pids
@@ -240,26 +219,22 @@ def _run_s(thread: Path) -> float:
 
 
 def thread_name(pid: int, thread: int) -> str:
-    """In words: what was started, and its thread."""
+    """Its command and thread name, for a report."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         name = Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
     except OSError:
-        return f"process {pid}, which has ended"
+        return f"process {pid} (ended)"
     words = " ".join(Path(word).name for word in command[:4]).strip()
     return f"{words[:60]} (process {pid}, thread {name})"
 
 
-def machine_s() -> tuple[float, float]:
-    """CPU time of all cores since the machine was started: what was used, and what its host gave to others meanwhile."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq) * _TICK_S, steal * _TICK_S
-
-
 def machine_busy_s() -> float:
-    return sum(machine_s())
+    """CPU time of all cores since the start of the machine, time stolen by its host included."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) * _TICK_S
 
 
 def others_share(busy_before_s: float, ours_s: float, wall_s: float) -> float:
-    """Of the machine's cores, used by what is not ours since `machine_busy_s` said `busy_before_s`."""
+    """The share of the cores that other processes used since `machine_busy_s` returned `busy_before_s`."""
     return max(0.0, machine_busy_s() - busy_before_s - ours_s) / wall_s / (os.cpu_count() or 1)

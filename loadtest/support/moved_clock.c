@@ -1,5 +1,5 @@
-/* Preloaded into a server or a Python process: its wall clock is the real one plus the nanoseconds in the file that
-   MOVED_CLOCK names. The monotonic clock stays what it is. */
+/* Preloaded into a server or a Python process: its wall clock is the real clock plus the nanoseconds in the file that
+   MOVED_CLOCK names. The monotonic clock is unchanged. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-"""A wall clock for other processes that can be moved, and a Redis or Valkey server that lives by it. Needs a C compiler."""
+"""A wall clock that can jump, for other processes, and a Redis server that uses it. Needs a C compiler."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from loadtest.redis_server import RedisServer
+from loadtest.support.redis_server import RedisServer
 
 
 class MovedClock:
-    """A clock for other processes: the real one and an offset."""
+    """The real clock plus an offset, for processes started with `environment`."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="exec-clock-")
@@ -25,7 +25,7 @@ class MovedClock:
 
     def move(self, seconds: float) -> None:
         self._offset_ns += round(seconds * 1e9)
-        # In place: processes have the file mapped.
+        # Written in place: processes map this file.
         with open(os.open(self._file, os.O_RDWR | os.O_CREAT), "r+b") as file:
             file.write(self._offset_ns.to_bytes(8, "little", signed=True))
 
@@ -34,7 +34,7 @@ class MovedClock:
 
 
 class MovedServer(RedisServer):
-    """A server in a time of its own, at which it looks `hz` times a second."""
+    """A Redis server on a moved clock, which it reads `hz` times a second."""
 
     def __init__(self, hz: int = 500) -> None:
         self.clock = MovedClock()

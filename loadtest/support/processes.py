@@ -1,4 +1,4 @@
-"""The processes of a cluster on this machine, each a real `exec-service gateway`, `worker` or `up`.
+"""Processes of a cluster on this machine: each is a real `exec-service gateway`, `worker`, `jobs-worker` or `up`.
 
 with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, slots=2) as worker:
     ...
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,34 +21,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_S, STOP_S = 90.0, 45.0
+# Below the range that Linux takes the ports of outgoing connections from, so that no connection takes the port first.
+_PORTS = range(10_000, 32_768)
 _READY = re.compile(
     r"(?:is ready on (?P<url>http://\S+) \(|takes calls: .*\().*metrics: (?P<side>http://\S+)/metrics\)|takes chunks: "
     r"|exec-service is ready on (?P<up>http://\S+) "
 )
 
 
+def free_port() -> int:
+    """A port for a server whose port must be known before it starts."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def environment(settings: Mapping[str, object]) -> dict[str, str]:
-    """This process's variables without settings of the service, and those that are given, by their names in small letters."""
+    """The environment of this process with these settings of the service, named in lower case, and no others."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("EXEC_")}
     return own | {f"EXEC_{name.upper()}": str(value) for name, value in settings.items()}
 
 
-def end_in_order() -> None:
-    """A measurement that is terminated closes what it has started."""
+def exit_on_sigterm() -> None:
+    """Exit through the `with` blocks on SIGTERM, so that started processes are closed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 class PartFailed(Exception):
-    """It did not start; the message has what it said."""
+    """A process did not start or did not become ready; the message has its stderr."""
 
 
 class Part:
-    """A process that was started; ready when it has said so."""
+    """One process of the service. It is ready when its log says so."""
 
     url = ""  # of a gateway
-    side_url = ""  # of its metrics
+    side_url = ""  # of the metrics
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
@@ -98,7 +111,7 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What it has said on stderr."""
+        """Its stderr so far."""
         return os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0).decode(errors="replace")
 
     def wait_ready(self) -> None:
@@ -107,7 +120,7 @@ class Part:
             if not self.alive or time.monotonic() > give_up:
                 words = self.words
                 self.close()
-                raise PartFailed(f"it did not start:\n{words}")
+                raise PartFailed(f"the process did not start:\n{words}")
             time.sleep(0.02)
         self.url, self.side_url = ready["url"] or ready["up"] or "", ready["side"] or ready["up"] or ""
 
@@ -117,11 +130,11 @@ class Part:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
     def wait_for_workers(self, count: int, patience_s: float = 10.0) -> None:
-        """Of a gateway: until it knows so many."""
+        """Wait until this gateway sees `count` live workers."""
         give_up = time.monotonic() + patience_s
         while self.metrics()["exec_workers"] != count:
             if time.monotonic() > give_up:
-                raise PartFailed(f"not {count} workers within {patience_s} s:\n{self.words}")
+                raise PartFailed(f"the gateway did not see {count} workers within {patience_s} s:\n{self.words}")
             time.sleep(0.05)
 
     def kill(self, number: int = signal.SIGKILL) -> None:

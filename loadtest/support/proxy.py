@@ -1,4 +1,4 @@
-"""A way to a server on this machine that can be closed: for tests and for chaos."""
+"""A TCP proxy to a server on this machine that can stall or cut its connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Proxy:
-    """Forwards to a server, or nothing at all: `stall` keeps connections open and takes new ones, but no byte passes."""
+    """Forwards bytes to a server. `stall` keeps connections open and accepts new ones, but forwards nothing."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -62,11 +62,11 @@ class Proxy:
             await self._open.wait()
             writer.write(data)
             await writer.drain()
-        raise ConnectionError("one end has closed")
+        raise ConnectionError("one side closed the connection")
 
 
 class ProxyThread:
-    """A `Proxy` with a loop of its own, for programs that have none."""
+    """A `Proxy` on an event loop in its own thread, for synchronous code."""
 
     def __init__(self, port: int) -> None:
         self._proxy = Proxy(port)

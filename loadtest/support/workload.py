@@ -1,34 +1,68 @@
-"""Which programs a measurement runs: a seeded mix of the project's own templates, or another module's `calls(n, seed, mix)`.
+"""The programs of a measurement: a seeded mix of this project's templates, or of another module's `calls(n, seed, mix)`.
 
-Mixes as in RL rollouts of a math model: `rollout`, `std` (standard library only), `slow` (with 2 % that never end). The share
-of each kind is exact, not drawn, and so is that of each template within its kind: two parts of a workload cost the same.
+The templates are what a math model writes when it has a Python tool. `programs/KIND.txt` has those of one kind: a line
+`=== name a=2:12 b=150:800` starts a template, and its `$a` and `$b` are replaced by numbers drawn from these ranges;
+`integers=80` puts 80 random integers on one line of standard input, after the line `stdin=…`. Every program is deterministic,
+also with another hash seed.
 
-    python -m loadtest.workload 1000 --seed 7 --mix rollout > calls.jsonl
+Mixes as in RL rollouts of a math model: `rollout`, `std` (standard library only), `slow` (with 2 % endless programs). The share
+of each kind, and of each template within its kind, is exact and not drawn: two parts of a workload cost the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import random
+import re
+import string
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
-
-from loadtest.programs import TEMPLATES, Template
 
 MIXES: dict[str, dict[str, int]] = {
     "rollout": {"std": 45, "sympy": 30, "numpy": 15, "scipy": 5, "error": 5},
     "std": {"std": 1},
     "slow": {"std": 44, "sympy": 30, "numpy": 14, "scipy": 5, "error": 5, "endless": 2},
 }
+STATUS_OF_KIND = {"error": "error", "endless": "timeout"}  # in a plain interpreter; the other kinds end with "ok"
+WALL_S, ENDLESS_WALL_S = 10.0, 1.0
 
-WALL_S, ENDLESS_WALL_S = 10.0, 1.0  # a program that never ends is not worth ten seconds of everybody's time
+
+class Template(Struct, frozen=True):
+    name: str
+    code: str
+    numbers: dict[str, range] = {}
+    stdin: str = ""
+    stdin_integers: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        head, _, code = text.partition("\n")
+        head, _, stdin = head.partition(" stdin=")
+        name, *fields = head.split()
+        values = dict(field.split("=") for field in fields)
+        integers = int(values.pop("integers", 0))
+        numbers = {key: range(*map(int, value.split(":"))) for key, value in values.items()}
+        return cls(name, code, numbers, f"{stdin}\n" if stdin else "", integers)
+
+    def fill(self, rng: random.Random) -> tuple[str, str]:
+        """Code and standard input for one draw of the numbers."""
+        drawn = {name: rng.choice(numbers) for name, numbers in self.numbers.items()}
+        integers = " ".join(str(rng.randrange(-500, 2000)) for _ in range(self.stdin_integers))
+        stdin = string.Template(self.stdin).substitute(drawn)
+        return string.Template(self.code).substitute(drawn), f"{stdin}{integers}\n" if stdin or integers else ""
+
+
+def _templates(kind: str) -> list[Template]:
+    text = Path(__file__).with_name("programs").joinpath(f"{kind}.txt").read_text()
+    return [Template.parse(one) for one in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]]
+
+
+TEMPLATES = {kind: _templates(kind) for kind in MIXES["slow"]}
 
 
 class Program(Struct, frozen=True):
@@ -45,7 +79,7 @@ Calls = Callable[[int, int, str], list[Program]]
 
 
 def calls(n: int, seed: int = 0, mix: str = "rollout") -> list[Program]:
-    """`n` programs in random order; the same for the same seed, on every machine."""
+    """`n` programs in random order; the same seed gives the same programs on every machine."""
     rng = random.Random(f"{mix} {seed}")
     programs = []
     for kind, count in shares(n, MIXES[mix]).items():
@@ -56,7 +90,7 @@ def calls(n: int, seed: int = 0, mix: str = "rollout") -> list[Program]:
 
 
 def shares(n: int, weights: dict[str, int]) -> dict[str, int]:
-    """How many of `n` each kind gets: whole numbers, the largest remainders rounded up."""
+    """How many of `n` calls each kind gets: whole numbers, the largest remainders rounded up."""
     total = sum(weights.values())
     counts = {kind: n * weight // total for kind, weight in weights.items()}
     by_remainder = sorted(weights, key=lambda kind: -(n * weights[kind] % total))
@@ -74,18 +108,18 @@ def _wall_s(kind: str) -> float:
 
 
 class Workload(Struct, frozen=True):
-    """Where programs come from, and what to call it in a report."""
+    """A source of programs, and its name in reports."""
 
     name: str
     calls: Calls
 
     @classmethod
     def own(cls) -> Workload:
-        return cls("loadtest.workload", calls)
+        return cls("loadtest.support.workload", calls)
 
     @classmethod
     def from_file(cls, path: Path) -> Workload:
-        """A module with `calls(n, seed, mix)`, which gives objects with `kind`, `code` and `stdin`."""
+        """A module with `calls(n, seed, mix)`, which returns dicts with `kind`, `code` and `stdin`."""
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is not a Python module")
@@ -105,24 +139,10 @@ def _foreign_program(call: dict[str, Any]) -> Program:
 
 
 def deal(programs: Iterable[Program], parts: int, seed: int) -> list[list[Program]]:
-    """The programs in `parts` parts of like composition, each in random order."""
+    """Split the programs into `parts` parts of like composition, each in random order."""
     rng = random.Random(f"deal {seed}")
     alike = sorted(programs, key=lambda program: (program.kind, program.name))
     dealt = [alike[part::parts] for part in range(parts)]
     for part in dealt:
         rng.shuffle(part)
     return dealt
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Print programs of the workload, one JSON object per line.")
-    parser.add_argument("n", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mix", choices=MIXES, default="rollout")
-    options = parser.parse_args()
-    for program in calls(options.n, options.seed, options.mix):
-        print(msgspec.json.encode(program).decode())
-
-
-if __name__ == "__main__":
-    main()
