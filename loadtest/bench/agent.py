@@ -23,6 +23,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +77,21 @@ class Agent(ABC):
 
     @abstractmethod
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]: ...
+
+
+async def run_each(
+    run_one: Callable[[Program], Awaitable[Outcome]], programs: list[Program], concurrency: int
+) -> list[Outcome]:
+    waiting = deque(enumerate(programs))
+    outcomes: dict[int, Outcome] = {}
+
+    async def work() -> None:
+        while waiting:
+            index, program = waiting.popleft()
+            outcomes[index] = await run_one(program)
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return [outcomes[index] for index in range(len(programs))]
 
 
 def last_line(stderr: str) -> str:
@@ -240,30 +256,20 @@ class Zygote(Agent):
         await self._stack.aclose()
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        waiting = deque(enumerate(map(_call, programs)))
-        outcomes: dict[int, Outcome] = {}
+        return await run_each(self._run_one, programs, min(concurrency, self._pool.slots))
 
-        async def work() -> None:
-            slot = self._pool.take_slot()
-            while waiting:
-                index, call = waiting.popleft()
-                outcomes[index] = await self._run_one(call, slot)
+    async def _run_one(self, program: Program) -> Outcome:
+        started, call, slot = time.perf_counter(), _call(program), self._pool.take_slot()
+        try:
+            while True:
+                try:
+                    return _outcome(await self._pool.run(call, slot, DEADLINE_S), time.perf_counter() - started)
+                except ZygoteLost:
+                    return Outcome("zygote lost", "", "", time.perf_counter() - started)
+                except SlotBusy:
+                    await asyncio.sleep(BUSY_PAUSE_S)
+        finally:
             self._pool.give_back(slot)
-
-        await asyncio.gather(*(work() for _ in range(min(concurrency, self._pool.slots))))
-        return [outcomes[index] for index in range(len(programs))]
-
-    async def _run_one(self, call: Call, slot: int) -> Outcome:
-        started = time.perf_counter()
-        while True:
-            try:
-                result = await self._pool.run(call, slot, DEADLINE_S)
-            except ZygoteLost:
-                return Outcome("zygote lost", "", "", time.perf_counter() - started)
-            except SlotBusy:
-                await asyncio.sleep(BUSY_PAUSE_S)
-            else:
-                return _outcome(result, time.perf_counter() - started)
 
 
 class Http(Agent):
@@ -310,18 +316,12 @@ class Plain(Agent):
         return msgspec.json.decode(answer.content)
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        waiting = deque(enumerate(programs))
-        outcomes: dict[int, Outcome] = {}
+        return await run_each(self._run_one, programs, IN_FLIGHT * concurrency)
 
-        async def work() -> None:
-            while waiting:
-                index, program = waiting.popleft()
-                started = time.perf_counter()
-                answer = await self._post(self.body(program))
-                outcomes[index] = self.outcome(answer, time.perf_counter() - started)
-
-        await asyncio.gather(*(work() for _ in range(IN_FLIGHT * concurrency)))
-        return [outcomes[index] for index in range(len(programs))]
+    async def _run_one(self, program: Program) -> Outcome:
+        started = time.perf_counter()
+        answer = await self._post(self.body(program))
+        return self.outcome(answer, time.perf_counter() - started)
 
     @abstractmethod
     def body(self, program: Program) -> object: ...

@@ -209,16 +209,17 @@ def _terminate(process: asyncio.subprocess.Process) -> None:
 def _is_ready(url: str) -> bool:
     """Also asks for slots: the gateway of a cluster is ready before its workers."""
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5), urllib.request.urlopen(f"{url}/v1/info", timeout=5) as answer:
-            return bool(msgspec.json.decode(answer.read())["slots"])
+        _get(f"{url}/readyz")
+        return bool(msgspec.json.decode(_get(f"{url}/v1/info"))["slots"])
     except OSError:
         return False
 
 
 async def info(url: str) -> dict[str, Any]:
-    def read() -> bytes:
-        with urllib.request.urlopen(f"{url}/v1/info", timeout=10) as answer:
-            data: bytes = answer.read()
-            return data
+    return msgspec.json.decode(await asyncio.to_thread(_get, f"{url}/v1/info"), type=dict[str, Any])
 
-    return msgspec.json.decode(await asyncio.to_thread(read), type=dict[str, Any])
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        data: bytes = answer.read()
+        return data

@@ -19,25 +19,12 @@ class RunRecord(Struct, frozen=True):
     arm: str
     repeat: int
     calls: int
-    wall_s: float
-    cpu_s: float
-    load_cpu_s: float
+    calls_per_s: float
+    cpu_ms: float  # per call
+    load_cpu_ms: float
     others_share: float
     latency_p50_s: float
     latency_p95_s: float
-    statuses: dict[str, int]
-
-    @property
-    def calls_per_s(self) -> float:
-        return self.calls / self.wall_s
-
-    @property
-    def cpu_ms(self) -> float:
-        return 1000 * self.cpu_s / self.calls
-
-    @property
-    def load_cpu_ms(self) -> float:
-        return 1000 * self.load_cpu_s / self.calls
 
 
 class Figures(Struct, frozen=True):

@@ -20,7 +20,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,10 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     except ArmFailed as error:
         print(f"\nbench: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
-    page.print_table(found, sys.stdout)
+    results.write_page(page.page_text(found), options.page_file)
     results.write_json(found, options.json_file)
-    if options.page_file:
-        options.page_file.write_text(page.page_text(found))
     return EXIT_FAILED if found.mismatches else 0
 
 
@@ -279,17 +276,7 @@ def time_idle_calls(url: str, count: int) -> list[float]:
 
 
 def _record(mix: str, arm: str, repeat: int, run: Run) -> RunRecord:
-    latencies_s = [outcome.latency_s for outcome in run.outcomes]
-    return RunRecord(
-        mix,
-        arm,
-        repeat,
-        len(run.outcomes),
-        round(run.wall_s, 4),
-        round(run.cpu_s, 4),
-        round(run.load_cpu_s, 4),
-        round(run.others_share, 3),
-        round(percentile(latencies_s, 0.5), 5),
-        round(percentile(latencies_s, 0.95), 5),
-        dict(Counter(outcome.status for outcome in run.outcomes)),
-    )
+    count, latencies_s = len(run.outcomes), [outcome.latency_s for outcome in run.outcomes]
+    p50_s, p95_s = (percentile(latencies_s, share) for share in (0.5, 0.95))
+    load_cpu_ms = 1000 * run.load_cpu_s / count
+    return RunRecord(mix, arm, repeat, count, run.calls_per_s, run.cpu_ms, load_cpu_ms, run.others_share, p50_s, p95_s)

@@ -1,8 +1,6 @@
-"""A benchmark as a table on the terminal, and as a page."""
+"""A benchmark as a Markdown page."""
 
 from __future__ import annotations
-
-from typing import TextIO
 
 from loadtest.bench.figures import TARGET, Figures, Results
 from loadtest.support.results import Spread, about_table, markdown
@@ -36,21 +34,6 @@ def _range(spread: Spread, digits: int) -> str:
     return f"{spread.low:.{digits}f}…{spread.high:.{digits}f}"
 
 
-def print_table(results: Results, stream: TextIO) -> None:
-    rows = [_row(figures) for figures in results.figures]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    for row in [COLUMNS, *rows]:
-        aligned = zip(row, widths, strict=True)
-        cells = [cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(aligned)]
-        print("  ".join(cells).rstrip(), file=stream)
-    print(file=stream)
-    for target in results.targets:
-        print(f"  {'met   ' if target.met else 'MISSED'}  {target.words}: {target.found} (wanted {target.wanted})", file=stream)
-    print(f"\n{_checks(results)}", file=stream)
-    for words in results.mismatches[:MISMATCHES_SHOWN]:
-        print(f"  {words}", file=stream)
-
-
 def _checks(results: Results) -> str:
     busiest = max((run.others_share for run in results.runs), default=0.0)
     wrong = f"{len(results.mismatches)} were WRONG" if results.mismatches else "all were right"
@@ -58,6 +41,7 @@ def _checks(results: Results) -> str:
     return (
         f"{results.checked} outcomes compared with fresh plain interpreters: {wrong}{starved}. "
         f"Other processes used up to {100 * busiest:.0f} % of the machine during a run."
+        + "".join(f"\n- {words}" for words in results.mismatches[:MISMATCHES_SHOWN])
     )
 
 

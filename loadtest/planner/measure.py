@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean, pvariance
 from typing import NamedTuple
@@ -42,32 +42,23 @@ class Landed(NamedTuple):
     cpu_ms: float  # of the program, by the kernel's count
 
 
-class Cluster(NamedTuple):
-    url: str
-    redis: RedisServer
-    gateway: Part
-    worker: Part
-
-    def used_s(self) -> dict[str, float]:
-        programs = [pid for pid in meter.tree(self.worker.pid) if pid != self.worker.pid]
-        stages = {"gateway": [self.gateway.pid], "redis": [self.redis.pid], "worker": [self.worker.pid], "program": programs}
-        return meter.stages_s(stages)
-
-
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
+    """The address of the gateway, and a function for the CPU time by stage."""
     with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, min_tier="D") as worker:
         gateway.wait_for_workers(1)
-        yield Cluster(gateway.url, redis, gateway, worker)
+        stages = {"gateway": [gateway.pid], "redis": [redis.pid], "worker": [worker.pid]}
+        yield gateway.url, lambda: meter.stages_s({**stages, "program": [*meter.tree(worker.pid)][1:]})
 
 
 def send(url: str, programs: list[Program], connections: int, due_s: list[float] | None = None) -> list[Landed]:
     """One call per request. `due_s`: when each call is sent, from the start; by default as soon as a connection is free."""
     own, began = threading.local(), time.perf_counter()
 
+    def connect() -> None:
+        own.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
+
     def run(index: int) -> Landed:
-        if not hasattr(own, "connection"):
-            own.connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
         program, due = programs[index], time.perf_counter()
         if due_s is not None:
             due = began + due_s[index]
@@ -80,7 +71,7 @@ def send(url: str, programs: list[Program], connections: int, due_s: list[float]
             raise RuntimeError(f"a call failed, so its latency says nothing: {result.status}: {result.error}")
         return Landed(1000 * (time.perf_counter() - due), 1000 * result.usage.cpu_s)
 
-    with ThreadPoolExecutor(connections) as threads:
+    with ThreadPoolExecutor(connections, initializer=connect) as threads:
         return list(threads.map(run, range(len(programs))))
 
 
@@ -90,16 +81,16 @@ def measure(mix: str, count: int, argv: list[str] | None) -> Costs:
     say("the path in batches")
     with path.cluster(1, PATH_SLOTS) as (url, stages):
         path_us = path.measure(url, stages, PATH, 0).cpu_us
-    with cluster() as here:
+    with cluster() as (url, used):
         say("warming up")
-        send(here.url, programs[:60], SATURATED * slots)
+        send(url, programs[:60], SATURATED * slots)
         say(f"{count} programs, one at a time")
-        unloaded = send(here.url, programs, 1)
+        unloaded = send(url, programs, 1)
         say(f"{count} programs with every slot busy")
-        busy, before, own_s, began = meter.machine_busy_s(), here.used_s(), time.process_time(), time.perf_counter()
-        saturated = send(here.url, programs, SATURATED * slots)
+        busy, before, own_s, began = meter.machine_busy_s(), used(), time.process_time(), time.perf_counter()
+        saturated = send(url, programs, SATURATED * slots)
         wall_s = time.perf_counter() - began
-        used_s = {name: value - before[name] for name, value in here.used_s().items()}
+        used_s = {name: value - before[name] for name, value in used().items()}
         used_s["load"] = time.process_time() - own_s
         others = meter.others_share(busy, sum(used_s.values()), wall_s)
         about["others"] = f"{100 * others:.0f} % of the cores"
@@ -123,7 +114,7 @@ def measure(mix: str, count: int, argv: list[str] | None) -> Costs:
             program_p99_ms=round(percentile(program_ms, 0.99), 2),
             unloaded_ms=round(fmean(landed.latency_ms for landed in unloaded), 2),
         )
-        return msgspec.structs.replace(costs, checks=[check(here.url, costs, programs)])
+        return msgspec.structs.replace(costs, checks=[check(url, costs, programs)])
 
 
 def check(url: str, costs: Costs, programs: list[Program]) -> Check:

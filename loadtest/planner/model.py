@@ -11,6 +11,7 @@ Avi-Itzhak and Halfin for limited processor sharing, which is exact for one slot
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -19,7 +20,6 @@ from exec_wire.queue.protocol import LEASE_S
 
 THREAD_MOST = 0.6  # utilisation of gateways and Redis servers
 FEWEST_WORKERS = 2  # so that one is left when a machine dies
-MOST_WORKERS = 100_000
 
 
 class Check(Struct, frozen=True):
@@ -146,20 +146,14 @@ def plan(costs: Costs, wanted: Wanted) -> Plan:
         return wanted.met(latency(costs, wanted.calls_per_s, fleet(workers)))
 
     work_ms = wanted.calls_per_s * (costs.worker_ms + costs.program_ms)
-    best = latency(costs, wanted.calls_per_s, fleet(FEWEST_WORKERS + redis_servers + math.ceil(work_ms / 100)))
+    most = FEWEST_WORKERS + redis_servers + math.ceil(work_ms / 100)  # each core at most 10 % busy
+    best = latency(costs, wanted.calls_per_s, fleet(most))
     if not wanted.met(best):
         words = f"an unloaded call of the {costs.mix} mix has a mean latency of {best.mean_ms:.0f} ms and a p99 of "
         raise Unreachable(f"no fleet reaches this latency: {words}{best.p99_ms:.0f} ms")
-    high = max(FEWEST_WORKERS, redis_servers)
-    low = high - 1
-    while not good(high):
-        low, high = high, 2 * high
-        if high > MOST_WORKERS:
-            raise Unreachable(f"more than {MOST_WORKERS:,} workers would be needed")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if good(middle) else (middle, high)
-    return _planned(costs, wanted, fleet(high))
+    fewest = max(FEWEST_WORKERS, redis_servers)
+    workers = fewest + bisect_left(range(fewest, most), True, key=good)
+    return _planned(costs, wanted, fleet(workers))
 
 
 def _planned(costs: Costs, wanted: Wanted, fleet: Fleet) -> Plan:

@@ -19,7 +19,6 @@ from msgspec import Struct
 from worker.config import usable_cores
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "results"
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 69
 
 

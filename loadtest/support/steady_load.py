@@ -247,7 +247,7 @@ class SteadyLoad:
         rest = b""
         while data := response.read1(1 << 16):
             *lines, rest = (rest + data).split(b"\n")
-            yield from lines
+            yield from filter(None, lines)  # an empty line keeps the connection alive
             if self._read_pause_s:
                 time.sleep(self._read_pause_s)
 

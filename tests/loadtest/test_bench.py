@@ -118,7 +118,7 @@ def test_only_a_timeout_of_an_endless_program_may_be_blamed_on_the_machine() -> 
 
 
 def record(arm: str, repeat: int, calls_per_s: float, cpu_ms: float) -> RunRecord:
-    return RunRecord("rollout", arm, repeat, 100, 100 / calls_per_s, cpu_ms / 10, 0.0, 0.0, 0.1, 0.2, {"ok": 100})
+    return RunRecord("rollout", arm, repeat, 100, calls_per_s, cpu_ms, 0.0, 0.0, 0.1, 0.2)
 
 
 def test_ratios_are_taken_within_a_repeat() -> None:

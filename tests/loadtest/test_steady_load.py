@@ -70,6 +70,11 @@ def good(handler: Handler, calls: list[dict[str, str]]) -> None:
     handler.end()
 
 
+def good_after_a_keep_alive(handler: Handler, calls: list[dict[str, str]]) -> None:
+    handler.wfile.write(b"1\r\n\n\r\n")
+    good(handler, calls)
+
+
 def one_too_few(handler: Handler, calls: list[dict[str, str]]) -> None:
     handler.all_right(calls[:-1])
     handler.end()
@@ -111,8 +116,9 @@ def fails_at_first(handler: Handler, calls: list[dict[str, str]]) -> None:
     handler.end()
 
 
-def test_a_service_that_keeps_its_promise_has_clean_counts() -> None:
-    assert counts_with(good) == Counts(accepted=20, answered=20, right=20)
+@pytest.mark.parametrize("habit", [good, good_after_a_keep_alive])
+def test_a_service_that_keeps_its_promise_has_clean_counts(habit: Answer) -> None:
+    assert counts_with(habit) == Counts(accepted=20, answered=20, right=20)
 
 
 @pytest.mark.parametrize(
