@@ -125,7 +125,7 @@ class Cluster:
                 time.sleep(0.05)
 
     def probe_workers(self) -> list[str]:
-        """What is wrong after a fault: workers that take no calls, programs with a wrong verdict."""
+        """Problems after a fault: workers that take no calls, programs with a wrong verdict."""
         known = VERDICTS if self.sandbox else {"print(1)": ("ok", "none")}
         codes = [code for code in known for _ in range(PROBES)]
         calls = [{"code": code, "limits": {"wall_s": 0.3}, "tenant": "probe", "deadline_s": PROBE_S} for code in codes]

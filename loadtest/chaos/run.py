@@ -1,4 +1,4 @@
-"""Kills, stops, empties and cuts off every part of a cluster under load, and counts what is lost: `make chaos`.
+"""Kills, stops, empties and cuts off every part of a cluster under load, and counts lost calls: `make chaos`.
 
 Two clusters of real processes on this machine, each with two gateways, three workers and a Redis server: one with sandboxes,
 one with workers that only echo after a pause, which serves many more calls for all that concerns the queue. Each fault is
