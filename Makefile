@@ -11,16 +11,15 @@
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
 # make proto    compile exec_wire/proto/exec.proto anew (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
-# make bulk     a bulk job of 20,000 items while parts of the cluster are killed (root; some minutes)
-# make bench    measure the speed beside the usual ways (root; 5 minutes; ARGS=--quick for a look)
-# make bench-paired  CPU time per call of this tree beside that of another commit (root; BASE=COMMIT; 10 minutes)
-# make compare  a service that speaks another protocol beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
-# make bench-path  measure the way through gateway, Redis and worker alone, with workers that run nothing (1 minute)
-# make chaos    kill, stop and cut off every part of a cluster under load, and see that nothing is lost (root; 5 minutes)
-# make load     users of every kind by locust, against URL, or a service of its own (WEB=1 for its page; USERS, TIME, SHAPE, MIX)
-# make burst    N calls in flight at once over HTTP and gRPC, the path alone and in real sandboxes (N=45000: 15 minutes; N=2000)
-# make report   docs/results/performance.md anew: tables and plots (root; 12 minutes; ARGS="--only recovery", ARGS=--render)
-# make soak     30 minutes at 80 % load while things die: nothing lost, memory and p99 flat (root; MINUTES=2 to try)
+# make bench    speed of the service beside a fresh interpreter and a fresh nsjail per call (root; 5 minutes; ARGS=--quick)
+# make bench-paired  CPU time per call of this tree and of another commit (root; BASE=COMMIT; 10 minutes)
+# make compare  speed of a code-judge or SandboxFusion service beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
+# make bench-path  CPU time per call in gateway, Redis and worker, without programs (1 minute)
+# make chaos    kill, stop and cut off every part of a cluster under load; nothing may be lost (root; 5 minutes)
+# make load     users by locust, against URL or a service of its own (WEB=1 for its web page; USERS, TIME, SHAPE, MIX)
+# make burst    N calls in flight at once over HTTP and gRPC, without programs and in sandboxes (N=45000: 15 minutes)
+# make plan     how many workers, gateways and Redis servers a load needs (ARGS="--calls-per-s 1500 --p99-ms 200")
+# make soak     30 minutes of faults at 80 % load: nothing lost, memory and p99 flat (root; MINUTES=2 to try)
 PORT ?= 8080
 URL ?= http://127.0.0.1:8080
 N ?= 45000
@@ -90,26 +89,23 @@ proto: install-dev
 screenshots: install-dev tools
 	@$(BIN)/python tests/web/screenshots.py $(URL)
 
-.PHONY: bulk
-bulk: install-dev
-	@$(BIN)/python -m loadtest.bulk --json docs/results/bulk.json $(ARGS)
-
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)
 
 .PHONY: bench-paired
 bench-paired: install
-	@$(BIN)/python -m loadtest.paired --base $(BASE) $(ARGS)
+	@$(BIN)/python -m loadtest.bench.paired --base $(BASE) $(ARGS)
 
 .PHONY: compare
 compare: install-dev
-	@$(BIN)/python -m loadtest.compare $(if $(TARGET),--target $(TARGET)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
+	@$(BIN)/python -m loadtest.bench --arms spawn,nsjail,http --mix rollout --calls 40 --repeats 3 \
+	    $(if $(TARGET),--target $(TARGET)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 bench-path: install-dev
-	@$(BIN)/python -m loadtest.path --json docs/results/path.json $(ARGS)
+	@$(BIN)/python -m loadtest.bench.path $(ARGS)
 
 chaos: install-dev
-	@$(BIN)/python -m loadtest.chaos --json docs/results/chaos.json $(ARGS)
+	@$(BIN)/python -m loadtest.chaos $(ARGS)
 
 .PHONY: load
 load: install-dev
@@ -117,14 +113,14 @@ load: install-dev
 	    $(if $(USERS),--users $(USERS)) $(if $(TIME),--time $(TIME)) $(if $(SHAPE),--shape $(SHAPE)) $(if $(MIX),--mix $(MIX)) $(ARGS)
 
 burst: install-dev
-	@$(BIN)/python -m loadtest.burst --json docs/results/burst.json --add --sizes $(N) --runs echo,sandbox $(ARGS)
+	@$(BIN)/python -m loadtest.load.burst --sizes $(N) $(ARGS)
 
-.PHONY: report soak
-report: install-dev
-	@$(BIN)/python -m loadtest.performance $(ARGS)
+.PHONY: plan soak
+plan: install-dev
+	@$(BIN)/python -m loadtest.planner $(ARGS)
 
 soak: install-dev
-	@$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
+	@$(BIN)/python -m loadtest.chaos.soak --minutes $(MINUTES) $(ARGS)
 
 install-dev:
 	@sh deploy/setup.sh dev

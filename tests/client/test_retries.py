@@ -29,7 +29,7 @@ from exec_client import (
     Unavailable,
 )
 from exec_wire import Call, Test
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 from .conftest import QUICK, until
 from .scripted_server import Act, Cut, Exchange, ScriptedServer, answer, answer_all, refuse

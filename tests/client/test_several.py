@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from exec_client import AsyncClient, Client, ConnectionFailed, Policy
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 from .conftest import QUICK
 from .scripted_server import Cut, Exchange, ScriptedServer, refuse

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "worker"))  # for what needs a r
 from cluster_harness import Cluster, cluster_on
 from redis_harness import MovedServer, chosen, server_params
 
-from loadtest.redis_server import RedisServer
+from loadtest.support.redis_server import RedisServer
 
 
 def pytest_configure(config: pytest.Config) -> None:

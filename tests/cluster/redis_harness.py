@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from loadtest import moved_clock
-from loadtest.redis_server import NoServer, find_server
+from loadtest.support import moved_clock
+from loadtest.support.redis_server import NoServer, find_server
 
 try:
-    from loadtest.redis_server import servers
+    from loadtest.support.redis_server import servers
 except ImportError:  # a commit that cannot list them: see tests/trust.py
 
     def servers() -> list[str]:

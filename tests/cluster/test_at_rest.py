@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from exec_client import Client
-from loadtest import meter
-from loadtest.parts import Part
-from loadtest.proxy import ProxyThread
-from loadtest.redis_server import RedisServer
+from loadtest.support import meter
+from loadtest.support.processes import Part
+from loadtest.support.proxy import ProxyThread
+from loadtest.support.redis_server import RedisServer
 
 LOOK_S = 4.0
 # About 25 commands, 20 wake-ups and 0.003 cores are usual. A loop that does not wait makes thousands, or uses a core.

@@ -8,41 +8,43 @@ from collections.abc import Iterator
 import pytest
 from redis_harness import need_redis
 
-from loadtest import chaos
+from loadtest.chaos import run as chaos
+from loadtest.chaos.cluster import Cluster
+from loadtest.chaos.faults import ECHOED, SANDBOXED
 
 SOME_ECHOED = ["kill -9 a worker", "kill -9 a gateway"]
 SOME_SANDBOXED = ["kill -9 every zygote", "kill -9 every nsjail"]
 
 
 @pytest.fixture(scope="module")
-def echoing() -> Iterator[chaos.Cluster]:
+def echoing() -> Iterator[Cluster]:
     need_redis()
-    with chaos.Cluster(sandbox=False, seed=7) as cluster:
+    with Cluster(sandbox=False, seed=7) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def sandboxed() -> Iterator[chaos.Cluster]:
+def sandboxed() -> Iterator[Cluster]:
     need_redis()
     if os.geteuid() != 0:
         pytest.skip("what is killed here belongs to root")
-    with chaos.Cluster(sandbox=True, seed=7) as cluster:
+    with Cluster(sandbox=True, seed=7) as cluster:
         yield cluster
 
 
 def check(outcome: chaos.Outcome) -> None:
-    books = outcome.books
-    assert books.holds, books
-    assert books.accepted == books.answered + books.broken
-    assert outcome.well_after_s <= chaos.WELL_WITHIN_S, outcome
+    counts = outcome.counts
+    assert counts.holds, counts
+    assert counts.accepted == counts.answered + counts.broken
+    assert outcome.healthy_after_s <= chaos.HEALTHY_WITHIN_S, outcome
     assert outcome.misses == [], outcome
 
 
-@pytest.mark.parametrize("trouble", SOME_ECHOED)
-def test_nothing_is_lost(echoing: chaos.Cluster, trouble: str) -> None:
-    check(chaos.meet(echoing, trouble, chaos.ECHOED[trouble], 1500, seed=7))
+@pytest.mark.parametrize("fault", SOME_ECHOED)
+def test_nothing_is_lost(echoing: Cluster, fault: str) -> None:
+    check(chaos.run_fault(echoing, fault, ECHOED[fault], 1500, seed=7))
 
 
-@pytest.mark.parametrize("trouble", SOME_SANDBOXED)
-def test_no_program_is_blamed_for_what_happened_to_its_sandbox(sandboxed: chaos.Cluster, trouble: str) -> None:
-    check(chaos.meet(sandboxed, trouble, chaos.SANDBOXED[trouble], 150, seed=7))
+@pytest.mark.parametrize("fault", SOME_SANDBOXED)
+def test_no_program_is_blamed_for_what_happened_to_its_sandbox(sandboxed: Cluster, fault: str) -> None:
+    check(chaos.run_fault(sandboxed, fault, SANDBOXED[fault], 150, seed=7))

@@ -15,7 +15,7 @@ from exec_wire import Call, Result, pack, unpack_result
 from exec_wire.queue.connection import Subscription
 from exec_wire.queue.protocol import LEASE_S, Job, WorkerInfo
 from exec_wire.queue.redis import RedisQueue
-from loadtest.redis_server import RedisServer
+from loadtest.support.redis_server import RedisServer
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool

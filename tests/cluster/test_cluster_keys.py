@@ -10,7 +10,7 @@ from gateway_harness import soon, until
 from grpc_harness import caller, refused
 
 from exec_service.tenants.keys import add_key
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 pytestmark = pytest.mark.one_server  # keys and gRPC are the gateway's
 

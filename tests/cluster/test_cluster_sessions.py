@@ -15,7 +15,7 @@ from exec_wire import Limits, Tags
 from exec_wire.messages.calls import Selection
 from exec_wire.messages.sessions import Cell, Fork, SessionSpec, Tenant
 from exec_wire.queue.redis import RedisQueue
-from loadtest.redis_server import RedisServer
+from loadtest.support.redis_server import RedisServer
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool

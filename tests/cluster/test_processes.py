@@ -22,9 +22,8 @@ from sandbox_harness import need_sandbox
 from exec_client import Client
 from exec_wire.queue.protocol import Answer, Job, WorkerInfo
 from exec_wire.queue.redis import RedisQueue
-from loadtest.parts import ROOT, Part, environment
-from loadtest.ports import free_port
-from loadtest.redis_server import RedisServer
+from loadtest.support.processes import ROOT, Part, environment, free_port
+from loadtest.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.one_server  # commands and their words
 

@@ -13,9 +13,9 @@ from cluster_harness import Cluster, Door, cluster_on
 from gateway_harness import problem, soon, until
 
 from exec_wire import Result
-from loadtest.ports import free_port
-from loadtest.proxy import Proxy
-from loadtest.redis_server import RedisServer
+from loadtest.support.processes import free_port
+from loadtest.support.proxy import Proxy
+from loadtest.support.redis_server import RedisServer
 
 LONG = os.environ.get("EXEC_SLOW") == "1"  # the times of real life instead of short ones
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from redis_harness import need_redis, server_params
 
-from loadtest import chaos, redis_server, soak
+from loadtest.chaos import run as chaos
+from loadtest.chaos import soak
+from loadtest.support import redis_server
 
 
 def put_program(folder: Path, name: str, words: str) -> str:
@@ -39,7 +41,7 @@ def test_a_server_that_is_named_is_the_one_that_is_started(tmp_path: Path, monke
     monkeypatch.setenv("EXEC_REDIS_SERVER", chosen)
     assert redis_server.find_server() == chosen
     monkeypatch.setenv("EXEC_REDIS_SERVER", f"{chosen}-no")
-    with pytest.raises(redis_server.NoServer, match="is no program"):
+    with pytest.raises(redis_server.NoServer, match="is not an executable"):
         redis_server.find_server()
 
 

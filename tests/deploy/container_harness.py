@@ -117,7 +117,7 @@ def build(name: str) -> None:
 
 def build_valkey() -> None:
     """In the place of the public image valkey/valkey: a server of the same protocol, by the same name."""
-    from loadtest.redis_server import servers
+    from loadtest.support.redis_server import servers
 
     folder = STATE / "valkey"
     folder.mkdir(exist_ok=True)

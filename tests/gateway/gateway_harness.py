@@ -22,7 +22,7 @@ from exec_wire.messages.calls import Call, Result, Timings, pack, unpack_call, v
 from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd
 from exec_wire.queue.protocol import Answer, Job, WorkerInfo
 from exec_wire.queue.redis import RedisQueue
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 T = TypeVar("T")
 JSON = {"content-type": "application/json"}

@@ -16,7 +16,7 @@ from gateway_harness import until
 from jobs_harness import Jobs, body, calls, jobs_running
 
 from exec_service.__main__ import main
-from loadtest.parts import ROOT, environment
+from loadtest.support.processes import ROOT, environment
 
 Command = Callable[..., Awaitable[tuple[object, str, str]]]
 

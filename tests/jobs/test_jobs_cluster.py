@@ -8,25 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bulk_harness
 from gateway_harness import until
 from jobs_harness import calls, jobs_running
 from redis_harness import need_redis
 from sandbox_harness import need_sandbox
 
 from exec_service.jobs.celery_tasks import CeleryLine
-from loadtest import bulk
-from loadtest.parts import ROOT, Part, environment
-from loadtest.redis_server import RedisServer
+from loadtest.support.processes import ROOT, Part, environment
+from loadtest.support.redis_server import RedisServer
 
 
 def test_every_item_is_done_once_though_each_part_is_killed(tmp_path: Path) -> None:
-    """`make bulk` is the same with 20,000 items, and holds the interactive calls to their 99th percentile."""
     need_redis()
     need_sandbox()
-    results = bulk.start(240, 8, "import time; time.sleep(0.03); print({})")
-    bulk.run(results, tmp_path, 60)
-    assert results.once and [kill.part for kill in results.kills] == ["worker", "jobs worker", "gateway"], results
-    assert results.calls > 50 and not results.failed_calls, results
+    results = bulk_harness.run(240, 8, "import time; time.sleep(0.03); print({})", tmp_path, 60)
+    assert results.once and results.killed == ["worker", "jobs worker", "gateway"], results
+    assert results.calls > 50 and not results.errors, results
 
 
 async def test_stopped_jobs_worker_leaves_its_chunk_with_what_it_has(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""A burst is accepted whole before it is served, over both transports, and its parts add up."""
+"""All calls of a burst are accepted before the first is served, over both transports."""
 
 from __future__ import annotations
 
 import pytest
 
-from loadtest import burst
-from loadtest.burst import orders, too_many
-from loadtest.redis_server import NoServer, find_server
+from loadtest.load import burst
+from loadtest.load.burst import orders, too_many
+from loadtest.support.redis_server import NoServer, find_server
 
 CALLS = 300
 
@@ -18,10 +18,10 @@ def test_all_calls_are_in_flight_at_once_and_each_gets_its_result(transport: str
         find_server()
     except NoServer as error:
         pytest.skip(str(error))
-    one = burst.burst(CALLS, transport=transport, sandboxed=False, processes=2, batch=100)
-    assert (one.in_flight, one.books.right, one.books.answered) == (CALLS, CALLS, CALLS)
+    one = burst.burst(CALLS, transport=transport, sandboxed=False, senders=2, batch=100)
+    assert (one.in_flight, one.counts.right, one.counts.answered) == (CALLS, CALLS, CALLS)
     assert {"load", "gateway", "redis", "workers"} <= one.cpu_ms.keys()
-    assert {"load 1", "load 2", "worker 1"} <= one.bytes_of.keys()
+    assert one.misses() == [] and burst.row(one)[:2] == [transport, "echo"]
 
 
 def test_parts_of_a_burst_add_up_and_belong_to_one_tenant() -> None:
@@ -30,6 +30,6 @@ def test_parts_of_a_burst_add_up_and_belong_to_one_tenant() -> None:
     assert {order.tenant for order in made} == {"first"} and len({order.name for order in made}) == 3
 
 
-def test_more_connections_than_descriptors_are_refused_with_a_way_out() -> None:
+def test_more_connections_than_descriptors_are_refused_with_advice() -> None:
     assert too_many(45_000, 1500, "http") == "" == too_many(10**9, 1, "grpc")
     assert "--batch" in too_many(10**9, 1, "http")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import load
-from loadtest.parts import Part
+from loadtest.load import __main__ as load
+from loadtest.support.processes import Part
 
 USERS = 10  # as many as there are classes
-# Each of the two processes says every 3 s what it has counted, and what it says in the end may come too late.
+# Each of the two processes reports every 3 s; its last report may come too late.
 WANTED = {"batch", "stream", "judge", "verify", "session", "stage", "blame", "POST"}
-DOORS = {"/run/long-batch", "/run_code", "/execute", "/api/v2/execute", "/mcp"}
+ADAPTERS = {"/run/long-batch", "/run_code", "/execute", "/api/v2/execute", "/mcp"}
 
 
 def unavailable(words: str) -> None:
@@ -37,7 +37,7 @@ def test_every_class_of_users_is_served_and_counted(tmp_path: Path) -> None:
     with (tmp_path / "load_stats.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if int(row["Request Count"])]
     assert {row["Type"] for row in rows} >= WANTED
-    assert {row["Name"].partition(" ")[0] for row in rows if row["Type"] == "POST"} == DOORS
+    assert {row["Name"].partition(" ")[0] for row in rows if row["Type"] == "POST"} == ADAPTERS
     assert {row["Name"] for row in rows if row["Type"] == "stage"} == {"queue", "start", "run"}
     assert "none" in {row["Name"] for row in rows if row["Type"] == "blame"}
     assert sum(int(row["Failure Count"]) for row in rows) == 0

@@ -1,4 +1,4 @@
-"""The load that keeps books must see it when a service breaks its promise."""
+"""The load notices every way in which a service breaks its promise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from loadtest.steady_load import Books, Program, SteadyLoad
+from loadtest.support.steady_load import Counts, Program, SteadyLoad
 
 Answer = Callable[["Handler", list[dict[str, str]]], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A service with one bad habit."""
+    """A service with one fault."""
 
     protocol_version = "HTTP/1.1"
     habit: Answer
@@ -57,17 +57,22 @@ def service(habit: Answer) -> Iterator[str]:
         server.shutdown()
 
 
-def books_with(habit: Answer) -> Books:
+def counts_with(habit: Answer) -> Counts:
     with service(habit) as url:
         load = SteadyLoad(lambda: [url], Program.echo, 1, callers=2, batch=5, most=20)
         with load:
             load.join(20)
-    return load.books
+    return load.counts
 
 
 def good(handler: Handler, calls: list[dict[str, str]]) -> None:
     handler.all_right(calls)
     handler.end()
+
+
+def good_after_a_keep_alive(handler: Handler, calls: list[dict[str, str]]) -> None:
+    handler.wfile.write(b"1\r\n\n\r\n")
+    good(handler, calls)
 
 
 def one_too_few(handler: Handler, calls: list[dict[str, str]]) -> None:
@@ -111,8 +116,9 @@ def fails_at_first(handler: Handler, calls: list[dict[str, str]]) -> None:
     handler.end()
 
 
-def test_a_service_that_keeps_its_promise_has_clean_books() -> None:
-    assert books_with(good) == Books(accepted=20, answered=20, right=20)
+@pytest.mark.parametrize("habit", [good, good_after_a_keep_alive])
+def test_a_service_that_keeps_its_promise_has_clean_counts(habit: Answer) -> None:
+    assert counts_with(habit) == Counts(accepted=20, answered=20, right=20)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +126,17 @@ def test_a_service_that_keeps_its_promise_has_clean_books() -> None:
     [(one_too_few, "lost"), (one_twice, "twice"), (one_is_somebody_elses, "wrong"), (one_is_blamed, "model")],
 )
 def test_a_broken_promise_is_seen(habit: Answer, column: str) -> None:
-    books = books_with(habit)
-    assert getattr(books, column) == 4 and not books.holds
+    counts = counts_with(habit)
+    assert getattr(counts, column) == 4 and not counts.holds
 
 
 def test_what_a_broken_connection_leaves_open_is_sent_again() -> None:
-    books = books_with(breaks_at_first)
-    assert (books.right, books.lost) == (20, 0)
-    assert books.broken == books.sent_again > 0  # how many depends on how many calls were due when a request was sent
-    assert books.holds and books.accepted == books.answered + books.broken
+    counts = counts_with(breaks_at_first)
+    assert (counts.right, counts.lost) == (20, 0)
+    assert counts.broken == counts.sent_again > 0  # how many depends on how many calls were due when a request was sent
+    assert counts.holds and counts.accepted == counts.answered + counts.broken
 
 
 def test_what_failed_by_no_fault_of_its_own_is_sent_again() -> None:
-    books = books_with(fails_at_first)
-    assert (books.right, books.infra, books.sent_again, books.given_up) == (20, 10, 10, 0) and books.holds
+    counts = counts_with(fails_at_first)
+    assert (counts.right, counts.infra, counts.sent_again, counts.given_up) == (20, 10, 10, 0) and counts.holds

@@ -15,7 +15,7 @@ import pytest
 from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of, wait_until
 
 from exec_wire.messages.calls import decode_result
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 from worker.sandbox.tiers import ALL_LAYERS
 
 BARE = {"profiles": '{"bare": []}'}

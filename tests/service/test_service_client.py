@@ -19,7 +19,7 @@ from service_harness import (
 )
 
 from exec_client import AsyncClient, Call, Client, Conflict, Limits, Result, Tags
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 SLEEP = "import time\nprint('began', flush=True)\ntime.sleep(300)"
 LONG = Limits(wall_s=300, cpu_s=40)

@@ -15,7 +15,7 @@ import pytest
 from service_harness import COMMAND, Service, command, serving, wait_until
 
 from exec_wire import proto
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 MB = 1 << 20
 FILES = 4400  # nsjail needs 4,096

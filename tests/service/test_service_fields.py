@@ -13,7 +13,7 @@ import pytest
 from service_harness import JSON, Service, serving
 
 from exec_wire import proto
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 STALL_S = 0.25  # of CPU time: how long the event loop may do something else than answer
 DEEP = "/".join(["d" * 20] * 40)

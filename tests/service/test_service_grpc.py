@@ -13,7 +13,7 @@ from service_harness import Service, command, mixed_case, serving, wait_until
 
 from exec_client import Call, Client, Forbidden
 from exec_service.tenants.keys import add_key
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 
 def test_programs_run_over_grpc_also_after_the_runner_was_lost() -> None:

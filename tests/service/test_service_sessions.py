@@ -22,7 +22,7 @@ from exec_service.config import GatewayConfig
 from exec_service.tenants.keys import add_key
 from exec_wire.messages.sessions import Cell, SessionSpec
 from exec_wire.queue.memory import MemoryQueue
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.pool import Pool

@@ -27,7 +27,7 @@ from grpo_roc.env import Place, tool_env
 from grpo_roc.evaluate import evaluate
 from grpo_roc.grpo import Learner, Sample, choose
 from grpo_roc.rollout import Limits, run_async, run_lockstep
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 

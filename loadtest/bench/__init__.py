@@ -1,0 +1,1 @@
+"""Benchmarks: the arms in turns, two source trees in pairs, the path without programs."""

@@ -1,0 +1,5 @@
+import sys
+
+from loadtest.bench.measure import main
+
+sys.exit(main())

@@ -1,0 +1,415 @@
+"""One way to run programs, as a process of its own, so that its CPU time can be counted: `python -m loadtest.bench.agent KIND`.
+
+Requests and reports are frames on standard input and output. The clock runs from the arrival of the programs until the last of
+them has ended. Kinds:
+
+    spawn    a fresh interpreter per program
+    nsjail   a fresh nsjail with a fresh interpreter per program
+    zygote   the worker's pool alone
+    http     a client of the service at the URL that follows; only makes the load, the service is counted on its own
+    run, run_code, batch, long-batch    as `http`, with plain requests to that endpoint; the first two send one program each
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from exec_client import AsyncClient, ExecError, InfraFailure
+from exec_wire import Call, Limits, Result
+from loadtest.support.workload import Program
+from worker.config import WorkerConfig, default_packages
+from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.sandbox import jail, kernel
+
+DEADLINE_S = 600.0  # covers the time in the queue: a whole batch is submitted at once
+BUSY_PAUSE_S = 0.02
+IN_FLIGHT = 4  # requests in flight per running program, for endpoints that take one program per request
+SHOWN_CHARS = 1000  # of each output stream that code-judge's endpoint returns
+CUT = "[cut]"  # replaces the last line of a stream that was longer
+
+
+class Outcome(Struct, frozen=True):
+    """The outcome of one program, with its latency from its start (`http`: from when the batch was sent, queue included)."""
+
+    status: str
+    stdout: str
+    last_line: str  # of stderr: the exception of a traceback
+    latency_s: float
+
+
+class Request(Struct, frozen=True):
+    programs: list[Program]
+    concurrency: int
+
+
+class Report(Struct, frozen=True):
+    outcomes: list[Outcome]
+    wall_s: float
+
+
+class Agent(ABC):
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    @abstractmethod
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]: ...
+
+
+async def run_each(
+    run_one: Callable[[Program], Awaitable[Outcome]], programs: list[Program], concurrency: int
+) -> list[Outcome]:
+    waiting = deque(enumerate(programs))
+    outcomes: dict[int, Outcome] = {}
+
+    async def work() -> None:
+        while waiting:
+            index, program = waiting.popleft()
+            outcomes[index] = await run_one(program)
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return [outcomes[index] for index in range(len(programs))]
+
+
+def last_line(stderr: str) -> str:
+    return stderr.rstrip().rpartition("\n")[2]
+
+
+class Spawn(Agent):
+    """Runs in an empty virtual environment: packages of the machine may run code at every start."""
+
+    def __init__(self) -> None:
+        self._venv = tempfile.TemporaryDirectory(prefix="exec-bench-")
+        subprocess.run([jail.interpreter(), "-m", "venv", "--without-pip", self._venv.name], check=True)
+        Path(self._venv.name).chmod(0o755)  # for the uid in the jail
+        self._interpreter = f"{self._venv.name}/bin/python"
+        self._environment = {**jail.ENVIRONMENT, "PYTHONPATH": default_packages(), "PATH": os.defpath}
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        with ThreadPoolExecutor(concurrency) as threads:
+            return await asyncio.to_thread(lambda: list(threads.map(self._run_one, programs)))
+
+    def _run_one(self, program: Program) -> Outcome:
+        started = time.perf_counter()
+        folder = Path(tempfile.mkdtemp(prefix="exec-bench-"))
+        try:
+            status, stdout, stderr = self._execute(program, folder)
+        finally:
+            shutil.rmtree(folder)
+        return Outcome(status, stdout, last_line(stderr), time.perf_counter() - started)
+
+    def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
+        (folder / "main.py").write_text(program.code)
+        return run_command(
+            self._command(folder), program, {**self._environment, "HOME": str(folder), "TMPDIR": str(folder)}, folder
+        )
+
+    def _command(self, folder: Path) -> list[str]:
+        return [self._interpreter, "main.py"]
+
+    async def __aexit__(self, *_: object) -> None:
+        self._venv.cleanup()
+
+
+def run_command(command: list[str], program: Program, environment: dict[str, str], folder: Path) -> tuple[str, str, str]:
+    """Status, stdout and stderr of a program without a sandbox."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    )
+    timed_out = False
+    try:
+        out, err = process.communicate(program.stdin.encode(), program.wall_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    return _status(process.returncode, timed_out), out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _status(code: int, timed_out: bool) -> str:
+    if timed_out:
+        return "timeout"
+    if code == 0:
+        return "ok"
+    return "signal" if code < 0 else "error"
+
+
+class Nsjail(Spawn):
+    """The nsjail binary with namespaces, a read-only root, a tmpfs, rlimits and a seccomp filter.
+
+    It has no control groups, Landlock, init process or checks for leftovers, which makes this arm faster.
+    """
+
+    INSIDE_UID, OUTSIDE_UID = 1000, 99_999
+
+    async def __aenter__(self) -> Self:
+        self._nsjail = str(jail.nsjail_binary())
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        self._folder = Path(tempfile.mkdtemp(prefix="exec-bench-"))
+        kernel.mount("tmpfs", self._folder, "tmpfs", options="size=1m,mode=755")
+        self._show("python", Path(sys.base_prefix))
+        self._show("packages", Path(default_packages()))
+        self._show("venv", Path(self._venv.name))
+        self._config = self._folder / "nsjail.cfg"
+        self._config.write_text(self._config_text())
+        return self
+
+    def _show(self, name: str, source: Path) -> None:
+        """Bind-mount it read-only where every uid can read it: a home folder above it may be private."""
+        (self._folder / name).mkdir()
+        kernel.mount(source.resolve(), self._folder / name, flags=kernel.MS_BIND)
+        kernel.mount("none", self._folder / name, flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY)
+
+    async def __aexit__(self, *_: object) -> None:
+        kernel.unmount(self._folder)  # with the bind mounts in it
+        self._folder.rmdir()  # never a recursive removal: it would delete the sources of the bind mounts
+        await super().__aexit__()
+
+    def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
+        folder.chmod(0o755)
+        (folder / "main.py").write_text(program.code)
+        return run_command(self._command(folder), program, {}, folder)
+
+    def _command(self, folder: Path) -> list[str]:
+        options = ["--really_quiet", "-C", str(self._config), "-R", f"{folder}/main.py:/main.py"]
+        return [self._nsjail, *options, "--", "/venv/bin/python", "/main.py"]
+
+    def _config_text(self) -> str:
+        environment = {**jail.ENVIRONMENT, "PYTHONPATH": "/opt/packages"}
+        prefix = Path(sys.base_prefix)
+        return "\n".join(
+            [
+                'mode: ONCE  time_limit: 60  keep_env: false  log_level: FATAL  hostname: "sandbox"  cwd: "/tmp"',
+                "rlimit_as: 4096  rlimit_cpu: 10  rlimit_fsize: 64  rlimit_nofile: 256  rlimit_nproc: 64  rlimit_stack: 8",
+                f'uidmap {{ inside_id: "{self.INSIDE_UID}" outside_id: "{self.OUTSIDE_UID}" count: 1 }}',
+                f'gidmap {{ inside_id: "{self.INSIDE_UID}" outside_id: "{self.OUTSIDE_UID}" count: 1 }}',
+                "clone_newnet: true  iface_no_lo: true",
+                'mount { dst: "/" fstype: "tmpfs" rw: false options: "size=1m,mode=755" }',
+                *(_bind(folder) for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()),
+                *([] if prefix == Path("/usr") else [_bind(self._folder / "python", prefix)]),
+                _bind(self._folder / "packages", "/opt/packages"),
+                _bind(self._folder / "venv", "/venv"),
+                *(f'mount {{ src: "/dev/{name}" dst: "/dev/{name}" is_bind: true rw: true }}' for name in ("null", "urandom")),
+                'mount { dst: "/tmp" fstype: "tmpfs" rw: true options: "size=64m,mode=1777" }',
+                'mount { dst: "/proc" fstype: "proc" }',
+                *(f'envar: "{name}={value}"' for name, value in environment.items()),
+                'seccomp_string: "ERRNO(1) { ptrace, process_vm_readv, process_vm_writev, bpf, keyctl, add_key, request_key,"',
+                'seccomp_string: " perf_event_open, userfaultfd, kexec_load, init_module, finit_module, delete_module,"',
+                'seccomp_string: " mount, umount, pivot_root, unshare, setns } DEFAULT ALLOW"',
+            ]
+        )
+
+
+def _bind(source: str | Path, target: str | Path | None = None) -> str:
+    return f'mount {{ src: "{source}" dst: "{target or source}" is_bind: true nosuid: true nodev: true }}'
+
+
+def _call(program: Program) -> Call:
+    limits = Limits(wall_s=program.wall_s)
+    return Call(program.code, stdin=program.stdin, limits=limits, deadline_s=DEADLINE_S)
+
+
+def _outcome(result: Result, latency_s: float) -> Outcome:
+    status = result.status if result.blame != "infra" else f"{result.status} (infra) {result.error}".rstrip()
+    return Outcome(status, result.stdout, last_line(result.stderr), latency_s)
+
+
+class Zygote(Agent):
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            self._pool = await stack.enter_async_context(Pool(WorkerConfig()))
+            await self._pool.wait_ready()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        return await run_each(self._run_one, programs, min(concurrency, self._pool.slots))
+
+    async def _run_one(self, program: Program) -> Outcome:
+        started, call, slot = time.perf_counter(), _call(program), self._pool.take_slot()
+        try:
+            while True:
+                try:
+                    return _outcome(await self._pool.run(call, slot, DEADLINE_S), time.perf_counter() - started)
+                except ZygoteLost:
+                    return Outcome("zygote lost", "", "", time.perf_counter() - started)
+                except SlotBusy:
+                    await asyncio.sleep(BUSY_PAUSE_S)
+        finally:
+            self._pool.give_back(slot)
+
+
+class Http(Agent):
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def __aenter__(self) -> Self:
+        self._client = await AsyncClient(self._url).__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        """Send all at once; the service decides how many run at a time."""
+        started = time.perf_counter()
+        outcomes: dict[int, Outcome] = {}
+        async for result in self._client.as_completed(map(_call, programs), return_exceptions=True):
+            latency_s = time.perf_counter() - started
+            if isinstance(result, InfraFailure) and result.result is not None:
+                outcomes[result.index or 0] = _outcome(result.result, latency_s)
+            elif isinstance(result, ExecError):
+                outcomes[result.index or 0] = Outcome(f"{type(result).__name__}: {result}", "", "", latency_s)
+            else:
+                outcomes[result.index] = _outcome(result, latency_s)
+        return [outcomes[index] for index in range(len(programs))]
+
+
+class Plain(Agent):
+    """Requests as any HTTP client sends them: `body` is the request for one program, `outcome` reads the response."""
+
+    path = ""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=DEADLINE_S)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def _post(self, request: object) -> Any:
+        content = msgspec.json.encode(request)
+        answer = await self._http.post(self.path, content=content, headers={"content-type": "application/json"})
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content)
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        return await run_each(self._run_one, programs, IN_FLIGHT * concurrency)
+
+    async def _run_one(self, program: Program) -> Outcome:
+        started = time.perf_counter()
+        answer = await self._post(self.body(program))
+        return self.outcome(answer, time.perf_counter() - started)
+
+    @abstractmethod
+    def body(self, program: Program) -> object: ...
+
+    @abstractmethod
+    def outcome(self, answer: Any, latency_s: float) -> Outcome: ...
+
+
+class Run(Plain):
+    path = "/v1/run"
+
+    def body(self, program: Program) -> object:
+        return _call(program)
+
+    def outcome(self, answer: Any, latency_s: float) -> Outcome:
+        return _outcome(msgspec.convert(answer, Result), latency_s)
+
+
+class RunCode(Plain):
+    """SandboxFusion's endpoint."""
+
+    path = "/run_code"
+
+    def body(self, program: Program) -> object:
+        return {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.wall_s}
+
+    def outcome(self, answer: Any, latency_s: float) -> Outcome:
+        ran = answer["run_result"]
+        status = _status(ran["return_code"] or 0, ran["status"] == "TimeLimitExceeded")
+        return Outcome(status, ran["stdout"], last_line(ran["stderr"]), latency_s)
+
+
+class Batch(Run):
+    path, many, results = "/v1/batch?stream=false", "calls", "results"
+
+    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
+        started = time.perf_counter()
+        answer = await self._post({self.many: [self.body(program) for program in programs]})
+        latency_s = time.perf_counter() - started
+        return [self.outcome(one, latency_s) for one in answer[self.results]]
+
+
+class LongBatch(Batch):
+    """code-judge's endpoint. Its protocol has no time limit per program."""
+
+    path, many = "/run/long-batch", "submissions"
+
+    def body(self, program: Program) -> object:
+        return {"type": "python", "solution": program.code, "input": program.stdin}
+
+    def outcome(self, answer: Any, latency_s: float) -> Outcome:
+        reason, stderr = answer["reason"], answer["stderr"]
+        failed = {"": "error", "worker_timeout": "timeout"}.get(reason, reason)
+        status = "ok" if answer["run_success"] else failed
+        return Outcome(status, answer["stdout"], CUT if len(stderr) == SHOWN_CHARS else last_line(stderr), latency_s)
+
+
+def send_frame(stream: BinaryIO, message: Struct | bool) -> None:
+    data = msgspec.msgpack.encode(message)
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def receive_frame(stream: BinaryIO) -> bytes | None:
+    head = stream.read(8)
+    return stream.read(int.from_bytes(head, "little")) if len(head) == 8 else None
+
+
+async def serve(agent: Agent) -> None:
+    """Answer requests until standard input ends."""
+    async with agent:
+        send_frame(sys.stdout.buffer, True)
+        while (frame := await asyncio.to_thread(receive_frame, sys.stdin.buffer)) is not None:
+            request = msgspec.msgpack.decode(frame, type=Request)
+            started = time.perf_counter()
+            outcomes = await agent.run(request.programs, request.concurrency)
+            send_frame(sys.stdout.buffer, Report(outcomes, time.perf_counter() - started))
+
+
+def main() -> None:
+    import uvloop
+
+    kind, *rest = sys.argv[1:]
+    agents: dict[str, type[Agent]] = {"spawn": Spawn, "nsjail": Nsjail, "zygote": Zygote, "http": Http}
+    agents |= {"run": Run, "run_code": RunCode, "batch": Batch, "long-batch": LongBatch}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the measurement, which closes our standard input
+    uvloop.run(serve(agents[kind](*rest)))
+
+
+if __name__ == "__main__":
+    main()

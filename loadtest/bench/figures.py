@@ -1,0 +1,158 @@
+"""What a benchmark measured: the runs, the figures computed from them, and the targets they are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from msgspec import Struct, field
+
+from loadtest.support.results import Spread
+
+TARGET = "target"  # the arm of a service that is not ours
+
+
+class RunRecord(Struct, frozen=True):
+    """One arm, one mix, one repeat."""
+
+    mix: str
+    arm: str
+    repeat: int
+    calls: int
+    calls_per_s: float
+    cpu_ms: float  # per call
+    load_cpu_ms: float
+    others_share: float
+    latency_p50_s: float
+    latency_p95_s: float
+
+
+class Figures(Struct, frozen=True):
+    """One arm with one mix, over all repeats. Ratios are taken within each repeat."""
+
+    mix: str
+    arm: str
+    calls_per_s: Spread
+    cpu_ms: Spread
+    load_cpu_ms: Spread
+    latency_p50_s: float  # the median of the repeats
+    latency_p95_s: float
+    times_spawn: Spread | None  # by calls/s
+    times_spawn_by_cpu: Spread | None  # by CPU time per call, which other users of the machine hardly affect
+    cpu_ms_over_zygote: Spread | None
+
+
+class Idle(Struct, frozen=True):
+    """The unloaded service: `print(1)` through /v1/run, one after the other; memory of all its processes."""
+
+    latencies_ms: list[float]
+    p50_ms: float
+    p95_ms: float
+    pss_bytes_at_start: int
+    pss_bytes_after_load: int
+
+
+class Target(Struct, frozen=True):
+    words: str
+    wanted: str
+    found: str
+    met: bool
+
+
+class Results(Struct):
+    about: dict[str, str]
+    workload: str
+    seed: int
+    repeats: int
+    settings: dict[str, str]  # EXEC_* of the environment
+    cpu_counted_by: str = ""
+    tier: str = ""
+    slots: int = 0
+    duration_s: float = 0.0
+    checked: int = 0
+    starved: int = 0  # time-outs of endless programs blamed on the machine, which other processes used
+    mismatches: list[str] = field(default_factory=list)
+    figures: list[Figures] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    idle: Idle | None = None
+    runs: list[RunRecord] = field(default_factory=list)
+
+    def figures_of(self, mix: str, arm: str) -> Figures | None:
+        return next((one for one in self.figures if one.mix == mix and one.arm == arm), None)
+
+
+def summarise(runs: list[RunRecord]) -> list[Figures]:
+    pairs = dict.fromkeys((run.mix, run.arm) for run in runs)
+    return [_figures(mix, arm, runs) for mix, arm in pairs]
+
+
+def _figures(mix: str, arm: str, runs: list[RunRecord]) -> Figures:
+    own = _by_repeat(runs, mix, arm)
+    spawn, zygote = _by_repeat(runs, mix, "spawn"), _by_repeat(runs, mix, "zygote")
+    over_spawn = [(run, spawn[repeat]) for repeat, run in own.items() if repeat in spawn]
+    over_zygote = [run.cpu_ms - zygote[repeat].cpu_ms for repeat, run in own.items() if repeat in zygote and arm == "http"]
+    return Figures(
+        mix,
+        arm,
+        Spread.of([run.calls_per_s for run in own.values()]),
+        Spread.of([run.cpu_ms for run in own.values()]),
+        Spread.of([run.load_cpu_ms for run in own.values()]),
+        median(run.latency_p50_s for run in own.values()),
+        median(run.latency_p95_s for run in own.values()),
+        Spread.of([run.calls_per_s / base.calls_per_s for run, base in over_spawn]) if over_spawn else None,
+        Spread.of([base.cpu_ms / run.cpu_ms for run, base in over_spawn]) if over_spawn else None,
+        Spread.of(over_zygote) if over_zygote else None,
+    )
+
+
+def _by_repeat(runs: list[RunRecord], mix: str, arm: str) -> dict[int, RunRecord]:
+    return {run.repeat: run for run in runs if (run.mix, run.arm) == (mix, arm)}
+
+
+TIMES_SPAWN = {"rollout": 30.0, "std": 6.0}
+BESIDE = {  # arm -> the arm it is compared with, and the share of its calls/s that it must reach
+    "redis": ("http", 0.9),
+    "run_code": ("run", 0.8),  # an adapter's endpoint beside our own endpoint of the same shape
+    "long-batch": ("batch", 0.8),
+}
+HTTP_OVER_ZYGOTE_MS, IDLE_P50_MS, IDLE_PSS_MB = 1.0, 10.0, 600.0
+
+
+def judge(results: Results) -> list[Target]:
+    """The targets beside what was measured. What was not measured is not listed."""
+    return [*_beside_spawn(results), *_over_zygote(results), *_beside_others(results), *_idle(results)]
+
+
+def _beside_spawn(results: Results) -> Iterator[Target]:
+    for mix, wanted in TIMES_SPAWN.items():
+        http = results.figures_of(mix, "http")
+        if http and http.times_spawn:
+            found = http.times_spawn.median
+            yield Target(f"{mix}: http against spawn, calls/s", f"≥ {wanted:g} x", f"{found:.1f} x", found >= wanted)
+
+
+def _over_zygote(results: Results) -> Iterator[Target]:
+    for mix in TIMES_SPAWN:
+        http = results.figures_of(mix, "http")
+        if http and http.cpu_ms_over_zygote:
+            over = http.cpu_ms_over_zygote.median
+            words, most = f"{mix}: CPU per call, http minus zygote", HTTP_OVER_ZYGOTE_MS
+            yield Target(words, f"≤ {most:g} ms", f"{over:+.2f} ms", over <= most)
+
+
+def _beside_others(results: Results) -> Iterator[Target]:
+    for mix in TIMES_SPAWN:
+        for arm, (other, wanted) in BESIDE.items():
+            mine, ours = _by_repeat(results.runs, mix, arm), _by_repeat(results.runs, mix, other)
+            if shares := [run.calls_per_s / ours[repeat].calls_per_s for repeat, run in mine.items() if repeat in ours]:
+                share = median(shares)
+                yield Target(f"{mix}: {arm} against {other}, calls/s", f"≥ {wanted:g} x", f"{share:.2f} x", share >= wanted)
+
+
+def _idle(results: Results) -> Iterator[Target]:
+    if results.idle is None:
+        return
+    p50, pss_mb = results.idle.p50_ms, max(results.idle.pss_bytes_at_start, results.idle.pss_bytes_after_load) / 1e6
+    yield Target("idle: print(1) through /v1/run, p50", f"≤ {IDLE_P50_MS:g} ms", f"{p50:.1f} ms", p50 <= IDLE_P50_MS)
+    yield Target("idle: memory, PSS", f"≤ {IDLE_PSS_MB:g} MB", f"{pss_mb:.0f} MB", pss_mb <= IDLE_PSS_MB)
+    yield Target("sandbox tier", "A", results.tier, results.tier == "A")

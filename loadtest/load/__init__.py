@@ -1,0 +1,1 @@
+"""Load: users by locust, and bursts of calls in flight at once."""

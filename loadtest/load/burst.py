@@ -1,0 +1,248 @@
+"""Many calls in flight at once: `make burst N=45000`.
+
+One tenant sends all calls to a gateway without workers, from several processes over HTTP or gRPC. When the gateway's own gauge
+says that all calls are accepted, the workers start. From then on a second tenant makes single calls, one after the other, until
+the burst is over. Every result is compared with what was sent. All processes are new in each run, so that memory peaks belong
+to it. Calls travel in batches, so that 45,000 need a few dozen connections; `--batch 1` gives each its own connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from loadtest.load import burst_sender
+from loadtest.load.burst_sender import Order
+from loadtest.support import meter, redis_server, results
+from loadtest.support.processes import Part, exit_on_sigterm, free_port
+from loadtest.support.redis_server import RedisServer
+from loadtest.support.results import EXIT_FAILED, EXIT_USAGE, markdown, percentile, some_of
+from loadtest.support.steady_load import Counts, Program, add_up
+
+MODULE = "loadtest.load.burst"
+TRANSPORTS, RUNS = ("http", "grpc"), ("echo", "sandbox")
+DEADLINE_S = 900.0
+BATCH = 1500  # calls in one request
+SENDERS = 3  # processes
+GATEWAY_MOST_BYTES, REDIS_MOST_BYTES, SECOND_P99_MS = 1_500_000_000, 200_000_000, 1000.0
+ECHO_WORKERS, ECHO_SLOTS = 2, 256
+ACCEPT_S = 120.0
+SPARE_FILES = 200  # descriptors of a process that are no connections of calls
+
+
+class Burst(NamedTuple):
+    """One run. Times count from when the first worker was ready."""
+
+    transport: str
+    sandboxed: bool
+    calls: int
+    in_flight: int  # by the gateway's gauge, when the first worker started
+    accepted_in_s: float
+    counts: Counts
+    calls_per_s: float
+    calls_s: list[float]  # from acceptance to result
+    second_ms: list[float]  # latencies of the second tenant
+    gateway_bytes: int  # peak of the resident memory
+    redis_bytes: int  # peak, by Redis' own count
+    cpu_ms: dict[str, float]  # per call, by stage
+
+    def misses(self) -> list[str]:
+        """The targets that were missed."""
+        wanted = Counts(accepted=self.calls, answered=self.calls, right=self.calls)
+        second_p99_ms = percentile(self.second_ms, 0.99)
+        checks = {
+            f"not exactly {self.calls} right results: {self.counts}": self.counts == wanted,
+            f"only {self.in_flight} in flight at once": self.in_flight == self.calls,
+            "the gateway's memory": self.gateway_bytes <= GATEWAY_MOST_BYTES,
+            "Redis' memory": self.redis_bytes <= REDIS_MOST_BYTES,
+            f"the second tenant's p99 of {second_p99_ms:.0f} ms": second_p99_ms <= SECOND_P99_MS,
+        }
+        return [words for words, met in checks.items() if not met]
+
+
+class SecondTenant:
+    """Makes one call at a time, until it is stopped."""
+
+    def __init__(self, url: str, program: Program) -> None:
+        self.latencies_ms: list[float] = []
+        self.wrong = 0
+        self._address, self._program = url.removeprefix("http://"), program
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> SecondTenant:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _work(self) -> None:
+        body = msgspec.json.encode({"code": self._program.code, "tenant": "second", "deadline_s": 60})
+        with contextlib.closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
+            while not self.latencies_ms or not self._stop.wait(0.02):
+                began = time.perf_counter()
+                connection.request("POST", "/v1/run", body, {"content-type": "application/json"})
+                answer = msgspec.json.decode(connection.getresponse().read())
+                self.latencies_ms.append(1000 * (time.perf_counter() - began))
+                self.wrong += answer.get("stdout") != self._program.stdout
+
+
+def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int = SENDERS, batch: int = BATCH) -> Burst:
+    program = Program.python if sandboxed else Program.echo
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        grpc_port = free_port() if transport == "grpc" else 0
+        gateway = stack.enter_context(Part.gateway(redis.url, "--grpc-port", str(grpc_port)))
+        url = f"grpc://127.0.0.1:{grpc_port}" if grpc_port else gateway.url
+        before = meter.stages_s(stages := {"gateway": [gateway.pid], "redis": [redis.pid]})
+        began = time.monotonic()
+        processes = [burst_sender.start(order) for order in orders(url, calls, senders, batch, sandboxed=sandboxed)]
+        stack.callback(kill, processes)
+        in_flight = wait_accepted(gateway, calls)
+        accepted_in_s = time.monotonic() - began
+        workers = add_workers(stack, redis.url, sandboxed=sandboxed)
+        before |= meter.stages_s(stages_of(workers))
+        served = time.monotonic()
+        with SecondTenant(gateway.url, program("second")) as second:
+            shares = [burst_sender.finish(process) for process in processes]
+            wall_s = time.monotonic() - served
+        if second.wrong:
+            raise RuntimeError(f"{second.wrong} wrong results of the second tenant")
+        spent = {name: value - before.get(name, 0.0) for name, value in meter.stages_s(stages | stages_of(workers)).items()}
+        spent["load"] = sum(share.cpu_s for share in shares)
+        return Burst(
+            transport,
+            sandboxed,
+            calls,
+            in_flight,
+            accepted_in_s,
+            add_up(share.counts for share in shares),
+            calls / wall_s,
+            [stay / 1000 for share in shares for stay in share.stays_ms],
+            second.latencies_ms,
+            meter.peak_bytes(gateway.pid),
+            redis.info("used_memory_peak"),
+            {name: 1000 * seconds / calls for name, seconds in spent.items()},
+        )
+
+
+def orders(url: str, calls: int, senders: int, batch: int, *, sandboxed: bool) -> list[Order]:
+    """The burst in parts that differ by one call at most."""
+    parts = [calls // senders + (n < calls % senders) for n in range(senders)]
+    return [Order(url, f"first{n}", "first", part, batch, DEADLINE_S, sandboxed) for n, part in enumerate(parts) if part]
+
+
+def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def stages_of(workers: list[Part]) -> dict[str, list[int]]:
+    pids = [worker.pid for worker in workers]
+    inner = [pid for root in pids for pid in meter.tree(root) if pid != root]
+    return {"workers": pids, "sandboxes": inner}
+
+
+def too_many(calls: int, batch: int, transport: str) -> str:
+    """Why so many connections cannot be opened; empty if they can."""
+    if transport == "grpc":
+        return ""  # calls share a few connections
+    connections = -(-calls // batch)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    most = min(files, high - low)
+    if connections <= most:
+        return ""
+    limits = f"descriptors (ulimit -n) and ports allow {most}"
+    return f"{connections} connections to one gateway, but {limits}: use --batch {-(-calls // most)} or more"
+
+
+def wait_accepted(gateway: Part, calls: int) -> int:
+    give_up = time.monotonic() + ACCEPT_S
+    while (inside := int(gateway.metrics()["exec_in_flight"])) < calls and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return inside
+
+
+def add_workers(stack: contextlib.ExitStack, redis: str, *, sandboxed: bool) -> list[Part]:
+    """Start them and wait for the first, which does not wait for the others."""
+    workers = [Part.worker(redis)] if sandboxed else [Part.echo(redis, ECHO_SLOTS) for _ in range(ECHO_WORKERS)]
+    for worker in workers:
+        stack.callback(worker.close)
+    workers[0].wait_ready()
+    return workers
+
+
+COLUMNS = (
+    *("over", "workers", "in flight", "accepted in", "right results", "calls/s", "call p50", "p99", "second tenant p50"),
+    *("p99", "gateway", "Redis", "CPU per call"),
+)
+
+
+def row(one: Burst) -> list[str]:
+    return [
+        one.transport,
+        RUNS[one.sandboxed],
+        f"{one.in_flight:,}",
+        f"{one.accepted_in_s:.1f} s",
+        f"{one.counts.right:,}",
+        f"{one.calls_per_s:,.0f}",
+        *(f"{percentile(one.calls_s, share):.2f} s" for share in (0.5, 0.99)),
+        *(f"{percentile(one.second_ms, share):.0f} ms" for share in (0.5, 0.99)),
+        f"{one.gateway_bytes / 1e6:.0f} MB",
+        f"{one.redis_bytes / 1e6:.1f} MB",
+        ", ".join(f"{name} {value:.2f} ms" for name, value in one.cpu_ms.items() if value),
+    ]
+
+
+def page(bursts: list[Burst], about: dict[str, str]) -> str:
+    missed = [f"{one.transport} {RUNS[one.sandboxed]} {one.calls}: {words}" for one in bursts for words in one.misses()]
+    verdict = f"**Missed**: {'; '.join(missed)}." if missed else "All met."
+    wanted = f"gateway ≤ {GATEWAY_MOST_BYTES / 1e6:.0f} MB, Redis ≤ {REDIS_MOST_BYTES / 1e6:.0f} MB"
+    head = f"# Bursts\n\nWanted: every result right, {wanted}, the second tenant's p99 ≤ {SECOND_P99_MS:.0f} ms. {verdict}"
+    return f"{head}\n\n{markdown(COLUMNS, map(row, bursts), 2)}\n\n{results.about_table(about)}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = results.parser(MODULE, __doc__)
+    parser.add_argument("--sizes", default="45000", help="calls in flight, with commas between them (default %(default)s)")
+    parser.add_argument("--transports", type=some_of(TRANSPORTS), default=list(TRANSPORTS), help="of http,grpc (default: both)")
+    parser.add_argument("--runs", type=some_of(RUNS), default=list(RUNS), help="of echo (no programs),sandbox (default: both)")
+    parser.add_argument("--senders", type=int, default=SENDERS, help="processes that send (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=BATCH, help="calls in one request (default %(default)s)")
+    parser.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
+    given = parser.parse_args(argv)
+    sizes = [int(word) for word in given.sizes.split(",")]
+    for transport in given.transports:
+        if problem := too_many(max(sizes), given.batch, transport):
+            print(f"burst: {problem}", file=sys.stderr)
+            return EXIT_USAGE
+    about = results.about(MODULE, argv, server=redis_server.version())
+    bursts = []
+    for run in given.runs:
+        for transport in given.transports:
+            for size in sizes:
+                print(f"burst: {size:,} calls over {transport}, {run} workers", file=sys.stderr, flush=True)
+                sandboxed = run == "sandbox"
+                bursts.append(burst(size, transport=transport, sandboxed=sandboxed, senders=given.senders, batch=given.batch))
+    results.write_page(page(bursts, about), given.page)
+    return EXIT_FAILED if any(one.misses() for one in bursts) else 0
+
+
+if __name__ == "__main__":
+    exit_on_sigterm()
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Users for locust, of our client and of each adapter: `make load`, or `locust -f loadtest/load/locustfile.py --help`.
+
+Every user runs programs of a mix and checks how each ended. Besides the requests, locust's statistics have a row for the time
+of each stage of our own calls (`queue`, `start`, `run`) and for the number of results of each blame (`none`, `model`,
+`infra`). These rows are not in the total, which counts calls and requests.
+
+All users of a process share one client, as the tasks of a trainer do: their calls share requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, ClassVar, TypeVar
+
+import gevent
+import uvloop
+from gevent.event import AsyncResult
+from gevent.monkey import get_original
+from locust import FastHttpUser, User, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+
+from exec_client import AsyncClient, Call, ExecError, Limits, Result, Test
+from exec_wire import Timings
+from loadtest.support.workload import MIXES, STATUS_OF_KIND, Program, calls
+
+T = TypeVar("T")
+
+SHAPES = ("steady", "step", "ramp", "soak")  # ramp needs ramp.py too
+PROGRAMS = 400  # of one user, which repeats them
+DEADLINE_S = 120.0
+CELLS = 5
+SQUARES = "n = int(input())\nprint(sum(k * k for k in range(n + 1)))\n"
+ANSWERS = [("The answer is \\boxed{\\frac{2}{4}}.", "1/2"), ("So x = 0.5", "0.5"), ("\\boxed{x^2+2x+1}", "(x+1)^2")]
+
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+
+
+@events.init_command_line_parser.add_listener
+def add_options(parser: LocustArgumentParser) -> None:
+    ours = parser.add_argument_group("exec-service")
+    ours.add_argument("--mix", choices=[*MIXES], default="rollout", help="of programs")
+    ours.add_argument("--shape", choices=SHAPES, default="steady", help="step: all users send at the same moment, then pause")
+    ours.add_argument("--step-seconds", type=float, default=10.0, help="from one step to the next")
+    ours.add_argument("--calls", type=int, default=16, help="of a batch")
+
+
+class Wrong(Exception):
+    """The response is not the expected one."""
+
+
+# -- users of our client ------------------------------------------------------------------------------------------------------
+
+
+class Bridge:
+    """Our client, on an event loop in a thread of its own.
+
+    gevent, which locust uses, replaces threads and selectors, and asyncio does not run on its replacements. This class uses an
+    original thread, and uvloop, which needs no selector. It is made on first use, after locust has forked.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        get_original("_thread", "start_new_thread")(self._loop.run_forever, ())
+        self.client = self.do(self._open(url))
+
+    async def _open(self, url: str) -> AsyncClient:
+        return await AsyncClient(url).__aenter__()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        hub, landed = gevent.get_hub(), AsyncResult()
+
+        async def run() -> None:
+            try:
+                outcome, error = await work, None
+            except Exception as raised:  # raised again in the greenlet that waits
+                outcome, error = None, raised
+            hub.loop.run_callback_threadsafe(landed.set, (outcome, error))
+
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(run()))
+        outcome, error = landed.get()
+        if error is not None:
+            raise error
+        return outcome  # type: ignore[no-any-return]
+
+
+_bridges: dict[str, Bridge] = {}
+
+
+def bridge_to(url: str) -> Bridge:
+    if url not in _bridges:
+        _bridges[url] = Bridge(url)
+    return _bridges[url]
+
+
+class Paced:
+    """A user sends again at once, or with the next step, which is the same moment for all users."""
+
+    environment: Environment
+    _numbers: ClassVar[Iterator[int]] = itertools.count(1)
+
+    def wait_time(self) -> float:
+        options = self.environment.parsed_options
+        assert options is not None
+        return options.step_seconds - time.time() % options.step_seconds if options.shape == "step" else 0.0
+
+    def programs_of_mix(self) -> Iterator[Program]:
+        options = self.environment.parsed_options
+        assert options is not None
+        return itertools.cycle(calls(PROGRAMS, next(self._numbers), options.mix))
+
+
+class ClientUser(Paced, User):
+    abstract = True
+
+    def on_start(self) -> None:
+        assert self.host and self.environment.parsed_options is not None
+        self.bridge = bridge_to(self.host)
+        self.client = self.bridge.client
+        self.programs = self.programs_of_mix()
+        self.count = self.environment.parsed_options.calls
+
+    def next_programs(self) -> list[Program]:
+        return list(itertools.islice(self.programs, self.count))
+
+    def fire(self, what: str, name: str, latency_s: float, error: Exception | None = None, size: int = 0) -> None:
+        self.environment.events.request.fire(
+            request_type=what,
+            name=name,
+            response_time=1000 * latency_s,
+            response_length=size,
+            exception=error,
+            context={},
+        )
+
+    def stages(self, blame: str, times: Timings) -> None:
+        """Log rows of their own: a fired request would be in the total."""
+        stats = self.environment.stats
+        for stage in ("queue", "start", "run"):
+            stats.get(stage, "stage").log(int(getattr(times, f"{stage}_ms")), 0)
+        stats.get(blame, "blame").log(int(times.total_ms), 0)
+
+    def log(self, what: str, program: Program, latency_s: float, outcome: Result | ExecError) -> None:
+        if isinstance(outcome, ExecError):
+            self.fire(what, program.kind, latency_s, outcome)
+            return
+        self.stages(outcome.blame, outcome.timings)
+        self.fire(what, program.kind, latency_s, wrong_end(program, outcome.status), len(outcome.stdout))
+
+    def timed(self, what: str, name: str, work: Coroutine[Any, Any, T], right: Callable[[T], bool]) -> T | None:
+        """Time one request that is not a batch."""
+        began = time.perf_counter()
+        outcome: T | None = None
+        error: Exception | None
+        try:
+            outcome = self.bridge.do(work)
+            error = None if right(outcome) else Wrong(str(outcome)[:300])
+        except ExecError as raised:
+            error = raised
+        self.fire(what, name, time.perf_counter() - began, error)
+        return outcome
+
+
+def wrong_end(program: Program, status: str) -> Wrong | None:
+    expected = STATUS_OF_KIND.get(program.kind, "ok")
+    return None if status == expected else Wrong(f"{program.name}: {status} instead of {expected}")
+
+
+def as_calls(programs: Iterable[Program]) -> list[Call]:
+    return [
+        Call(one.code, stdin=one.stdin, limits=Limits(wall_s=one.wall_s), deadline_s=DEADLINE_S, tenant="load")
+        for one in programs
+    ]
+
+
+class BatchUser(ClientUser):
+    """Waits for all results of a batch, as a trainer does after a turn."""
+
+    @task
+    def batch(self) -> None:
+        programs, began = self.next_programs(), time.perf_counter()
+        outcomes = self.bridge.do(self.client.run_many(as_calls(programs), return_exceptions=True))
+        latency_s = time.perf_counter() - began
+        for program, outcome in zip(programs, outcomes, strict=True):
+            self.log("batch", program, latency_s, outcome)
+
+
+class StreamUser(ClientUser):
+    """Reads each result as it arrives."""
+
+    @task
+    def stream(self) -> None:
+        programs = self.next_programs()
+        for index, latency_s, outcome in self.bridge.do(self._collect(programs)):
+            self.log("stream", programs[index], latency_s, outcome)
+
+    async def _collect(self, programs: list[Program]) -> list[tuple[int, float, Result | ExecError]]:
+        began = time.perf_counter()
+        arrivals = self.client.as_completed(as_calls(programs), return_exceptions=True)
+        return [(outcome.index, time.perf_counter() - began, outcome) async for outcome in arrivals]
+
+
+class JudgeUser(ClientUser):
+    @task
+    def judge(self) -> None:
+        tests = [Test(str(n), f"{n * (n + 1) * (2 * n + 1) // 6}\n") for n in range(1, 6)]
+        work = self.client.judge(SQUARES, tests, deadline_s=DEADLINE_S)
+        self.timed("judge", f"{len(tests)} tests", work, lambda judgement: judgement.verdict == "AC")
+
+
+class VerifyUser(ClientUser):
+    @task
+    def verify(self) -> None:
+        answer, truth = ANSWERS[next(self._numbers) % len(ANSWERS)]
+        found = self.timed("verify", "math", self.client.verify(answer, truth), lambda one: one.equal is True)
+        if found is not None:
+            self.stages(found.blame, found.timings)
+
+
+class SessionUser(ClientUser):
+    """A rollout of a few turns, each of which needs the state of the turn before."""
+
+    @task
+    def rollout(self) -> None:
+        self.timed("session", f"{CELLS} cells", self._rollout(), lambda value: value == str(CELLS))
+
+    async def _rollout(self) -> str | None:
+        async with self.client.session(tenant="load") as session:
+            await session.run("x = 0")
+            for _ in range(CELLS - 1):
+                await session.run("x += 1")
+            return (await session.run("x + 1")).value
+
+
+# -- users of the adapters ----------------------------------------------------------------------------------------------------
+
+
+class AdapterUser(Paced, FastHttpUser):
+    abstract = True
+    connection_timeout = network_timeout = DEADLINE_S
+
+    def on_start(self) -> None:
+        self.programs = self.programs_of_mix()
+
+    def ask(self, path: str, body: dict[str, Any], name: str, right: Callable[[Any], bool], **headers: str) -> None:
+        with self.client.post(path, json=body, headers=headers, name=f"{path} {name}", catch_response=True) as answer:
+            if answer.status_code != 200:
+                answer.failure(f"{answer.status_code}: {(answer.text or '')[:200]}")
+            elif not right(answer.json()):
+                answer.failure(f"{name}: {(answer.text or '')[:300]}")
+
+
+class CodeJudgeUser(AdapterUser):
+    @task
+    def long_batch(self) -> None:
+        program = next(one for one in self.programs if one.kind != "endless")  # the protocol has no time limit
+        submission = {"type": "python", "solution": program.code, "input": program.stdin}
+        runs_well = program.kind != "error"
+        right = lambda answer: [one["run_success"] for one in answer["results"]] == [runs_well]  # noqa: E731
+        self.ask("/run/long-batch", {"submissions": [submission]}, program.kind, right)
+
+
+class SandboxFusionUser(AdapterUser):
+    ENDS: ClassVar = {"ok": "Finished", "error": "Finished", "timeout": "TimeLimitExceeded"}
+
+    @task
+    def run_code(self) -> None:
+        program = next(self.programs)
+        body = {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.wall_s}
+        end = self.ENDS[STATUS_OF_KIND.get(program.kind, "ok")]
+        self.ask("/run_code", body, program.kind, lambda answer: answer["run_result"]["status"] == end)
+
+
+class NemoSkillsUser(AdapterUser):
+    @task
+    def execute(self) -> None:
+        program = next(self.programs)
+        body = {"generated_code": program.code, "language": "python", "std_input": program.stdin, "timeout": program.wall_s}
+        end = "timeout" if program.kind == "endless" else "completed"
+        self.ask("/execute", body, program.kind, lambda answer: answer["process_status"] == end)
+
+
+class PistonUser(AdapterUser):
+    @task
+    def execute(self) -> None:
+        program = next(self.programs)
+        body: dict[str, Any] = {"language": "python", "version": "*", "files": [{"content": program.code}]}
+        body |= {"stdin": program.stdin, "run_timeout": int(1000 * program.wall_s)}
+        right: dict[str, Callable[[Any], bool]] = {
+            "ok": lambda run: run["code"] == 0,
+            "error": lambda run: run["code"] == 1,
+            "timeout": lambda run: run["signal"] == "SIGKILL",
+        }
+        judge = right[STATUS_OF_KIND.get(program.kind, "ok")]
+        self.ask("/api/v2/execute", body, program.kind, lambda answer: judge(answer["run"]))
+
+
+class McpUser(AdapterUser):
+    @task
+    def call_tool(self) -> None:
+        program = next(one for one in self.programs if one.kind != "endless")
+        arguments = {"code": program.code, "input": program.stdin}
+        params = {"name": "python", "arguments": arguments}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        accept = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
+        self.ask("/mcp", body, program.kind, lambda answer: not answer["result"].get("isError"), **accept)

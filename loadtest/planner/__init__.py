@@ -1,0 +1,1 @@
+"""How many workers, gateways and Redis servers a load needs."""

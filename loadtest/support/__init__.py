@@ -1,0 +1,1 @@
+"""Shared by all load tools: programs, processes, Redis servers, CPU meters, results."""
