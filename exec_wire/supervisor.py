@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from exec_wire.queue.protocol import QueueAway
+from exec_wire.queue.protocol import QueueUnavailable
 
 log = logging.getLogger("exec_wire.supervisor")
 
@@ -84,8 +84,8 @@ class Supervisor:
             try:
                 await run()
                 pause_s = self.failed(name, RuntimeError("the task returned"))
-            except QueueAway as away:
-                log.warning("job queue unavailable: %s; the task goes on", away, extra={"task": name})
+            except QueueUnavailable as error:
+                log.warning("%s; the task goes on", error, extra={"task": name})
             except asyncio.CancelledError as cancelled:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():

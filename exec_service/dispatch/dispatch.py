@@ -41,7 +41,7 @@ from exec_wire.queue.protocol import (
     Answer,
     GatewayQueue,
     Job,
-    QueueAway,
+    QueueUnavailable,
     class_of,
     record_name,
 )
@@ -169,7 +169,7 @@ class Dispatch:
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 found = await self._queue.recorded([record_name(key.tenant, key.key) for key in unknown])
-        except (QueueAway, TimeoutError):
+        except (QueueUnavailable, TimeoutError):
             return  # it is run again, which nobody can tell
         for key, record in zip(unknown, found, strict=True):
             if record is not None:
@@ -347,7 +347,7 @@ class Dispatch:
         here = await self._cancel_here(selection)
         try:
             return here + await self._queue.ask_others(selection)
-        except QueueAway as away:
+        except QueueUnavailable as away:
             log.warning("cannot ask other gateways to cancel: %s", away)
             return here
 
@@ -356,7 +356,7 @@ class Dispatch:
             try:
                 for ask in await self._queue.asked():
                     await self._queue.tell(ask, await self._cancel_here(ask.selection))
-            except QueueAway:
+            except QueueUnavailable:
                 await asyncio.sleep(RETRY_S)
 
     async def _cancel_here(self, selection: Selection) -> int:
@@ -451,7 +451,7 @@ class Dispatch:
                 if self._reached:
                     self.queue_is("")
                 continue
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 self.queue_is(str(away))
             await asyncio.sleep(RETRY_S)
             self._work.set()
@@ -506,7 +506,7 @@ class Dispatch:
         jobs = [self._job(flight) for flight in flights if flight in self.released]  # else given up while the rest was sent
         try:
             await self._queue.publish(jobs)
-        except QueueAway as away:
+        except QueueUnavailable as away:
             if not away.sent:
                 for flight in flights:
                     flight.publications -= 1
@@ -556,7 +556,7 @@ class Dispatch:
             await asyncio.sleep(RENEW_S)
             try:
                 await self._reconcile()
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 self.queue_is(str(away))
 
     async def _reconcile(self) -> None:
@@ -631,7 +631,7 @@ class Dispatch:
         while self._to_cancel:
             try:
                 await self._send_cancels()
-            except QueueAway:
+            except QueueUnavailable:
                 await asyncio.sleep(RETRY_S)
 
     async def _until_empty(self) -> None:

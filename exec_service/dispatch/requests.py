@@ -15,7 +15,7 @@ from msgspec import Struct
 from exec_service.dispatch.call_table import Flight, Waiter
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Result
-from exec_wire.queue.protocol import Answer, GatewayQueue, QueueAway
+from exec_wire.queue.protocol import Answer, GatewayQueue, QueueUnavailable
 from exec_wire.supervisor import Supervisor
 
 RETRY_S = 0.5
@@ -198,7 +198,7 @@ class Waiters:
         while True:
             try:
                 answers = await self._queue.receive()
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 self._queue_is(str(away))
                 await asyncio.sleep(RETRY_S)
                 continue

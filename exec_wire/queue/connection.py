@@ -24,7 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from exec_wire.queue.protocol import QueueAway
+from exec_wire.queue.protocol import QueueUnavailable
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
@@ -49,7 +49,7 @@ _NOT_DONE = (
 _NOT_ENOUGH = object()
 
 
-class NoGroup(QueueAway):
+class NoGroup(QueueUnavailable):
     """A stream or its group is not there (any more). To those who cannot make it again the queue is unavailable."""
 
     def __init__(self, why: str) -> None:
@@ -62,6 +62,10 @@ def where(url: str) -> str:
     return (
         f"{parts.scheme}://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
     )
+
+
+def database(url: str) -> int:
+    return opener(url)().db or 0
 
 
 def opener(url: str) -> Callable[[], AbstractConnection]:
@@ -129,7 +133,7 @@ class Link:
         self.client_id = 0  # of the connection, as the server knows it
 
     async def call(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
-        """The answers of the server, in order. `QueueAway` if there are none, or if one is an error; `NoGroup` is one of these.
+        """The answers of the server, in order. Raises `QueueUnavailable` if there are none or one is an error; `NoGroup` too.
 
         `block_s`: how long the server may wait before it answers.
         """
@@ -165,7 +169,7 @@ class Link:
             if self._connection is not None:
                 return
             if time.monotonic() < self._not_before:
-                raise QueueAway(f"{self._where} was not there a moment ago", sent=False)
+                raise QueueUnavailable(f"{self._where} was not there a moment ago", sent=False)
             connection = self._open()
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -177,7 +181,9 @@ class Link:
                 await connection.disconnect(nowait=True)
                 self._not_before = time.monotonic() + self._pause_s * random.uniform(0.7, 1.3)
                 self._pause_s = min(2 * self._pause_s, PAUSE_MOST_S)
-                raise QueueAway(f"cannot connect to {self._where}: {error or type(error).__name__}", sent=False) from error
+                raise QueueUnavailable(
+                    f"cannot connect to {self._where}: {error or type(error).__name__}", sent=False
+                ) from error
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
@@ -205,10 +211,10 @@ class Link:
         self._outgoing = []
         exchanges, self._exchanges = self._exchanges, deque()
         for exchange in exchanges:
-            exchange.fail(QueueAway(f"{self._where}: {why}", sent=True))
+            exchange.fail(QueueUnavailable(f"{self._where}: {why}", sent=True))
         self._hold(connection.disconnect(nowait=True))
 
-    def _translated(self, error: ResponseError) -> QueueAway:
+    def _translated(self, error: ResponseError) -> QueueUnavailable:
         """The one place that says what an error of the server means: the stream or its group is gone, or the queue is
         unavailable. An error that is not known here may have come after a part of the work was done."""
         words = str(error)
@@ -218,11 +224,11 @@ class Link:
             # The address may lead to the new primary when it is asked again.
             if self._connection is not None:
                 self._drop(self._connection, words)
-            return QueueAway(f"{self._where}: {words}", sent=False)
+            return QueueUnavailable(f"{self._where}: {words}", sent=False)
         if isinstance(error, OutOfMemoryError) or words.startswith(_NOT_DONE):
-            return QueueAway(f"{self._where}: {words}", sent=False)
+            return QueueUnavailable(f"{self._where}: {words}", sent=False)
         log.error("the server refused a command: %s", words)
-        return QueueAway(f"{self._where} refused a command: {words}", sent=True)
+        return QueueUnavailable(f"{self._where} refused a command: {words}", sent=True)
 
     def _hold(self, coroutine: Any) -> None:
         task = logged(asyncio.ensure_future(coroutine), "a connection to the job queue was not closed properly")
@@ -249,14 +255,14 @@ class Subscription:
         self._opening = asyncio.Lock()
 
     async def listen(self) -> None:
-        """Hear everything from now on. `QueueAway` if that cannot be."""
+        """Hear everything from now on. `QueueUnavailable` if that cannot be."""
         try:
             await self._listen()
         except (RedisError, OSError) as error:
-            raise QueueAway(f"cannot listen: {error or type(error).__name__}", sent=False) from error
+            raise QueueUnavailable(f"cannot listen: {error or type(error).__name__}", sent=False) from error
 
     async def message(self) -> tuple[str, bytes]:
-        """The next one, with its channel. `QueueAway` if the connection breaks; the next call makes a new one."""
+        """The next one, with its channel. `QueueUnavailable` if the connection breaks; the next call makes a new one."""
         try:
             connection = await self._listen()
             while True:
@@ -265,7 +271,7 @@ class Subscription:
                     return said[1].decode(), said[2]
         except (RedisError, OSError) as error:
             await self.close()
-            raise QueueAway(f"cannot listen: {error or type(error).__name__}", sent=False) from error
+            raise QueueUnavailable(f"cannot listen: {error or type(error).__name__}", sent=False) from error
 
     async def _listen(self) -> AbstractConnection:
         async with self._opening:

@@ -47,11 +47,11 @@ PRIORITY_WEIGHTS: dict[str, float] = {"train": 16.0, "eval": 4.0, "bulk": 1.0}  
 TIERS: tuple[str, ...] = get_args(Tier)  # strongest first
 
 
-class QueueAway(Exception):
-    """The queue cannot be used now; another attempt may help. `sent`: what was asked may have been done all the same."""
+class QueueUnavailable(Exception):
+    """The queue cannot be used now; a retry may help. `sent`: the queue may have executed the command all the same."""
 
     def __init__(self, why: str, *, sent: bool) -> None:
-        super().__init__(why)
+        super().__init__(f"job queue unavailable: {why}")
         self.sent = sent
 
 

@@ -187,7 +187,7 @@ def test_metrics_of_a_gateway_are_at_the_port_that_was_given(own_server: RedisSe
 
 BREAK_TAKE = """
 import asyncio, os
-from exec_wire.queue.redis import RedisWorkerEnd
+from exec_wire.queue.redis_worker import RedisWorkerEnd
 take = RedisWorkerEnd.take
 async def take_until_broken(self, most):
     while not os.path.exists({flag!r}):

@@ -11,8 +11,20 @@ from redis_harness import MovedServer
 
 from exec_wire.messages.calls import Selection
 from exec_wire.queue import protocol as queue
-from exec_wire.queue.protocol import LEASE_S, Answer, Ask, GatewayQueue, Job, QueueAway, WorkerInfo, fingerprint, record_name
-from exec_wire.queue.redis import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
+from exec_wire.queue.protocol import (
+    LEASE_S,
+    Answer,
+    Ask,
+    GatewayQueue,
+    Job,
+    QueueUnavailable,
+    WorkerInfo,
+    fingerprint,
+    record_name,
+)
+from exec_wire.queue.redis import RedisQueue
+from exec_wire.queue.redis_gateway import RedisGatewayEnd
+from exec_wire.queue.redis_worker import RedisWorkerEnd
 
 
 class Ends:
@@ -66,7 +78,7 @@ def test_no_pair_of_tenant_and_key_is_taken_for_another_one() -> None:
 
 
 async def test_a_worker_records_no_more_than_its_budget(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exec_wire.queue.redis.RECORDED_BYTES", 15)
+    monkeypatch.setattr("exec_wire.queue.redis_worker.RECORDED_BYTES", 15)
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job("j1", record_as="one"), job("j2", record_as="two"), job("j3", record_as="three")])
     await worker.take(3)
@@ -130,7 +142,7 @@ async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(en
 async def test_a_gateway_that_does_not_answer_holds_up_a_cancellation_only_so_long(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exec_wire.queue.redis.ASK_S", 0.2)
+    monkeypatch.setattr("exec_wire.queue.redis_gateway.ASK_S", 0.2)
     one, two = await ends.gateway("g1"), await ends.gateway("g2")
     await two._notes.listen()
     listening = asyncio.create_task(one.asked())
@@ -202,7 +214,7 @@ async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(end
     await worker.take(2)
     ends.server.say("CONFIG", "SET", "maxmemory", "1")
     try:
-        with pytest.raises(QueueAway, match="memory") as refused:
+        with pytest.raises(QueueUnavailable, match="memory") as refused:
             await gateway.publish([job("j3")])
         assert not refused.value.sent
         assert await gateway.announce(True) == []
@@ -220,7 +232,7 @@ async def test_a_server_that_is_a_replica_now_is_away(ends: Ends) -> None:
     gateway = await ends.gateway()
     ends.server.say("REPLICAOF", "127.0.0.1", "1")
     try:
-        with pytest.raises(QueueAway):
+        with pytest.raises(QueueUnavailable):
             await gateway.publish([job()])
     finally:
         ends.server.say("REPLICAOF", "NO", "ONE")
@@ -317,7 +329,7 @@ async def test_an_entry_of_a_newer_version_is_left_to_workers_that_can_read_it(
     assert ends.server.say("XLEN", JOBS) == ":1\r\n"
     await worker.leave()  # it still asks for jobs, and could read this one from here on
     other = await ends.worker("w2")
-    monkeypatch.setattr("exec_wire.queue.redis.WIRE_VERSION", 2)
+    monkeypatch.setattr("exec_wire.queue.redis_worker.WIRE_VERSION", 2)
     [taken] = await asyncio.wait_for(other.take(1), 10)
     assert (taken.id, taken.deliveries) == ("newer", 1)
 
@@ -390,9 +402,9 @@ async def test_an_error_that_nobody_knows_is_an_unavailable_queue_and_not_the_en
     await gateway.publish([job("j1")])
     ends.server.say("DEL", JOBS)
     ends.server.say("SET", JOBS, "a text")
-    with pytest.raises(QueueAway, match="WRONGTYPE"):
+    with pytest.raises(QueueUnavailable, match="WRONGTYPE"):
         await worker.take(1)
-    with pytest.raises(QueueAway, match="WRONGTYPE"):
+    with pytest.raises(QueueUnavailable, match="WRONGTYPE"):
         await gateway.publish([job("j2")])
     ends.server.say("DEL", JOBS)
     await gateway.publish([job("j3")])
