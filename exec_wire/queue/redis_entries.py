@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exec_wire.queue.connection import Command, Word, database
+from exec_wire.queue.connection import Command, Server, Word
 from exec_wire.queue.protocol import LEASE_S
 
 log = logging.getLogger("exec_wire.redis")
@@ -64,7 +64,7 @@ class Address:
     """The server and the channels of its database: Redis does not separate channels by database."""
 
     def __init__(self, url: str) -> None:
-        self.url, self._database = url, database(url)
+        self.url, self._database = url, Server(url).database
         self.cancels = f"{PREFIX}cancel:{self._database}"
         self.asks = f"{PREFIX}cancel@gateways:{self._database}"
         self.asks_by_request = f"{PREFIX}cancel@requests:{self._database}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from redis_harness import MovedServer
 
 from exec_wire.messages.calls import Selection
+from exec_wire.queue import connection
 from exec_wire.queue import protocol as queue
 from exec_wire.queue.protocol import (
     LEASE_S,
@@ -409,3 +413,15 @@ async def test_an_error_that_nobody_knows_is_an_unavailable_queue_and_not_the_en
     ends.server.say("DEL", JOBS)
     await gateway.publish([job("j3")])
     assert [taken.id for taken in await asyncio.wait_for(worker.take(1), 5)] == ["j3"]
+
+
+def test_no_private_part_of_redis_py_or_hiredis_is_used() -> None:
+    """Every private name that the module reads is one that it sets or defines itself."""
+    nodes = list(ast.walk(ast.parse(Path(connection.__file__).read_text())))
+    private = [node for node in nodes if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)]
+    own = {node.attr for node in private if isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert {node.attr for node in private} <= own
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names = [name for node in imports for name in [*str(node.module).split("."), *(alias.name for alias in node.names)]]
+    assert [name for name in names if name.startswith("_") and name != "__future__"] == []
