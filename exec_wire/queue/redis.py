@@ -1,20 +1,20 @@
 """The job queue on Redis or Valkey streams: any number of gateways and workers, one primary (7.0 or newer), no Redis Cluster.
 
-    x:jobs:{class}        stream, group `workers`   released calls: one entry each, see below
-    x:jobs@{worker}       stream, 120 s             jobs for one worker: the same entries, deleted once read
-    x:reply@{gateway}     stream, 60 s, renewed     answers, see below; only the gateway itself creates it
-    x:worker:{id}         string, 6 s, renewed      `WorkerInfo` as JSON        x:workers    set of ids
-    x:gateway:{id}        string, 6 s, renewed      `GatewayInfo` as JSON       x:gateways   set of ids
-    x:idem:{digest}       string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
-    x:cancel              channel (with the number of the database)   ids of jobs that their workers have to kill
-    x:cancelled:{job}     string, 30 s              a worker whose subscription broke looks for those of its jobs
-    x:cancel@gateways     channel (likewise)                          an `Ask` to all gateways, by tags
-    x:cancel@requests     channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
-    x:cancel@{gateway}    channel (likewise)                          replies of other gateways to an `Ask` of this one
+    x1:jobs:{class}       stream, group `workers`   released calls: one entry each, see below
+    x1:jobs@{worker}      stream, 120 s             jobs for one worker: the same entries, deleted once read
+    x1:reply@{gateway}    stream, 60 s, renewed     answers, see below; only the gateway itself creates it
+    x1:worker:{id}        string, 6 s, renewed      `WorkerInfo` as JSON        x1:workers   set of ids
+    x1:gateway:{id}       string, 6 s, renewed      `GatewayInfo` as JSON       x1:gateways  set of ids
+    x1:idem:{digest}      string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
+    x1:cancel             channel (with the number of the database)   ids of jobs that their workers have to kill
+    x1:cancelled:{job}    string, 30 s              a worker whose subscription broke looks for those of its jobs
+    x1:cancel@gateways    channel (likewise)                          an `Ask` to all gateways, by tags
+    x1:cancel@requests    channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
+    x1:cancel@{gateway}   channel (likewise)                          replies of other gateways to an `Ask` of this one
 
-Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that waits for its answer, j = the packed `Job`. Of an
-entry with answers: v, id = of all its jobs, separated by spaces, a = the packed `Answer`s. A reader that cannot decode the
-packed part can still handle the entry by the other fields.
+Every name begins with x and `LAYOUT_VERSION`. Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that
+waits for its answer, j = the packed `Job`. Of an entry with answers: v, id = of all its jobs, separated by spaces, a = the
+packed `Answer`s. A reader that cannot decode the packed part can still handle the entry by the other fields.
 
 How this implementation keeps the rules of `exec_wire.queue.protocol`:
 

@@ -17,7 +17,10 @@ log = logging.getLogger("exec_wire.redis")
 
 T = TypeVar("T")
 
-PREFIX = "x:"
+# The layout of keys and channels. A layout that today's readers would misunderstand gets the next number. Its workers then
+# serve the streams of both numbers for one version, so that gateways and workers can be upgraded one by one.
+LAYOUT_VERSION = 1
+PREFIX = f"x{LAYOUT_VERSION}:"
 WORKERS, WORKER = f"{PREFIX}workers", f"{PREFIX}worker:"
 GATEWAYS, GATEWAY = f"{PREFIX}gateways", f"{PREFIX}gateway:"
 CANCELLED = f"{PREFIX}cancelled:"

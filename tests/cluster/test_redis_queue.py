@@ -118,8 +118,8 @@ async def test_gateways_know_what_tenants_use_at_the_others_as_long_as_those_liv
 
 async def test_a_gateway_whose_heartbeat_cannot_be_read_is_ignored_and_counted_once(ends: Ends) -> None:
     one = await ends.gateway("g1")
-    ends.server.say("SADD", "x:gateways", "old")
-    ends.server.say("SET", "x:gateway:old", "1")
+    ends.server.say("SADD", "x1:gateways", "old")
+    ends.server.say("SET", "x1:gateway:old", "1")
     assert await one.announce(False) == [] == await one.announce(False)
     assert one.unreadable["heartbeat"] == 1
 
@@ -206,10 +206,10 @@ async def test_answers_to_a_dead_gateway_are_dropped_and_its_stream_is_not_made_
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job()])
     await worker.take(1)
-    ends.server.say("DEL", "x:reply@g1")
+    ends.server.say("DEL", "x1:reply@g1")
     await worker.answer([Answer("j1", b"result")])
-    assert ends.server.say("EXISTS", "x:reply@g1") == ":0\r\n"
-    assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
+    assert ends.server.say("EXISTS", "x1:reply@g1") == ":0\r\n"
+    assert ends.server.say("XLEN", "x1:jobs:python") == ":0\r\n"
 
 
 async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(ends: Ends) -> None:
@@ -261,14 +261,14 @@ async def test_nothing_is_left_when_everybody_has_left(ends: Ends) -> None:
     await worker.leave()
     await gateway.leave()
     streams = ends.server.say("EVAL", "return table.concat(redis.call('KEYS', '*'), ' ')", "0")
-    assert all(key.startswith("x:jobs:") for key in streams.split()), streams
-    assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
+    assert all(key.startswith("x1:jobs:") for key in streams.split()), streams
+    assert ends.server.say("XLEN", "x1:jobs:python") == ":0\r\n"
 
 
 # -- what cannot be read ------------------------------------------------------------------------------------------------------
 
 
-JOBS = "x:jobs:python"
+JOBS = "x1:jobs:python"
 
 
 def add(ends: Ends, *fields: str, key: str = JOBS) -> None:
@@ -289,7 +289,7 @@ async def test_an_entry_tells_job_gateway_and_version_beside_the_packed_job(ends
     gateway = await ends.gateway()
     await gateway.publish([job("the-job")])
     await gateway.publish_to("w1", job("directed"))
-    for key, id in ((JOBS, "the-job"), ("x:jobs@w1", "directed")):
+    for key, id in ((JOBS, "the-job"), ("x1:jobs@w1", "directed")):
         fields = "return table.concat(redis.call('XRANGE', KEYS[1], '-', '+')[1][2], ' ', 1, 6)"
         assert ends.server.say("EVAL", fields, "1", key) == f"v 1 id {id} to g1"
 
@@ -353,8 +353,8 @@ async def test_many_entries_of_a_newer_version_do_not_hide_a_lapsed_lease(ends: 
 async def test_directed_entries_that_cannot_be_read_are_answered_or_removed(ends: Ends) -> None:
     gateway, worker = await ends.gateway(), await ends.worker()
     for version in ("1", "2"):  # there is no other worker that could read the newer one
-        add(ends, "v", version, "id", f"unreadable{version}", "to", "g1", "j", "garbage", key="x:jobs@w1")
-    add(ends, "j", "of nobody", key="x:jobs@w1")
+        add(ends, "v", version, "id", f"unreadable{version}", "to", "g1", "j", "garbage", key="x1:jobs@w1")
+    add(ends, "j", "of nobody", key="x1:jobs@w1")
     await gateway.publish_to("w1", job("good"))
     taken = {job.id: job.payload for job in await asyncio.wait_for(worker.take_directed(), 10)}
     assert taken == {"unreadable1": b"", "unreadable2": b"", "good": b"payload of good"}
@@ -365,7 +365,7 @@ async def test_a_reply_that_cannot_be_read_loses_no_other_and_is_an_answer_witho
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job("good")])
     await worker.take(1)
-    reply = "x:reply@g1"
+    reply = "x1:reply@g1"
     add(ends, "v", "1", "id", "j7 j8", "a", "garbage", key=reply)
     add(ends, "v", "2", "id", "j9", "a", "of the future", key=reply)
     add(ends, "a", "garbage", key=reply)
@@ -380,11 +380,11 @@ async def test_a_reply_that_cannot_be_read_loses_no_other_and_is_an_answer_witho
 @pytest.mark.parametrize("value", ["no json", "{}", '{"id": "bad", "slots": -1}', None])
 async def test_one_malformed_heartbeat_does_not_hide_the_other_workers(ends: Ends, value: str | None) -> None:
     gateway, _ = await ends.gateway(), await ends.worker("good")
-    ends.server.say("SADD", "x:workers", "bad")
+    ends.server.say("SADD", "x1:workers", "bad")
     if value is None:
-        ends.server.say("HSET", "x:worker:bad", "slots", "4")
+        ends.server.say("HSET", "x1:worker:bad", "slots", "4")
     else:
-        ends.server.say("SET", "x:worker:bad", value)
+        ends.server.say("SET", "x1:worker:bad", value)
     for _ in range(3):
         assert [info.id for info in await gateway.workers()] == ["good"]
     assert gateway.unreadable == {"heartbeat": 1}
