@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client import judging
-from exec_client.calls import CallFields, make_call, make_selection
+from exec_client._calls import CallFields, make_call, make_selection
+from exec_client._outbox import Outbox, Policy
+from exec_client._transport import Transport, TransportName, make_transport, with_key
 from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.outbox import Outbox, Policy
 from exec_client.sessions import AsyncSession, SessionFields, make_spec
-from exec_client.transport import Transport, TransportName, make_transport, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class AsyncClient:
     >>> result.status, result.stdout
     ('ok', '42\\n')
 
-    Concurrent `run`s share requests and connections by themselves (`exec_client.outbox` tells how), so thousands of tasks may
+    Concurrent `run`s share requests and connections by themselves (`exec_client._outbox` tells how), so thousands of tasks may
     call `run` at once. A `Result` comes back for everything the program did: an error, a time-out, too much output. What the
     service did wrong is retried within the call's `deadline_s` and then raised as `Unavailable`; it is never a `Result`.
 

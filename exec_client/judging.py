@@ -12,7 +12,9 @@ from typing import TypedDict, TypeVar
 
 import msgspec
 
-from exec_client.calls import checked, known
+from exec_client._calls import checked, known
+from exec_client._outbox import Policy
+from exec_client._transport import Transport
 from exec_client.errors import (
     CallerError,
     ConnectionFailed,
@@ -23,8 +25,6 @@ from exec_client.errors import (
     ProtocolError,
     Unavailable,
 )
-from exec_client.outbox import Policy
-from exec_client.transport import Transport
 from exec_wire import Checker, Judge, Judgement, Limits, Priority, Tags, Test, Verification, Verify
 from exec_wire.messages.unknown_fields import Reader
 

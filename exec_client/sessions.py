@@ -17,10 +17,10 @@ from uuid import uuid4
 
 import msgspec
 
-from exec_client.calls import checked, encoded, known
+from exec_client._calls import checked, encoded, known
+from exec_client._outbox import Policy
+from exec_client._transport import Transport
 from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLost, Unavailable, UsageError
-from exec_client.outbox import Policy
-from exec_client.transport import Transport
 from exec_wire import Limits, Priority, Result, Tags
 from exec_wire.messages.sessions import (
     Cell,

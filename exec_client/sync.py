@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from exec_client._calls import CallFields
+from exec_client._outbox import Policy
+from exec_client._transport import Transport, TransportName, addresses_of, check_url, with_key
 from exec_client.aio import AsyncClient, reduce_client
-from exec_client.calls import CallFields
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.outbox import Policy
 from exec_client.sessions import AsyncSession, CellFields, SessionFields
-from exec_client.transport import Transport, TransportName, addresses_of, check_url, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Tags, Test, Verification, Verify
 from exec_wire.messages.sessions import SessionInfo
 

@@ -115,7 +115,7 @@ async def over_http(port: int) -> AsyncIterator[Send]:
 
 @contextlib.asynccontextmanager
 async def over_grpc_batches(port: int) -> AsyncIterator[Send]:
-    from exec_client.grpc_transport import GrpcTransport
+    from exec_client._grpc import GrpcTransport
 
     transport = GrpcTransport(f"grpc://127.0.0.1:{port}")
 

@@ -41,6 +41,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct
 
+from exec_client._transport import Transport
 from exec_client.errors import (
     CallerError,
     ClientClosed,
@@ -53,7 +54,6 @@ from exec_client.errors import (
     ProtocolError,
     Unavailable,
 )
-from exec_client.transport import Transport
 from exec_wire import Call, Result, Selection, verdict
 
 log = logging.getLogger("exec_client")

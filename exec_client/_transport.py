@@ -87,7 +87,7 @@ def make_transport(base_url: str, headers: Mapping[str, str], kind: TransportNam
     transports = [_transport_to(address, headers, kind) for address in addresses_of(base_url)]
     if len(transports) == 1:
         return transports[0]
-    from exec_client.several import SeveralTransports  # which needs this module
+    from exec_client._several import SeveralTransports  # which needs this module
 
     return SeveralTransports(transports)
 
@@ -97,7 +97,7 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
     if kind == "http":
         return HttpTransport(url, headers=headers)
     try:
-        from exec_client.grpc_transport import GrpcTransport
+        from exec_client._grpc import GrpcTransport
     except ImportError as error:
         raise UsageError(f"gRPC needs more than the client alone: pip install 'exec-service[grpc]' ({error})") from error
     return GrpcTransport(url, headers=headers)

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import grpc
 import msgspec
 
+from exec_client._transport import refusal
 from exec_client.errors import (
     BadRequest,
     ConnectionFailed,
@@ -21,7 +22,6 @@ from exec_client.errors import (
     TooLarge,
     UsageError,
 )
-from exec_client.transport import refusal
 from exec_wire import Call, Cancelled, Info, Judge, Judgement, Result, Selection, Verification, Verify, proto
 from exec_wire.problems import PROBLEMS, Problem
 

@@ -2,7 +2,7 @@
 
 Requests go to the addresses in turn. One that does not answer, or says that it is not ready, rests for a while; a request that
 cannot have reached it goes to the next at once. What may have been started is left to the caller, who knows whether it may be
-sent again (`exec_client.outbox`).
+sent again (`exec_client._outbox`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from exec_client._transport import Transport
 from exec_client.errors import ConnectionFailed, NotReady, Unavailable
-from exec_client.transport import Transport
 from exec_wire import Call, Info, Judge, Judgement, Result, Selection, Verification, Verify
 
 REST_S = 1.0
