@@ -99,7 +99,7 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
     try:
         from exec_client._grpc import GrpcTransport
     except ImportError as error:
-        raise UsageError(f"gRPC needs more than the client alone: pip install 'exec-service[grpc]' ({error})") from error
+        raise UsageError(f"gRPC needs the extra `grpc`: pip install 'exec-client[grpc]' ({error})") from error
     return GrpcTransport(url, headers=headers)
 
 

@@ -238,4 +238,4 @@ def test_without_grpcio_the_words_say_what_to_install() -> None:
         except UsageError as error:
             print(error)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-    assert "pip install 'exec-service[grpc]'" in done.stdout
+    assert "pip install 'exec-client[grpc]'" in done.stdout
