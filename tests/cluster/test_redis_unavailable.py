@@ -1,4 +1,4 @@
-"""When the server between gateways and workers is away, full or has forgotten: what was accepted is kept and answered."""
+"""The server between gateways and workers is unavailable, full or has lost its data: accepted calls are kept and answered."""
 
 from __future__ import annotations
 
