@@ -36,7 +36,7 @@ case $pins in
 esac
 
 for folder in . .venv .sandbox-packages; do
-    [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to somebody else." "Make a clone of your own: git clone . ~/exec-service"
+    [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to another user." "Make a clone of your own: git clone . ~/exec-service"
 done
 
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }

@@ -7,48 +7,27 @@ Not covered here: the job queue's envelopes (`exec_wire.queue.protocol`) and HTT
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-Status = Literal[
-    "ok",
-    "error",
-    "signal",
-    "timeout",
-    "cpu_limit",
-    "memory_limit",
-    "output_limit",
-    "compile_error",
-    "expired",
-    "cancelled",
-    "rejected",
-    "worker_lost",
-    "session_lost",
-    "internal_error",
-]
+# By who is at fault unless the machine caused it (see `verdict`).
+ModelStatus = Literal["error", "signal", "timeout", "cpu_limit", "memory_limit", "output_limit", "compile_error"]
+InfraStatus = Literal["expired", "worker_lost", "session_lost", "internal_error"]
+ClientStatus = Literal["cancelled", "rejected"]
+Status = Literal["ok", ModelStatus, InfraStatus, ClientStatus]
 Blame = Literal["none", "model", "infra", "client"]
 Priority = Literal["train", "eval", "bulk"]
 Tier = Literal["S", "A", "B", "C", "D", "E", "none"]
 
-# Who is at fault unless the machine caused it (see `verdict`).
-BLAME: dict[Status, Blame] = {
-    "ok": "none",
-    "error": "model",
-    "signal": "model",
-    "timeout": "model",
-    "cpu_limit": "model",
-    "memory_limit": "model",
-    "output_limit": "model",
-    "compile_error": "model",
-    "expired": "infra",
-    "cancelled": "client",
-    "rejected": "client",
-    "worker_lost": "infra",
-    "session_lost": "infra",
-    "internal_error": "infra",
+_STATUSES: dict[Blame, tuple[Status, ...]] = {
+    "none": ("ok",),
+    "model": get_args(ModelStatus),
+    "infra": get_args(InfraStatus),
+    "client": get_args(ClientStatus),
 }
+BLAME: dict[Status, Blame] = {status: blame for blame, statuses in _STATUSES.items() for status in statuses}
 MAX_STARTS = 3
 """A program is started at most this often for one accepted call; after that `worker_lost` is not retryable."""
 
