@@ -5,7 +5,9 @@
 # make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
+# make test-upgrade  the previous commit's gateway with this worker and the reverse, under load; its chart values (BASE=COMMIT)
 # make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
+# make wheels   build the wheels of exec-client, exec-service and grpo-roc into dist/
 # make lint     ruff and mypy
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
@@ -67,6 +69,10 @@ test-integrations: install-dev
 test-deploy: install-dev
 	EXEC_TEST_DEPLOY=1 CI=true $(BIN)/pytest -v tests/deploy $(ARGS)
 
+.PHONY: test-upgrade
+test-upgrade: install-dev
+	BASE=$(BASE) $(BIN)/pytest -v --slow tests/cluster/test_upgrade.py $(ARGS)
+
 .PHONY: test-vm
 test-vm: install-dev
 	@sh tests/vm/run.sh $(CMD)
@@ -82,6 +88,10 @@ hostile: install-dev
 .PHONY: fuzz
 fuzz: install-dev
 	EXEC_FUZZ=$(or $(EXAMPLES),200) $(BIN)/pytest -q --slow tests/gateway/test_gateway_fuzz.py $(ARGS)
+
+.PHONY: wheels
+wheels: install
+	@$(BIN)/python deploy/wheels.py dist
 
 proto: install-dev
 	$(BIN)/python -m grpc_tools.protoc -I exec_wire/proto --descriptor_set_out=exec_wire/proto/exec.binpb exec_wire/proto/exec.proto

@@ -1,6 +1,6 @@
 """Builds the sandbox's C part. Its table of system calls is made from this machine's headers, so it fits the architecture.
 
-Without a compiler the rest still installs (a trainer needs only the client); the runner then says what is missing.
+Without a compiler the rest still installs (a trainer needs only the client); the runner then reports the missing part.
 """
 
 import re

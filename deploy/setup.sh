@@ -12,7 +12,7 @@ say() { printf '%s\n' "$*" >&2; }
 fail() { say "exec-service: $1"; shift; for line in "$@"; do say "  $line"; done; exit 1; }
 
 [ "$(uname -s)" = Linux ] || fail "the sandbox needs Linux, this is $(uname -s)." \
-    "The client works everywhere: pip install . and use exec_client against a service on Linux."
+    "The client works everywhere: make wheels on Linux, then pip install dist/exec_client-*.whl"
 command -v "$python" >/dev/null || fail "there is no $python on this machine." "Install Python 3.11 or newer, or say PYTHON=/path/to/python make …"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
     fail "Python 3.11 or newer is needed; $python is $("$python" -V)." "Say PYTHON=/path/to/python3.11 make …"
@@ -36,7 +36,7 @@ case $pins in
 esac
 
 for folder in . .venv .sandbox-packages; do
-    [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to somebody else." "Make a clone of your own: git clone . ~/exec-service"
+    [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to another user." "Make a clone of your own: git clone . ~/exec-service"
 done
 
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }

@@ -6,8 +6,10 @@
 42
 """
 
+from exec_client._calls import CallFields
+from exec_client._outbox import Policy
+from exec_client._transport import DEFAULT_URL, HttpTransport, Transport
 from exec_client.aio import AsyncClient
-from exec_client.calls import CallFields
 from exec_client.errors import (
     BadRequest,
     CallerError,
@@ -30,14 +32,13 @@ from exec_client.errors import (
     WrongEventLoop,
 )
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.outbox import Policy
 from exec_client.sessions import AsyncSession, CellFields, SessionFields
 from exec_client.sync import Client, Session
-from exec_client.transport import HttpTransport, Transport
 from exec_wire import Call, Checker, Info, Judge, Judgement, Limits, Result, Tags, Test, Verdict, Verification, Verify
 from exec_wire.messages.sessions import SessionInfo
 
 __all__ = [
+    "DEFAULT_URL",
     "AsyncClient",
     "AsyncSession",
     "BadRequest",

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client import judging
-from exec_client.calls import CallFields, make_call, make_selection
+from exec_client._calls import CallFields, make_call, make_selection
+from exec_client._outbox import Outbox, Policy
+from exec_client._transport import Transport, TransportName, make_transport, with_key
 from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.outbox import Outbox, Policy
 from exec_client.sessions import AsyncSession, SessionFields, make_spec
-from exec_client.transport import Transport, TransportName, make_transport, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class AsyncClient:
     >>> result.status, result.stdout
     ('ok', '42\\n')
 
-    Concurrent `run`s share requests and connections by themselves (`exec_client.outbox` tells how), so thousands of tasks may
+    Concurrent `run`s share requests and connections by themselves (`exec_client._outbox` tells how), so thousands of tasks may
     call `run` at once. A `Result` comes back for everything the program did: an error, a time-out, too much output. What the
     service did wrong is retried within the call's `deadline_s` and then raised as `Unavailable`; it is never a `Result`.
 
@@ -187,8 +187,7 @@ class AsyncClient:
                 await session.run("x = 6")
                 result = await session.run("x * 7")  # result.value is '42'
 
-        `rebuild`: a session that was lost is made anew and its cells are run again, which is right for cells that do the same
-        each time.
+        `rebuild`: a lost session is created again and its cells run again, which is right for deterministic cells.
         """
         self._bound()
         return AsyncSession(self._transport, self._policy, make_spec(fields), rebuild)
@@ -203,15 +202,15 @@ class AsyncClient:
         tenant: str = "",
         timeout_s: float = 10.0,
     ) -> int:
-        """Cancel the calls whose tags have all of these values, whoever sent them; how many there were.
+        """Cancel the calls whose tags have all of these values, from any client; returns their number.
 
         >>> async with AsyncClient() as client:
         ...     await client.cancel(run="no-such-run", step=7)
         0
 
-        Whoever waits for one of them gets a `Result` with the status `cancelled`: what has not started at once, what runs when
-        it is dead. Calls of this client that wait to be sent count too. A call of this client whose request is on its way at
-        this moment is cancelled when it arrives, and may not be counted. Cancelling the task that awaits this does not stop it.
+        Their callers get a `Result` with the status `cancelled`: at once if the program has not started, else when it is dead.
+        Calls of this client that wait to be sent count too. A call of this client whose request is under way at this moment is
+        cancelled when it arrives, and may not be counted. Cancelling the task that awaits this does not stop it.
         """
         selection = make_selection(run, step, group, rollout, tenant)
         withdrawn = self._bound().withdraw(selection)
@@ -228,12 +227,12 @@ class AsyncClient:
             self._outbox.cancel_withdrawn()
 
     async def info(self, timeout_s: float = 10.0) -> Info:
-        """What the service says of itself: version, isolation tier, slots, limits."""
+        """Information on the service: version, isolation tier, slots, limits."""
         self._bound()
         return await self._ask(lambda left_s: self._transport.info(left_s), timeout_s)
 
     async def _ask(self, question: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
-        """Ask until there is an answer, as often as a call would be tried. Only for what may be asked twice."""
+        """Retry until there is an answer, at most `max_attempts` times. Only for idempotent requests."""
         give_up_at = asyncio.get_running_loop().time() + timeout_s
         for attempt in range(1, self._policy.max_attempts + 1):
             left_s = give_up_at - asyncio.get_running_loop().time()
@@ -249,7 +248,7 @@ class AsyncClient:
     async def aclose(self) -> None:
         """Calls that still wait raise `ClientClosed`. Closing twice is fine."""
         if self._loop is not None:
-            self._demand_own_loop()
+            self._check_loop()
         if self._closed:
             return
         self._closed = True
@@ -275,10 +274,10 @@ class AsyncClient:
         if self._outbox is None:
             self._loop = asyncio.get_running_loop()
             self._outbox = Outbox(self._transport, self._policy, self._headers.get("x-request-id", ""))
-        self._demand_own_loop()
+        self._check_loop()
         return self._outbox
 
-    def _demand_own_loop(self) -> None:
+    def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             raise WrongEventLoop(
                 "this AsyncClient belongs to another event loop (that of its first use); "
@@ -317,7 +316,7 @@ def _failed(error: ExecError) -> asyncio.Future[Result]:
 def _give_up(futures: list[asyncio.Future[Result]]) -> None:
     for future in futures:
         if not future.cancel() and not future.cancelled():
-            future.exception()  # seen: nobody will look at the failures after the first
+            future.exception()  # retrieved, so that asyncio does not log it
 
 
 def _rebuild(

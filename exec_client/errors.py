@@ -9,7 +9,7 @@ ExecError                 .index: position of the call in run_many / as_complete
  │   ├─ TooLarge          one call alone is larger than the service takes
  │   └─ Forbidden         this caller may not do this
  ├─ Unavailable           .result: the last Result, if there was one; no fault of the call: it may be tried again later
- │   ├─ Overloaded        .retry_after_s: refused at the door until the deadline (429)
+ │   ├─ Overloaded        .retry_after_s: refused until the deadline (429)
  │   ├─ NotReady          .retry_after_s: the service starts or drains (503)
  │   ├─ ConnectionFailed  .sent: False if no byte of the request can have arrived
  │   ├─ ServiceFailed     .status: 500, or a proxy's 502 and 504
@@ -65,7 +65,9 @@ class Forbidden(CallerError):
 
 
 class Unavailable(ExecError):
-    result: Result | None = None
+    def __init__(self, message: str = "", *, result: Result | None = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class Overloaded(Unavailable):
@@ -96,8 +98,7 @@ class InfraFailure(Unavailable):
     """`attempts`: how often the call was sent. The rest is in `result`: status, error, worker, request_id."""
 
     def __init__(self, message: str = "", *, result: Result | None = None, attempts: int = 1) -> None:
-        super().__init__(message)
-        self.result = result
+        super().__init__(message, result=result)
         self.attempts = attempts
 
     @classmethod
@@ -108,15 +109,11 @@ class InfraFailure(Unavailable):
 
 
 class SessionLost(Unavailable):
-    def __init__(self, message: str = "", *, result: Result | None = None) -> None:
-        super().__init__(message)
-        self.result = result
+    pass
 
 
 class DeadlineExceeded(Unavailable):
-    def __init__(self, message: str = "", *, result: Result | None = None) -> None:
-        super().__init__(message)
-        self.result = result
+    pass
 
 
 class ProtocolError(ExecError):

@@ -12,7 +12,9 @@ from typing import TypedDict, TypeVar
 
 import msgspec
 
-from exec_client.calls import checked, known
+from exec_client._calls import checked, known
+from exec_client._outbox import Policy
+from exec_client._transport import Transport
 from exec_client.errors import (
     CallerError,
     ConnectionFailed,
@@ -23,8 +25,6 @@ from exec_client.errors import (
     ProtocolError,
     Unavailable,
 )
-from exec_client.outbox import Policy
-from exec_client.transport import Transport
 from exec_wire import Checker, Judge, Judgement, Limits, Priority, Tags, Test, Verification, Verify
 from exec_wire.messages.unknown_fields import Reader
 
@@ -88,7 +88,7 @@ async def judge(transport: Transport, policy: Policy, asked: Judge) -> Judgement
     async def send(left_s: float) -> Judgement:
         return await transport.judge(msgspec.structs.replace(asked, deadline_s=left_s), left_s + policy.grace_s)
 
-    return await insist(send, policy, asked.deadline_s)
+    return await send_until_answered(send, policy, asked.deadline_s)
 
 
 async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple[Verify, int]]) -> list[Verification]:
@@ -117,7 +117,7 @@ async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple
         async with free:
             deadline_s = max(items[index][0].deadline_s for index in indexes)
             try:
-                await insist(send, policy, deadline_s - (clock() - began))
+                await send_until_answered(send, policy, deadline_s - (clock() - began))
             except DeadlineExceeded as error:
                 for index in indexes:
                     answers.setdefault(index, _expired(items[index][0], index, str(error)))
@@ -153,8 +153,8 @@ def _requests(items: Sequence[tuple[Verify, int]], policy: Policy) -> list[list[
     return parts
 
 
-async def insist(send: Callable[[float], Awaitable[T]], policy: Policy, deadline_s: float) -> T:
-    """Send until it is answered. Refusals at the door do not count as attempts: nothing was accepted."""
+async def send_until_answered(send: Callable[[float], Awaitable[T]], policy: Policy, deadline_s: float) -> T:
+    """Retry until the deadline. Refusals do not count as attempts: nothing was accepted."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_s
     attempts, refusals = 0, 0

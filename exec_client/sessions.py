@@ -17,10 +17,10 @@ from uuid import uuid4
 
 import msgspec
 
-from exec_client.calls import checked, encoded, known
+from exec_client._calls import checked, encoded, known
+from exec_client._outbox import Policy
+from exec_client._transport import Transport
 from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLost, Unavailable, UsageError
-from exec_client.outbox import Policy
-from exec_client.transport import Transport
 from exec_wire import Limits, Priority, Result, Tags
 from exec_wire.messages.sessions import (
     Cell,
@@ -107,7 +107,7 @@ class AsyncSession:
 
     async def start(self) -> Self:
         if not self._id:
-            self._id = (await self._patiently(lambda: self._ask("POST", "", SessionInfo, body=self._spec))).id
+            self._id = (await self._retry(lambda: self._ask("POST", "", SessionInfo, body=self._spec))).id
         return self
 
     async def __aenter__(self) -> Self:
@@ -121,7 +121,7 @@ class AsyncSession:
     async def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
         """Run a cell. Cancelling the task that awaits this does not stop the cell; `interrupt` does."""
         cell = checked(Cell(code, tenant=self._spec.tenant, **known(fields, Cell)), _CELL)[0]
-        result = await self._or_rebuilt(lambda session: session._run(cell))
+        result = await self._with_rebuild(lambda session: session._run(cell))
         if self._rebuild and result.state_kept:
             self._history.append(lambda session: session._run(cell))
         return result
@@ -132,7 +132,9 @@ class AsyncSession:
         `Conflict` with the code `not_forkable` if it has threads or child processes.
         """
         body = Fork(n, tags, self._spec.tenant)
-        made = await self._or_rebuilt(lambda session: session._ask("POST", f"/{session._quoted}/fork", SessionList, body=body))
+        made = await self._with_rebuild(
+            lambda session: session._ask("POST", f"/{session._quoted}/fork", SessionList, body=body)
+        )
         return [self._sibling(info.id) for info in made.sessions]
 
     async def rollback(self) -> bool:
@@ -150,14 +152,14 @@ class AsyncSession:
     async def put_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write files; str contents are base64 as on the wire. Relative paths are seen from the session's folder."""
         body = Files({path: encoded(content) for path, content in files.items()}, self._spec.tenant)
-        await self._or_rebuilt(lambda session: session._put(body))
+        await self._with_rebuild(lambda session: session._put(body))
         if self._rebuild:
             self._history.append(lambda session: session._put(body))
 
     async def fetch_files(self, paths: Iterable[str]) -> dict[str, bytes]:
         """The contents of those that are there."""
         query = {"path": list(paths), "tenant": self._spec.tenant}
-        got = await self._or_rebuilt(lambda session: session._ask("GET", f"/{session._quoted}/files", Files, query=query))
+        got = await self._with_rebuild(lambda session: session._ask("GET", f"/{session._quoted}/files", Files, query=query))
         return {path: base64.b64decode(content) for path, content in got.files.items()}
 
     async def info(self) -> SessionInfo:
@@ -191,9 +193,7 @@ class AsyncSession:
         if not cell.idempotency_key:
             cell = msgspec.structs.replace(cell, idempotency_key=uuid4().hex)
         path = f"/{self._quoted}/run"
-        result = await self._patiently(
-            lambda: self._ask("POST", path, Result, cell.deadline_s + ASK_S, body=cell), cell.deadline_s
-        )
+        result = await self._retry(lambda: self._ask("POST", path, Result, cell.deadline_s + ASK_S, body=cell), cell.deadline_s)
         if result.status == "session_lost":
             raise SessionLost(result.error, result=result)
         if result.blame == "infra":
@@ -208,8 +208,8 @@ class AsyncSession:
     ) -> T:
         return await self._transport.ask(verb, PATH + path, answer, timeout_s, query, body)
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]], patience_s: float = ASK_S) -> T:
-        """Ask until there is an answer. Only for what may be asked twice."""
+    async def _retry(self, ask: Callable[[], Awaitable[T]], patience_s: float = ASK_S) -> T:
+        """Retry until there is an answer. Only for idempotent requests."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + patience_s
         attempt = 0
@@ -229,7 +229,7 @@ class AsyncSession:
                     raise
                 await asyncio.sleep(pause_s)
 
-    async def _or_rebuilt(self, ask: Callable[[AsyncSession], Awaitable[T]]) -> T:
+    async def _with_rebuild(self, ask: Callable[[AsyncSession], Awaitable[T]]) -> T:
         try:
             return await ask(self)
         except SessionLost:

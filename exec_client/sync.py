@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from exec_client._calls import CallFields
+from exec_client._outbox import Policy
+from exec_client._transport import Transport, TransportName, addresses_of, check_url, with_key
 from exec_client.aio import AsyncClient, reduce_client
-from exec_client.calls import CallFields
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.outbox import Policy
 from exec_client.sessions import AsyncSession, CellFields, SessionFields
-from exec_client.transport import Transport, TransportName, addresses_of, check_url, with_key
 from exec_wire import Call, Info, Judge, Judgement, Result, Tags, Test, Verification, Verify
 from exec_wire.messages.sessions import SessionInfo
 
@@ -34,7 +34,7 @@ class Client:
     42
 
     Threads may share one client: their calls share requests. It works where an event loop is running already (a notebook), but
-    blocks it. After `os.fork` the child's copy starts anew, with its own thread and connections. It can be pickled. Closed by
+    blocks it. After `os.fork` the child's copy opens its own thread and connections. It can be pickled. Closed by
     `with`, `close()`, garbage collection or the end of the interpreter; calls that still wait raise `ClientClosed`.
     """
 
@@ -185,7 +185,7 @@ class Client:
         tenant: str = "",
         timeout_s: float = 10.0,
     ) -> int:
-        """Cancel the calls whose tags have all of these values, whoever sent them. See `AsyncClient.cancel`.
+        """Cancel the calls whose tags have all of these values, from any client. See `AsyncClient.cancel`.
 
         >>> with Client() as client:
         ...     client.cancel(run="no-such-run", step=7)
@@ -196,7 +196,7 @@ class Client:
         )
 
     def info(self, timeout_s: float = 10.0) -> Info:
-        """What the service says of itself: version, isolation tier, slots, limits."""
+        """Information on the service: version, isolation tier, slots, limits."""
         return self._wait(lambda client: client.info(timeout_s))
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class Client:
         if self._forked and self._kind is None:
             raise UsageError("the process forked and the client's own transport object stayed behind; make a new Client here")
         if self._forked and self._kind == "grpc":
-            raise UsageError("gRPC does not live through a fork of its process; start the process anew (spawn), or use HTTP")
+            raise UsageError("gRPC does not work after a fork; start the process by spawn, or use HTTP")
         if self._thread is None:
             self._thread = _LoopThread(
                 functools.partial(
@@ -320,14 +320,14 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(start(self._client), self._loop)
 
     def stop(self) -> None:
-        """Answer who waits, close connections, end the loop, end the thread."""
-        winding_up = asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop)
+        """Fail the waiting calls, close the connections, stop the loop and the thread."""
+        shutting_down = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
         if threading.current_thread() is self._thread:
-            return  # the garbage collector may run this here, where waiting would be for ever
-        winding_up.result()
+            return  # the garbage collector may run this in the loop's own thread: waiting would deadlock
+        shutting_down.result()
         self._thread.join()
 
-    async def _wind_up(self) -> None:
+    async def _shut_down(self) -> None:
         await self._client.aclose()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         if rest:  # those that were just failed pass their exception on before what is left is cancelled
@@ -353,9 +353,9 @@ _left_behind: list[_LoopThread] = []
 
 @functools.cache
 def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_start_anew)
+    os.register_at_fork(after_in_child=_reset_clients)
 
 
-def _start_anew() -> None:
+def _reset_clients() -> None:
     for client in list(_clients):
         client._after_fork()

@@ -50,7 +50,7 @@ from exec_service.sessions import Desk
 from exec_service.telemetry.metrics import Metrics
 from exec_service.telemetry.tracing import Traces
 from exec_service.tenants.keys import Keys
-from exec_wire.queue.protocol import GatewayQueue, QueueAway
+from exec_wire.queue.protocol import GatewayQueue, QueueUnavailable
 from exec_wire.supervisor import Supervisor, stop
 
 log = logging.getLogger("exec_service")
@@ -106,8 +106,8 @@ class Gateway:
     async def __aenter__(self) -> Gateway:
         try:
             await self.fleet.refresh()
-        except QueueAway as away:
-            self.dispatch.release.queue_is(str(away))
+        except QueueUnavailable as unavailable:
+            self.dispatch.release.queue_is(str(unavailable))
         dispatch = self.dispatch
         refresh = partial(self.fleet.refresh_forever, lambda: bool(dispatch.waiting), dispatch.release.look_again)
         self._tasks.append(self.supervisor.start("fleet", refresh))

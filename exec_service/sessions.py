@@ -56,7 +56,7 @@ from exec_wire.messages.sessions import (
     read_session_id,
     unpack_reply,
 )
-from exec_wire.queue.protocol import GatewayQueue, Job, QueueAway, WorkerInfo
+from exec_wire.queue.protocol import GatewayQueue, Job, QueueUnavailable, WorkerInfo
 
 LOOK_S = 0.5  # between two looks at whether a worker that owes an answer is still there
 ANSWER_S = 30.0  # for everything but cells
@@ -197,7 +197,7 @@ class Desk:
             job = Job(id, pack_sessions(order), round(deadline_s * 1000), self._queue.name)
             try:
                 await self._queue.publish_to(worker, job)
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 if not away.sent:  # else it may be there, and may be answered
                     raise NotReady(str(away), self._config.retry_after_max_s) from None
             give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from exec_wire.queue.protocol import QueueAway
+from exec_wire.queue.protocol import QueueUnavailable
 
 log = logging.getLogger("exec_wire.supervisor")
 
@@ -36,7 +36,7 @@ class TaskKeepsFailing(Exception):
 
 
 class Supervisor:
-    """One for each process; its tasks belong to those who start them, who also cancel them."""
+    """One per process. The code that starts a task also cancels it."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()  # by task, since the start; every task that was started has an entry
@@ -54,7 +54,7 @@ class Supervisor:
         return asyncio.create_task(self._keep_running(name, run), name=name)
 
     def guarded(self, name: str, call: Callable[P, object]) -> Callable[P, None]:
-        """`call`, for a loop or a timer that has to go on with the next item: what it raises is a failure of the task."""
+        """`call` for a loop or a timer that has to go on with the next item: an exception counts as a failure of the task."""
         self._know(name)
 
         def guard(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -66,7 +66,7 @@ class Supervisor:
         return guard
 
     def is_failing(self, name: str) -> bool:
-        """It is down, or was started again only a moment ago."""
+        """Whether the task is down or was restarted less than `SETTLED_S` ago."""
         return time.monotonic() < self._failing_until.get(name, 0.0)
 
     def check(self) -> None:
@@ -84,13 +84,13 @@ class Supervisor:
             try:
                 await run()
                 pause_s = self.failed(name, RuntimeError("the task returned"))
-            except QueueAway as away:
-                log.warning("job queue unavailable: %s; the task goes on", away, extra={"task": name})
+            except QueueUnavailable as error:
+                log.warning("%s; the task goes on", error, extra={"task": name})
             except asyncio.CancelledError as cancelled:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                pause_s = self.failed(name, cancelled)  # what it waited for was cancelled, not the task itself
+                pause_s = self.failed(name, cancelled)  # an awaitable was cancelled, not the task itself
             except Exception as error:
                 pause_s = self.failed(name, error)
             await asyncio.sleep(pause_s)
@@ -124,7 +124,7 @@ async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 def logged(task: asyncio.Task[T], failed: str) -> asyncio.Task[T]:
-    """A task that nobody awaits: what it raises is logged with these words."""
+    """A task that nobody awaits: its exception is logged with the message `failed`."""
 
     def end(task: asyncio.Task[T]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
 from exec_wire.queue.early_cancels import EarlyCancels
-from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
+from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueUnavailable, WorkerInfo, WorkerQueue
 from exec_wire.supervisor import Supervisor, stop
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
@@ -120,7 +120,7 @@ class Consumer:
                 continue
             try:
                 jobs = await (self._queue.take(room) if room else self._queue.take(beside_cells, wait=False))
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 self._look_for_jobs.set()
                 await self._wait_for_queue(away)
                 continue
@@ -147,7 +147,7 @@ class Consumer:
         self._running[job.id] = task
         task.add_done_callback(self._ended(job.id))
 
-    async def _wait_for_queue(self, away: QueueAway) -> None:
+    async def _wait_for_queue(self, away: QueueUnavailable) -> None:
         if not self._away:
             log.warning("the queue is away: %s; what runs goes on", away)
         self._away = True
@@ -201,7 +201,7 @@ class Consumer:
         while True:
             try:
                 return await self._queue.answer([answer])
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 if time.monotonic() > give_up_at:
                     raise
                 await self._wait_for_queue(away)
@@ -245,7 +245,7 @@ class Consumer:
         while True:
             try:
                 jobs = await self._queue.take_directed()
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 await self._wait_for_queue(away)
                 continue
             for job in jobs:
@@ -275,7 +275,7 @@ class Consumer:
             await asyncio.sleep(RENEW_S)
             try:
                 await self._queue.renew([*self._running, *self._directed])
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 await self._wait_for_queue(away)
                 continue
             if not self._draining:  # else the gateways see us go, and say so
@@ -284,14 +284,14 @@ class Consumer:
     async def _announce(self) -> None:
         try:
             await self._queue.announce(self._info())
-        except QueueAway as away:
+        except QueueUnavailable as away:
             await self._wait_for_queue(away)
 
     async def _cancel_forever(self) -> NoReturn:
         while True:
             try:
                 ids = await self._queue.cancelled()
-            except QueueAway as away:
+            except QueueUnavailable as away:
                 await self._wait_for_queue(away)
                 continue
             for id in ids:

@@ -13,7 +13,7 @@ from exec_service.dispatch.call_table import CallTable
 from exec_service.dispatch.tickets import Ticket
 from exec_wire.messages.calls import Selection
 from exec_wire.queue.early_cancels import EarlyCancels
-from exec_wire.queue.protocol import GatewayQueue, QueueAway
+from exec_wire.queue.protocol import GatewayQueue, QueueUnavailable
 
 log = logging.getLogger("exec_service.dispatch")
 
@@ -57,14 +57,14 @@ class Cancellation:
             try:
                 for ask in await self._queue.asked():
                     await self._queue.tell(ask, await self._cancel_here(ask.selection))
-            except QueueAway:
+            except QueueUnavailable:
                 await asyncio.sleep(RETRY_S)
 
     async def _cancel_everywhere(self, selection: Selection) -> int:
         here = await self._cancel_here(selection)
         try:
             return here + await self._queue.ask_others(selection)
-        except QueueAway as unavailable:
+        except QueueUnavailable as unavailable:
             log.warning("cannot ask other gateways to cancel: %s", unavailable)
             return here
 

@@ -34,7 +34,7 @@ from exec_service.refusals import Draining, IdempotencyConflict, NotPermitted, N
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Result, Selection, Tags, unpack_result, verdict
-from exec_wire.queue.protocol import Answer, GatewayQueue, QueueAway, class_of, record_name
+from exec_wire.queue.protocol import Answer, GatewayQueue, QueueUnavailable, class_of, record_name
 from exec_wire.supervisor import Supervisor, stop
 
 log = logging.getLogger("exec_service.dispatch")
@@ -117,7 +117,7 @@ class Dispatch:
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 found = await self._queue.recorded([record_name(key.tenant, key.key) for key in unknown])
-        except (QueueAway, TimeoutError):
+        except (QueueUnavailable, TimeoutError):
             return  # the call runs again, which nobody can tell
         for key, record in zip(unknown, found, strict=True):
             if record is not None:
@@ -205,7 +205,7 @@ class Dispatch:
         while True:
             try:
                 answers = await self._queue.receive()
-            except QueueAway as unavailable:
+            except QueueUnavailable as unavailable:
                 self.release.queue_is(str(unavailable))
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -326,7 +326,7 @@ class Dispatch:
         except Overloaded as overloaded:
             if not self.away_because:
                 raise
-            detail = f"job queue unavailable ({self.away_because}), and no more calls can be kept: {overloaded.detail}"
+            detail = f"{self.away_because}; no more calls can be kept: {overloaded.detail}"
             raise NotReady(detail, overloaded.retry_after_s or self._config.retry_after_max_s) from None
 
     def _give_back(self, calls: int, bytes_: int) -> None:

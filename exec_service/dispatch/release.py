@@ -17,7 +17,7 @@ from exec_service.dispatch.tickets import JobState, PendingJob, Ticket
 from exec_service.dispatch.workers import Fleet
 from exec_service.telemetry.metrics import Metrics
 from exec_wire.messages.calls import MAX_STARTS, Result, verdict
-from exec_wire.queue.protocol import FORGOTTEN_S, RECONCILE_S, RENEW_S, GatewayQueue, Job, QueueAway, record_name
+from exec_wire.queue.protocol import FORGOTTEN_S, RECONCILE_S, RENEW_S, GatewayQueue, Job, QueueUnavailable, record_name
 
 log = logging.getLogger("exec_service.dispatch")
 
@@ -61,7 +61,7 @@ class Release:
     def queue_is(self, unavailable_because: str) -> None:
         """Note why the queue is unavailable, or with an empty string that it is available."""
         if unavailable_because and not self.unavailable_because:
-            log.warning("job queue unavailable: %s; %d calls are kept", unavailable_because, self._admission.calls)
+            log.warning("%s; %d calls are kept", unavailable_because, self._admission.calls)
         elif self.unavailable_because and not unavailable_because:
             log.warning("job queue available again; %d calls were kept", self._admission.calls)
         self.unavailable_because = unavailable_because
@@ -79,7 +79,7 @@ class Release:
                 if self._reached and self.unavailable_because:
                     self.queue_is("")
                 continue
-            except QueueAway as unavailable:
+            except QueueUnavailable as unavailable:
                 self.queue_is(str(unavailable))
             await asyncio.sleep(RETRY_S)
             self._work.set()
@@ -114,7 +114,7 @@ class Release:
         messages = [self._message(job) for job in jobs if job in self._table.released]  # others were given up meanwhile
         try:
             await self._queue.publish(messages)
-        except QueueAway as unavailable:
+        except QueueUnavailable as unavailable:
             if not unavailable.sent:
                 for job in jobs:
                     job.publications -= 1
@@ -174,7 +174,7 @@ class Release:
             await asyncio.sleep(RENEW_S)
             try:
                 await self._reconcile()
-            except QueueAway as unavailable:
+            except QueueUnavailable as unavailable:
                 self.queue_is(str(unavailable))
 
     async def _reconcile(self) -> None:
@@ -198,7 +198,7 @@ class Release:
         while self.to_cancel:
             try:
                 await self._send_cancels()
-            except QueueAway:
+            except QueueUnavailable:
                 await asyncio.sleep(RETRY_S)
 
 

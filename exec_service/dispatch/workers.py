@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from exec_service.tenants.keys import Keys
-from exec_wire.queue.protocol import NO_USE, TIERS, GatewayQueue, QueueAway, WorkerInfo
+from exec_wire.queue.protocol import NO_USE, TIERS, GatewayQueue, QueueUnavailable, WorkerInfo
 
 
 def strength(tier: str) -> int:
@@ -89,6 +89,6 @@ class Fleet:
             try:
                 await self.refresh(has_backlog())
                 changed()
-            except QueueAway:
+            except QueueUnavailable:
                 pass  # whoever has something to send says so; the last list is kept
             await asyncio.sleep(self._refresh_s)

@@ -24,7 +24,7 @@ from exec_service.jobs.chunks import ChunkOptions, run_chunk
 from exec_service.jobs.store import JobStore
 from exec_service.telemetry.logs import say
 from exec_wire.queue.connection import where
-from exec_wire.queue.protocol import QueueAway
+from exec_wire.queue.protocol import QueueUnavailable
 from exec_wire.supervisor import EXIT_TASK_FAILED
 
 QUEUE = "chunks"
@@ -69,7 +69,7 @@ def _unavailable() -> Iterator[None]:
     try:
         yield
     except (OperationalError, RedisError) as error:
-        raise QueueAway(f"{type(error).__name__}: {error}", sent=False) from error
+        raise QueueUnavailable(f"{type(error).__name__}: {error}", sent=False) from error
 
 
 class CeleryLine:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
 from exec_service.jobs.store import Beat, JobMeta, JobStore, NoSuchJob
 from exec_wire.messages.jobs import ENDED
-from exec_wire.queue.protocol import QueueAway
+from exec_wire.queue.protocol import QueueUnavailable
 
 log = logging.getLogger("exec_service.jobs.store")
 
@@ -131,7 +131,7 @@ class Keeper:
         while True:
             try:
                 await self._look()
-            except (QueueAway, OSError) as error:  # the folder or the broker is unavailable, and comes back
+            except (QueueUnavailable, OSError) as error:  # the folder or the broker is unavailable, and comes back
                 log.warning(
                     "bulk jobs cannot be looked after; trying again", extra={"reason": f"{type(error).__name__}: {error}"}
                 )

@@ -50,6 +50,7 @@ class JobMeta(Struct, frozen=True):
     created: str
     chunks: list[int]  # the number of items in each
     name: str = ""
+    version: int = 1  # of the folder's layout
 
     @property
     def items(self) -> int:

@@ -7,48 +7,27 @@ Not covered here: the job queue's envelopes (`exec_wire.queue.protocol`) and HTT
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-Status = Literal[
-    "ok",
-    "error",
-    "signal",
-    "timeout",
-    "cpu_limit",
-    "memory_limit",
-    "output_limit",
-    "compile_error",
-    "expired",
-    "cancelled",
-    "rejected",
-    "worker_lost",
-    "session_lost",
-    "internal_error",
-]
+# By who is at fault unless the machine caused it (see `verdict`).
+ModelStatus = Literal["error", "signal", "timeout", "cpu_limit", "memory_limit", "output_limit", "compile_error"]
+InfraStatus = Literal["expired", "worker_lost", "session_lost", "internal_error"]
+ClientStatus = Literal["cancelled", "rejected"]
+Status = Literal["ok", ModelStatus, InfraStatus, ClientStatus]
 Blame = Literal["none", "model", "infra", "client"]
 Priority = Literal["train", "eval", "bulk"]
 Tier = Literal["S", "A", "B", "C", "D", "E", "none"]
 
-# Who is at fault unless the machine was seen to cause it (see `verdict`).
-BLAME: dict[Status, Blame] = {
-    "ok": "none",
-    "error": "model",
-    "signal": "model",
-    "timeout": "model",
-    "cpu_limit": "model",
-    "memory_limit": "model",
-    "output_limit": "model",
-    "compile_error": "model",
-    "expired": "infra",
-    "cancelled": "client",
-    "rejected": "client",
-    "worker_lost": "infra",
-    "session_lost": "infra",
-    "internal_error": "infra",
+_STATUSES: dict[Blame, tuple[Status, ...]] = {
+    "none": ("ok",),
+    "model": get_args(ModelStatus),
+    "infra": get_args(InfraStatus),
+    "client": get_args(ClientStatus),
 }
+BLAME: dict[Status, Blame] = {status: blame for blame, statuses in _STATUSES.items() for status in statuses}
 MAX_STARTS = 3
 """A program is started at most this often for one accepted call; after that `worker_lost` is not retryable."""
 
@@ -61,7 +40,7 @@ CompileArgs = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_len
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
-    """What one program may use. `memory_mb` counts what it adds to the warm interpreter it was forked from."""
+    """Limits of one program. `memory_mb` does not count the warm interpreter that the program was forked from."""
 
     wall_s: Seconds = 10.0
     cpu_s: Seconds | None = None  # of one process; see `cpu_limit_s`
@@ -138,7 +117,7 @@ class Selection(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.request is not UNSET or (self.names_a_tag and not self.index)
 
     def picks(self, tags: Tags, tenant: str) -> bool:
-        """By tenant and tags; whoever knows the requests compares `request` and `index`."""
+        """By tenant and tags; the gateway compares `request` and `index`."""
         return (
             tenant == self.tenant
             and (self.run is UNSET or self.run == tags.run)
@@ -212,7 +191,7 @@ class Result(Struct):
     traceparent: str = ""
     display: list[Display] = field(default_factory=list)  # of a cell: pictures, tables
     state_kept: bool | None = None  # of a cell: are the session's variables still there?
-    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
+    warnings: list[str] = field(default_factory=list)  # unknown fields of the request, such as a misspelt field
     files_missing: dict[str, str] = field(default_factory=dict)  # of `fetch_files`, what is not in `files` -> why
 
     @property

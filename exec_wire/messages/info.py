@@ -35,7 +35,7 @@ class WorkerSummary(Struct, frozen=True):
 
 
 class Info(Struct, frozen=True):
-    """What the service says of itself."""
+    """Version, isolation, capacity and limits of the service."""
 
     version: str = ""
     tier: str = "none"  # what every call gets at least

@@ -54,9 +54,9 @@ class JobStatus(Struct, frozen=True):
     items_per_s: float | None = None  # of the last minute; None while nothing is known
     eta_s: float | None = None
     outcomes: dict[str, int] = field(default_factory=dict)  # items of finished chunks by status, verdict or error
-    trouble: str = ""  # why nothing moves at the moment, as the last chunk that could not go on has said it
+    trouble: str = ""  # why no chunk makes progress, as the last blocked one reported
     name: str = ""
-    warnings: list[str] = field(default_factory=list)  # of `POST /v1/jobs`: what items have that nobody knows, the first ones
+    warnings: list[str] = field(default_factory=list)  # of `POST /v1/jobs`: the first unknown fields of its items
 
 
 class JobList(Struct, frozen=True):

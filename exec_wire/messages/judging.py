@@ -81,7 +81,7 @@ class Judgement(Struct):
     compile_error: str = ""
     total_ms: float = 0.0
     request_id: str = ""
-    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
+    warnings: list[str] = field(default_factory=list)  # unknown fields of the request, such as a misspelt field
 
 
 decode_judge = msgspec.json.Decoder(Judge).decode

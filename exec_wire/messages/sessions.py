@@ -66,7 +66,7 @@ class Files(Struct, frozen=True, omit_defaults=True):
 
     files: dict[str, str] = {}
     tenant: Label = ""
-    warnings: list[str] = []  # of an answer: what the request has that nobody knows
+    warnings: list[str] = []  # of an answer: unknown fields of the request
     files_missing: dict[str, str] = {}  # in an answer: path -> why it is not among the files
 
 
@@ -93,28 +93,28 @@ class SessionInfo(Struct, frozen=True):
     worker: str = ""
     error: str = ""  # how it ended, if it has
     files_restored: bool | None = None  # after a rollback
-    warnings: list[str] = []  # what the request has that nobody knows
+    warnings: list[str] = []  # unknown fields of the request
 
 
 class SessionList(Struct, frozen=True):
     """The answer of `POST /v1/sessions/{id}/fork` and `GET /v1/sessions`."""
 
     sessions: list[SessionInfo]
-    warnings: list[str] = []  # what the request has that nobody knows
+    warnings: list[str] = []  # unknown fields of the request
 
 
 class Interrupted(Struct, frozen=True):
     """The answer of `POST /v1/sessions/{id}/interrupt`: was a cell running?"""
 
     interrupted: bool
-    warnings: list[str] = []  # what the request has that nobody knows
+    warnings: list[str] = []  # unknown fields of the request
 
 
 class Ended(Struct, frozen=True):
     """The answer of `DELETE /v1/sessions/{id}`."""
 
     ended: bool = True
-    warnings: list[str] = []  # what the request has that nobody knows
+    warnings: list[str] = []  # unknown fields of the request
 
 
 # -- between a gateway and a worker -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Messages that notice what they do not know.
+"""Decoding of messages that reports unknown fields.
 
-Unknown fields are accepted and named: an older service takes what a newer client sends, and a typing error is not silent.
-Decoding is strict first, at the price of plain decoding. Only a message that fails there is decoded again, and looked through.
+Unknown fields are accepted and reported: an older service accepts a newer client's message, and a misspelt name is not silent.
+Decoding is strict first, at the price of plain decoding. Only a message that fails there is decoded again and searched.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _strict_default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 class Reader(Generic[S]):
-    """Reads one kind of message, from JSON or from what another decoder has made of it, and tells what it does not know."""
+    """Reads one kind of message, from JSON or from what another decoder has made of it, and reports unknown fields."""
 
     def __init__(self, kind: type[S]) -> None:
         self.kind = kind
@@ -71,7 +71,7 @@ class Reader(Generic[S]):
             return msgspec.convert(data, strict(self.kind)), False
         except msgspec.ValidationError:
             if isinstance(data, bytes):
-                data.decode()  # names that nobody knows are looked at only by whoever warns of them
+                data.decode()  # UTF-8 errors in unknown names raise here
             return (self._decode(data) if isinstance(data, bytes) else msgspec.convert(data, self.kind)), True
 
 

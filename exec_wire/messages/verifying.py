@@ -48,7 +48,7 @@ class Verification(Struct):
     error: str = ""
     timings: Timings = field(default_factory=Timings)
     request_id: str = ""
-    warnings: list[str] = field(default_factory=list)  # what the request has that nobody knows, such as a misspelt field
+    warnings: list[str] = field(default_factory=list)  # unknown fields of the request, such as a misspelt field
 
 
 decode_verify_batch = msgspec.json.Decoder(VerifyBatch).decode

@@ -1,4 +1,4 @@
-"""The messages as protobuf, for the gRPC door and its client: bytes to and from the plain dicts that msgspec converts.
+"""The messages as protobuf, for the gRPC endpoint and its client: bytes to and from the plain dicts that msgspec converts.
 
 The only module that imports protobuf. `exec.binpb` is `exec.proto` compiled (`make proto`). It is loaded here rather than as
 generated code, which demands a protobuf at least as new as the compiler; a trainer's is often older.
@@ -39,7 +39,7 @@ class Message:
     """One kind of message. Dicts hold only what is set; files are base64 in them, as in our structs."""
 
     def __init__(self, name: str, *, of_callers: bool = False) -> None:
-        """`of_callers`: what is not in our exec.proto is read as members such as `field 99`."""
+        """`of_callers`: fields that our exec.proto does not have are read as members such as `field 99`."""
         self._class = message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
         self._read = _reader(name, of_callers)
         self._name = name
@@ -51,8 +51,8 @@ class Message:
             raise NotProto(str(error)) from None
 
     def has_at_most(self, data: bytes, most: int, most_parts: int) -> bool:
-        """Are there at most so many fields, also in the messages inside it, and at most so many of these? Looked at one by one
-        before it is parsed, so that more of them cost no more. Of bytes that are no message, those before the fault count."""
+        """Whether the message has at most `most` fields, nested ones included, and `most_parts` nested messages. Counts before
+        parsing and stops at the bound. In invalid bytes, the fields before the fault count."""
         left, parts = most, _parts(self._name)
         for number, start, end in _fields(data, 0, len(data)):
             left -= 1
@@ -82,7 +82,7 @@ def plain(struct: Struct) -> dict[str, Any]:
 
 def _load() -> tuple[bytes, Any, dict[str, Any]]:
     [file] = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("exec.binpb").read_bytes()).file
-    pool = descriptor_pool.DescriptorPool()  # of our own: nobody else's exec.proto can be in the way
+    pool = descriptor_pool.DescriptorPool()  # of our own: it cannot clash with another library's exec.proto
     pool.Add(file)
     return file.SerializeToString(), pool, {message.name: message for message in file.message_type}
 
@@ -93,7 +93,7 @@ def _is_message(owner: str, field: Any) -> bool:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of one message: number, and where what it holds begins and ends. Up to the first that is none."""
+    """Number, begin and end of each field of one message, up to the first invalid one."""
     while at < end:
         if at + 1 < end and data[at] < 0x80 and data[at] & 7 == 2 and data[at + 1] < 0x80:  # most are short
             tag, start = data[at], at + 2
@@ -126,7 +126,7 @@ def _parts(name: str) -> dict[int, str]:
 
 
 def _count(data: bytes, at: int, end: int, name: str, most: int) -> int:
-    """Fields, also of the messages inside; more than `most` are not counted to their end."""
+    """The number of fields, nested ones included; stops counting above `most`."""
     count, parts = 0, _parts(name)
     for number, start, stop in _fields(data, at, end):
         count += 1
@@ -149,8 +149,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _reader(name: str, of_callers: bool = False) -> Read:
-    """A function that makes a dict of a message. What kind each field is, is found out here and not for every message;
-    asking the message for what is set (`ListFields`) takes half as long again."""
+    """A function that turns a message into a dict. It knows the kinds of the fields in advance: `ListFields` takes half as
+    long again."""
     scalars: list[str] = []
     optional: list[str] = []
     messages: list[tuple[str, Read]] = []

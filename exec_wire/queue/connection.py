@@ -1,8 +1,7 @@
-"""Connections to Redis or Valkey, as the queue needs them: few, shared, and quick to admit that the server is away.
+"""Connections to Redis or Valkey for the queue: few, shared, with short time limits.
 
-redis-py finds the server and logs in. Its clients and pools are not used: a `Link` writes what all its callers say in one turn
-of the loop with one system call, and hands out the answers as hiredis finds them in what the socket brings, about ten times as
-many commands a second as a pool of connections. Time limits are ours too: redis-py's 5 s would end a blocking read.
+redis-py only reads the URL. A `Link` writes the commands of all callers in one turn of the event loop with one system call and
+hands out the answers as hiredis parses them: about ten times as many commands a second as a pool of connections.
 """
 
 from __future__ import annotations
@@ -18,67 +17,153 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hiredis import HiredisError, Reader, pack_command
-from redis._parsers.base import BaseParser
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.asyncio.connection import ConnectionPool, SSLConnection, UnixDomainSocketConnection
 
-from exec_wire.queue.protocol import QueueAway
-from exec_wire.supervisor import logged
+from exec_wire.queue.protocol import QueueUnavailable
 
 log = logging.getLogger("exec_wire.redis")
 
 CONNECT_S = 3.0
-ANSWER_S = 5.0  # a server that is silent for so long is away
+ANSWER_S = 5.0  # a server that is silent for so long is unavailable
 PAUSE_S, PAUSE_MOST_S = 0.05, 1.0  # between attempts to connect; doubled each time
 PING_S = 2.0
 
 Word = str | bytes | int | float
 Command = tuple[Word, ...]
 
-# What a server answers to a command of a group if the stream or the group is not there. The second one ends a blocking
-# XREADGROUP on Redis 7.0 when its stream is deleted; newer servers answer NOGROUP then too.
+# The answers to a command of a group if the stream or the group does not exist. The second one ends a blocking XREADGROUP on
+# Redis 7.0 when its stream is deleted; newer servers answer NOGROUP then too.
 _GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists")
-# The server did nothing: it starts, is a replica, waits for its replicas or for a script, cannot write to its disk.
-_NOT_DONE = (
-    *("LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"),
-)
-
-
+# The server did not execute the command: it is a replica, waits for its replicas or for a script, cannot write to its disk.
+_NOT_DONE = ("MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED")
+# The connection is of no use: the server starts, wants another password or has too many clients.
+_NO_SERVICE = ("LOADING", "NOAUTH", "WRONGPASS", "ERR max number of clients")
 _NOT_ENOUGH = object()
 
 
-class NoGroup(QueueAway):
-    """A stream or its group is not there (any more). To those who cannot make it again the queue is unavailable."""
+class NoGroup(QueueUnavailable):
+    """A stream or its group does not exist. A worker creates it; for all others the queue is unavailable."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, sent=False)
 
 
+class ServerError(Exception):
+    """The server answered with an error; the message begins with the server's code."""
+
+
 def where(url: str) -> str:
     """The server's address, without the password."""
     parts = urlsplit(url)
-    return (
-        f"{parts.scheme}://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
-    )
+    return f"unix://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
 
 
-def opener(url: str) -> Callable[[], AbstractConnection]:
-    """Makes connections; `ValueError` if the URL is none."""
-    pool = ConnectionPool.from_url(
-        url,
-        protocol=2,  # plain lists, also for messages of a subscription
-        socket_timeout=None,
-        socket_connect_timeout=CONNECT_S,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-    )
-    return pool.make_connection
+def _packed(*commands: Command) -> bytes:
+    return b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
+
+
+class Server:
+    """Where the server is and how to log in, from its URL.
+
+    Raises:
+        ValueError: the URL is invalid.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._settings = settings = ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
+        self.name = where(url)
+        self.database = int(settings.db or 0)
+        self.login: list[Command] = []
+        if settings.username or settings.password:
+            user = (settings.username,) if settings.username else ()
+            self.login.append(("AUTH", *user, settings.password or ""))
+        if settings.client_name:
+            self.login.append(("CLIENT", "SETNAME", settings.client_name))
+        if self.database:
+            self.login.append(("SELECT", self.database))
+        # Always one answer: a proxy in front may accept connections for a server that is gone.
+        self.login.append(("CLIENT", "ID"))
+
+    async def connect(self, connection: Connection) -> None:
+        loop, settings = asyncio.get_running_loop(), self._settings
+        if isinstance(settings, UnixDomainSocketConnection):
+            await loop.create_unix_connection(lambda: connection, settings.path)
+        else:
+            ssl = settings.ssl_context.get() if isinstance(settings, SSLConnection) else None
+            await loop.create_connection(lambda: connection, settings.host, settings.port, ssl=ssl)
+
+
+class Connection(asyncio.Protocol):
+    """One open connection. `on_answer` gets each answer, `on_lost` the reason when no more can come in order."""
+
+    def __init__(self) -> None:
+        self._reader = Reader(replyError=ServerError, notEnoughData=_NOT_ENOUGH)
+        self._transport: Any = None
+        self._lost = ""
+        self.on_answer: Callable[[Any], None]
+        self.on_lost: Callable[[str], None]
+        self.client_id = 0  # the server's id of this connection
+
+    @classmethod
+    async def open(cls, server: Server) -> Connection:
+        """Connect and log in; the caller then sets `on_answer` and `on_lost` before it awaits anything.
+
+        Raises:
+            OSError: no connection, no login or no answer within `CONNECT_S`.
+        """
+        connection = cls()
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        connection.on_answer, connection.on_lost = answers.put_nowait, lambda why: answers.put_nowait(ServerError(why))
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await server.connect(connection)
+                connection.write(_packed(*server.login))
+                for _ in server.login:
+                    answer = await answers.get()
+                    if isinstance(answer, ServerError):
+                        raise ConnectionError(str(answer))
+                if connection._lost:
+                    raise ConnectionError(connection._lost)
+        except BaseException:
+            connection.close()
+            raise
+        connection.client_id = answer
+        return connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while not self._lost and (answer := self._reader.gets()) is not _NOT_ENOUGH:
+                if isinstance(answer, ServerError) and str(answer).startswith(_NO_SERVICE):
+                    return self.lose(str(answer))
+                self.on_answer(answer)
+        except HiredisError as error:
+            self.lose(f"not the Redis protocol: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lose(str(error or "closed by the server"))
+
+    def lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost = why
+            self.close()
+            self.on_lost(why)
+
+    def close(self) -> None:
+        """Without a call of `on_lost`."""
+        self._lost = self._lost or "closed"
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class _Exchange:
-    """Commands on their way, and the answers that have come."""
+    """Commands under way, and the answers that have come."""
 
     __slots__ = ("answers", "count", "done")
 
@@ -93,71 +178,56 @@ class _Exchange:
             self.done.exception()  # the caller may be gone
 
 
-class _Answers(asyncio.Protocol):
-    """What the server says, answer by answer. What it refuses is an answer too; other errors are the connection's end."""
-
-    def __init__(self, take: Callable[[Any], None], lost: Callable[[str], None]) -> None:
-        self._take, self._lost = take, lost
-        self._reader = Reader(replyError=BaseParser.parse_error, notEnoughData=_NOT_ENOUGH)
-
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        try:
-            while (answer := self._reader.gets()) is not _NOT_ENOUGH:
-                if isinstance(answer, RedisError) and not isinstance(answer, ResponseError):
-                    return self._lost(str(answer))
-                self._take(answer)
-        except HiredisError as error:
-            self._lost(f"it does not speak Redis: {error}")
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lost(str(error or "closed by the server"))
-
-
 class Link:
-    """One connection, opened when it is needed. Callers share it; nobody waits for another one's answer to send."""
+    """One connection, opened at the first call. Callers share it; none waits for the answer to another one to send."""
 
     def __init__(self, url: str) -> None:
-        self._open, self._where = opener(url), where(url)
-        self._connection: AbstractConnection | None = None
+        self._server = Server(url)
+        self._connection: Connection | None = None
         self._opening = asyncio.Lock()
         self._pause_s = PAUSE_S
         self._not_before = 0.0
         self._outgoing: list[bytes] = []
         self._exchanges: deque[_Exchange] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.client_id = 0  # of the connection, as the server knows it
+
+    @property
+    def client_id(self) -> int:
+        return self._connection.client_id if self._connection is not None else 0
 
     async def call(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
-        """The answers of the server, in order. `QueueAway` if there are none, or if one is an error; `NoGroup` is one of these.
+        """The answers of the server, in order.
 
-        `block_s`: how long the server may wait before it answers.
+        Args:
+            block_s: how long the server may block before it answers.
+
+        Raises:
+            QueueUnavailable: there is no answer, or one is an error. `NoGroup` is a kind of it.
         """
         answers = await self.try_(*commands, block_s=block_s)
         for answer in answers:
-            if isinstance(answer, ResponseError):
-                raise self._translated(answer)
+            if isinstance(answer, ServerError):
+                raise self._translated(str(answer))
         return answers
 
     async def try_(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
-        """As `call`, but what the server refuses is an answer like any other."""
+        """As `call`, but returns a `ServerError` among the answers."""
         while (connection := self._connection) is None:
             await self._connect()
         exchange = _Exchange(len(commands))
         self._exchanges.append(exchange)
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush, connection)
-        self._outgoing.extend(pack_command(command) for command in commands)  # type: ignore[arg-type]
+        self._outgoing.append(_packed(*commands))
         limit_s = block_s + ANSWER_S
-        timer = asyncio.get_running_loop().call_later(limit_s, self._drop, connection, f"no answer within {limit_s} s")
+        timer = asyncio.get_running_loop().call_later(limit_s, connection.lose, f"no answer within {limit_s} s")
         try:
             return await exchange.done
         finally:
             timer.cancel()
 
-    def _flush(self, connection: AbstractConnection) -> None:
-        if connection is self._connection and connection._writer is not None:
-            connection._writer.transport.write(b"".join(self._outgoing))
+    def _flush(self, connection: Connection) -> None:
+        if connection is self._connection:
+            connection.write(b"".join(self._outgoing))
             self._outgoing = []
 
     async def _connect(self) -> None:
@@ -165,31 +235,21 @@ class Link:
             if self._connection is not None:
                 return
             if time.monotonic() < self._not_before:
-                raise QueueAway(f"{self._where} was not there a moment ago", sent=False)
-            connection = self._open()
+                raise QueueUnavailable(f"{self._server.name} refused connections a moment ago", sent=False)
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await connection.connect()  # type: ignore[no-untyped-call]
-                    # An answer to a command of our own: a proxy in front may take connections for a server that is gone.
-                    await connection.send_command("CLIENT", "ID", check_health=False)
-                    self.client_id = await connection.read_response()
-            except (RedisError, OSError) as error:  # a TimeoutError is an OSError
-                await connection.disconnect(nowait=True)
+                connection = await Connection.open(self._server)
+            except OSError as error:  # a TimeoutError is an OSError
                 self._not_before = time.monotonic() + self._pause_s * random.uniform(0.7, 1.3)
                 self._pause_s = min(2 * self._pause_s, PAUSE_MOST_S)
-                raise QueueAway(f"cannot connect to {self._where}: {error or type(error).__name__}", sent=False) from error
-            except BaseException:
-                await connection.disconnect(nowait=True)
-                raise
+                why = f"cannot connect to {self._server.name}: {error or type(error).__name__}"
+                raise QueueUnavailable(why, sent=False) from error
             self._pause_s = PAUSE_S
             self._connection = connection
-            assert connection._writer is not None
-            answers = _Answers(partial(self._take_answer, connection), partial(self._drop, connection))
-            connection._writer.transport.set_protocol(answers)
+            connection.on_answer, connection.on_lost = partial(self._take_answer, connection), self._drop
 
-    def _take_answer(self, connection: AbstractConnection, answer: Any) -> None:
-        if connection is not self._connection or not self._exchanges:
-            return self._drop(connection, "it answered what nobody had asked")
+    def _take_answer(self, connection: Connection, answer: Any) -> None:
+        if not self._exchanges:
+            return connection.lose("an answer without a command")
         exchange = self._exchanges[0]
         exchange.answers.append(answer)
         if len(exchange.answers) == exchange.count:
@@ -197,107 +257,103 @@ class Link:
             if not exchange.done.done():  # else the caller is gone
                 exchange.done.set_result(exchange.answers)
 
-    def _drop(self, connection: AbstractConnection, why: str) -> None:
-        """Nothing more can come in order from this connection."""
-        if connection is not self._connection:
-            return
+    def _drop(self, why: str) -> None:
         self._connection = None
         self._outgoing = []
         exchanges, self._exchanges = self._exchanges, deque()
         for exchange in exchanges:
-            exchange.fail(QueueAway(f"{self._where}: {why}", sent=True))
-        self._hold(connection.disconnect(nowait=True))
+            exchange.fail(QueueUnavailable(f"{self._server.name}: {why}", sent=True))
 
-    def _translated(self, error: ResponseError) -> QueueAway:
-        """The one place that says what an error of the server means: the stream or its group is gone, or the queue is
-        unavailable. An error that is not known here may have come after a part of the work was done."""
-        words = str(error)
+    def _translated(self, words: str) -> QueueUnavailable:
+        """The meaning of an error of the server. An unknown one may have come after the server did a part of the work."""
         if any(gone in words for gone in _GONE):
             return NoGroup(words)
-        if isinstance(error, ReadOnlyError) or words.startswith("READONLY"):
-            # The address may lead to the new primary when it is asked again.
-            if self._connection is not None:
-                self._drop(self._connection, words)
-            return QueueAway(f"{self._where}: {words}", sent=False)
-        if isinstance(error, OutOfMemoryError) or words.startswith(_NOT_DONE):
-            return QueueAway(f"{self._where}: {words}", sent=False)
+        if words.startswith("READONLY") and self._connection is not None:
+            self._connection.lose(words)  # a new connection may lead to the new primary
+        if words.startswith(_NOT_DONE):
+            return QueueUnavailable(f"{self._server.name}: {words}", sent=False)
         log.error("the server refused a command: %s", words)
-        return QueueAway(f"{self._where} refused a command: {words}", sent=True)
-
-    def _hold(self, coroutine: Any) -> None:
-        task = logged(asyncio.ensure_future(coroutine), "a connection to the job queue was not closed properly")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return QueueUnavailable(f"{self._server.name} refused a command: {words}", sent=True)
 
     async def close(self) -> None:
-        if self._connection is not None:
-            self._drop(self._connection, "closed")
         self._not_before = float("inf")
-        tasks = list(self._tasks)
-        await asyncio.wait(tasks, timeout=1.0) if tasks else None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.lose("closed")
+            await asyncio.sleep(0)  # the transport closes its socket in the next turn
 
 
 class Subscription:
-    """What is said on some channels. A message that is said while the connection is broken is lost."""
+    """Messages of some channels. Messages published while the connection is broken are lost."""
 
     def __init__(self, url: str, channels: Sequence[str]) -> None:
-        self._open, self._channels = opener(url), list(channels)
-        self._connection: AbstractConnection | None = None
+        self._server, self._channels = Server(url), list(channels)
+        self._connection: Connection | None = None
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
         self._opening = asyncio.Lock()
 
     async def listen(self) -> None:
-        """Hear everything from now on. `QueueAway` if that cannot be."""
-        try:
-            await self._listen()
-        except (RedisError, OSError) as error:
-            raise QueueAway(f"cannot listen: {error or type(error).__name__}", sent=False) from error
+        """Receive every message from now on.
 
-    async def message(self) -> tuple[str, bytes]:
-        """The next one, with its channel. `QueueAway` if the connection breaks; the next call makes a new one."""
-        try:
-            connection = await self._listen()
-            while True:
-                said = await self._read(connection)
-                if said[0] == b"message":
-                    return said[1].decode(), said[2]
-        except (RedisError, OSError) as error:
-            await self.close()
-            raise QueueAway(f"cannot listen: {error or type(error).__name__}", sent=False) from error
-
-    async def _listen(self) -> AbstractConnection:
+        Raises:
+            QueueUnavailable: the server cannot be reached.
+        """
         async with self._opening:
             if self._connection is None:
-                self._connection = await self._subscribe()
-            return self._connection
+                try:
+                    self._connection = await self._subscribe()
+                except OSError as error:
+                    raise self._unavailable(error) from error
 
-    async def _subscribe(self) -> AbstractConnection:
-        connection = self._open()
+    async def message(self) -> tuple[str, bytes]:
+        """The next message, with its channel.
+
+        Raises:
+            QueueUnavailable: the connection broke; the next call opens a new one.
+        """
+        while True:
+            await self.listen()
+            try:
+                answer = await self._next_answer()
+            except OSError as error:
+                await self.close()
+                raise self._unavailable(error) from error
+            if answer[0] == b"message":
+                return answer[1].decode(), answer[2]
+
+    async def _subscribe(self) -> Connection:
+        connection = await Connection.open(self._server)
+        answers = self._answers = asyncio.Queue()
+        connection.on_answer, connection.on_lost = answers.put_nowait, lambda why: answers.put_nowait(ServerError(why))
         try:
-            async with asyncio.timeout(CONNECT_S):
-                await connection.connect()  # type: ignore[no-untyped-call]
-                await connection.send_command("SUBSCRIBE", *self._channels, check_health=False)
-                for _ in self._channels:
-                    await connection.read_response(disable_decoding=True)
+            connection.write(_packed(("SUBSCRIBE", *self._channels)))
+            for _ in self._channels:
+                await self._answer_within(CONNECT_S)
         except BaseException:
-            await connection.disconnect(nowait=True)
+            connection.close()
             raise
         return connection
 
-    async def _read(self, connection: AbstractConnection) -> list[bytes]:
-        """Anything at all; a silent connection is asked whether it lives."""
-        said = await connection.read_response(disable_decoding=True, timeout=PING_S, disconnect_on_error=False)
-        if said is None:
-            await connection.send_command("PING", check_health=False)
-            said = await connection.read_response(disable_decoding=True, timeout=ANSWER_S, disconnect_on_error=False)
-        if said is None:
-            raise TimeoutError(f"no answer within {ANSWER_S} s")
-        answer: list[bytes] = said
-        return answer
+    async def _next_answer(self) -> list[bytes]:
+        """Anything from the server. A silent server gets a PING."""
+        try:
+            return await self._answer_within(PING_S)
+        except TimeoutError:
+            if self._connection is not None:
+                self._connection.write(_packed(("PING",)))
+        return await self._answer_within(ANSWER_S)
+
+    async def _answer_within(self, limit_s: float) -> list[bytes]:
+        async with asyncio.timeout(limit_s):
+            answer = await self._answers.get()
+        if isinstance(answer, ServerError):
+            raise ConnectionError(str(answer))
+        return list(answer)
+
+    def _unavailable(self, error: OSError) -> QueueUnavailable:
+        return QueueUnavailable(f"cannot subscribe at {self._server.name}: {error or 'no answer'}", sent=False)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.disconnect(nowait=True)
+            connection.close()
+            await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """The job queue inside one process: the embedded default, with the same rules as every other (`exec_wire.queue.protocol`).
 
 Both ends live on one event loop. Nothing here survives the process: on one machine the gateway and its worker die together.
-One gateway uses it, so nothing is recorded for others and nobody is asked.
+One gateway uses it, so it keeps no records for other gateways.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from exec_wire.messages.calls import Selection
 from exec_wire.queue.protocol import LEASE_S, NO_USE, Answer, Ask, GatewayInfo, Job, TenantUse, WorkerInfo
 
 T = TypeVar("T")
-_PYTHON = frozenset({"python"})  # taken by who has not said what it can run
+_PYTHON = frozenset({"python"})  # for a worker that has not announced its classes
 
 
 class _Inbox(Generic[T]):
-    """An unbounded mailbox for one reader, who takes all that is there."""
+    """An unbounded mailbox; its one reader takes all items at once."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -60,7 +60,7 @@ class MemoryQueue:
         self._directed: dict[str, _Inbox[Job]] = {}
         self._workers: dict[str, tuple[WorkerInfo, float]] = {}
         self._classes: dict[str, frozenset[str]] = {}  # what each worker takes
-        self._left: set[str] = set()  # workers that said goodbye; one may still be asking
+        self._left: set[str] = set()  # workers that deregistered; one may still call `take`
 
     def gateway(self, name: str) -> MemoryGatewayEnd:
         self._replies[name] = _Inbox()
@@ -81,13 +81,13 @@ class MemoryQueue:
     async def _take(self, worker: str, most: int, wait: bool) -> list[Job]:
         async with self._arrival:
             while True:
-                self._return_lapsed()
+                self._return_expired()
                 if worker not in self._left and (jobs := self._lease_next(worker, most)):
                     return jobs
                 if not wait:
                     return []
                 try:
-                    await asyncio.wait_for(self._arrival.wait(), self._until_next_lapse())
+                    await asyncio.wait_for(self._arrival.wait(), self._until_next_expiry())
                 except TimeoutError:
                     pass
 
@@ -113,8 +113,8 @@ class MemoryQueue:
         self._deadlines[job.id] = deadline
         return job
 
-    def _return_lapsed(self, of_worker: str = "") -> None:
-        """Put back what nobody renewed (or all that one leaving worker holds), first in line."""
+    def _return_expired(self, of_worker: str = "") -> None:
+        """Put jobs with expired leases, or all jobs of a leaving worker, at the head of the queue."""
         now = self._clock()
         for lease in list(self._leases.values()):
             if lease.ends_at <= now or lease.worker == of_worker:
@@ -122,7 +122,7 @@ class MemoryQueue:
                 again = msgspec.structs.replace(lease.job, deliveries=lease.job.deliveries + 1)
                 self._waiting.appendleft((again, self._deadlines.pop(lease.job.id)))
 
-    def _until_next_lapse(self) -> float | None:
+    def _until_next_expiry(self) -> float | None:
         if not self._leases:
             return None
         return max(0.01, min(lease.ends_at for lease in self._leases.values()) - self._clock())
@@ -146,15 +146,15 @@ class MemoryQueue:
         waiting = [job for job, _ in self._waiting if job.id in gone]
         self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
         for id in gone:
-            # Without its lease the job cannot lapse and be started again for nobody; the worker may still answer it.
+            # Without a lease the job is not started again; the worker may still answer it.
             lease = self._leases.pop(id, None)
             if lease is not None:
                 del self._deadlines[id]
                 self._cancels[lease.worker].put([id])
-        # The worker whose lease of it lapsed may still run a job that waits again.
-        lapsed = [job.id for job in waiting if job.deliveries > 1]
+        # A worker whose lease expired may still run a job that waits again.
+        expired = [job.id for job in waiting if job.deliveries > 1]
         for worker in self._cancels.keys() - self._left:
-            self._cancels[worker].put(lapsed)
+            self._cancels[worker].put(expired)
         return [job.id for job in waiting]
 
     def _missing(self, ids: Sequence[str]) -> list[str]:
@@ -165,7 +165,7 @@ class MemoryQueue:
         async with self._arrival:
             self._workers.pop(worker, None)
             self._left.add(worker)
-            self._return_lapsed(of_worker=worker)
+            self._return_expired(of_worker=worker)
             self._arrival.notify_all()
 
     def _alive(self) -> list[WorkerInfo]:
@@ -213,7 +213,7 @@ class MemoryGatewayEnd:
         return await asyncio.Future()
 
     async def tell(self, ask: Ask, cancelled: int) -> None:
-        raise NotImplementedError("nobody asks")
+        raise NotImplementedError("there are no other gateways")
 
     async def leave(self) -> None:
         self._queue._replies.pop(self.name, None)

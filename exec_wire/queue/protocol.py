@@ -7,17 +7,17 @@
              `Job.deliveries` counts; the worker that gets a job for the `MAX_STARTS + 1`-th time answers `worker_lost`.
   Answer     Publishing the answer, ending the lease and keeping the record are one step; an answer to a job that is no longer
              leased to anybody is still delivered, and the gateway drops all but the first answer of an id.
-  Reconcile  A gateway asks for what it published more than `RECONCILE_S` ago (`missing`) and publishes again what is gone. When
-             the queue has `forgotten`, it asks already for what is `FORGOTTEN_S` old.
+  Reconcile  A gateway looks for jobs that it published more than `RECONCILE_S` ago (`missing`) and publishes those
+             that are gone again. After the queue has `forgotten`, it looks for jobs that are `FORGOTTEN_S` old.
   Cancel     A cancel may reach a worker before the job does, and may name jobs of other workers: a worker remembers it for a
              while (`exec_wire.queue.early_cancels`). A job that was cancelled is never published again.
   Directed   A job for one worker is delivered to it at most once and never to another: it has no lease. If that worker is gone
-             before it answered, nobody knows what became of the job.
+             before it answered, the outcome of the job is unknown.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
              no two hosts' clocks are compared.
   Unreadable A job whose contents cannot be read is handed out with an empty payload, which the worker answers
              `internal_error`. A job of a newer `WIRE_VERSION` is left to workers that can read it; one for a single worker is
-             answered by it. What does not even say who waits for it is removed and counted. None of these stops a reader.
+             answered by it. An entry without a gateway to answer is removed and counted. None of these stops a reader.
 
 Ids are made by the gateway; a caller's own `Call.id` is a label that never comes here.
 """
@@ -37,8 +37,8 @@ from exec_wire.messages.calls import Selection, Tier
 RENEW_S = 2.0
 LEASE_S = 6.0
 RECONCILE_S = 12.0
-FORGOTTEN_S = 2.0  # in which most calls that a worker has are answered; those are not lost, whatever the queue has forgotten
-RECORD_S = 120  # how long a result is kept for who sends its idempotency key again
+FORGOTTEN_S = 2.0  # most running calls are answered within this time, and are not lost although the queue has forgotten them
+RECORD_S = 120  # how long a result is kept for calls with the same idempotency key
 
 WIRE_VERSION = 1  # of `Job` and `Answer`; a change that the readers of today misunderstand gets the next number
 
@@ -47,11 +47,11 @@ PRIORITY_WEIGHTS: dict[str, float] = {"train": 16.0, "eval": 4.0, "bulk": 1.0}  
 TIERS: tuple[str, ...] = get_args(Tier)  # strongest first
 
 
-class QueueAway(Exception):
-    """The queue cannot be used now; another attempt may help. `sent`: what was asked may have been done all the same."""
+class QueueUnavailable(Exception):
+    """The queue cannot be used now; a retry may help. `sent`: the queue may have executed the command all the same."""
 
     def __init__(self, why: str, *, sent: bool) -> None:
-        super().__init__(why)
+        super().__init__(f"job queue unavailable: {why}")
         self.sent = sent
 
 
@@ -79,7 +79,7 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 class WorkerInfo(Struct, frozen=True):
-    """What a worker says of itself, renewed every `RENEW_S` and forgotten after `LEASE_S`."""
+    """The heartbeat of a worker, renewed every `RENEW_S`; it expires after `LEASE_S`."""
 
     id: str
     slots: Annotated[int, Meta(ge=0)]  # none while it cannot take jobs
@@ -110,7 +110,7 @@ class TenantUse(Struct, frozen=True, array_like=True):
 
 
 class GatewayInfo(Struct, frozen=True):
-    """What a gateway says of itself, renewed about every second and forgotten after `LEASE_S`."""
+    """The heartbeat of a gateway, renewed about every second; it expires after `LEASE_S`."""
 
     id: str
     backlog: bool = False  # calls wait there
@@ -148,44 +148,44 @@ class GatewayQueue(Protocol):
 
     name: str  # what its jobs carry as `reply_to`
     shared: bool  # other gateways may use the same queue
-    forgotten: int  # how often it was found to have lost what it had: restarted without its data, flushed, evicted
+    forgotten: int  # how often the queue lost its data: a restart without persistence, a flush, an eviction
     unreadable: Counter[str]  # answers, heartbeats and asks that could not be read, by kind
 
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
-        """Be seen for the next `LEASE_S`. Gives the other gateways that are seen."""
+        """Send a heartbeat. Returns the other live gateways."""
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the workers: all of them or none. Returns when the queue has them."""
 
     async def publish_to(self, worker: str, job: Job) -> None:
-        """Hand a job to one worker. If that is gone, the job is too."""
+        """Hand a job to one worker. If that worker is gone, the job is lost."""
 
     async def receive(self) -> list[Answer]:
-        """Wait for at least one answer addressed to this gateway, then give all that are there."""
+        """Wait for at least one answer addressed to this gateway, then return all that have arrived."""
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
-        """Have these jobs forgotten or killed. Gives those that are known to be with no worker: they will not be answered."""
+        """Delete these jobs, or have their workers kill them. Returns those that no worker has taken: they get no answer."""
 
     async def missing(self, ids: Sequence[str]) -> list[str]:
-        """Which of these published jobs the queue does not have any more: answered, or lost."""
+        """Those of these published jobs that the queue no longer has: answered, or lost."""
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that are alive."""
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
-        """What is kept under each name: the fingerprint of the call, then its result as the worker packed it."""
+        """The record under each name: the fingerprint of the call, then its result as the worker packed it."""
 
     async def ask_others(self, selection: Selection) -> int:
-        """Have the other gateways cancel what they have of this. Gives how many calls that were."""
+        """Have the other gateways cancel their calls of this selection. Returns the number of these calls."""
 
     async def asked(self) -> list[Ask]:
-        """Wait for at least one ask of another gateway, then give all that are there."""
+        """Wait for at least one ask of another gateway, then return all that have arrived."""
 
     async def tell(self, ask: Ask, cancelled: int) -> None:
         """Answer an ask."""
 
     async def leave(self) -> None:
-        """Be gone at once, and close what is open."""
+        """Deregister and close all connections."""
 
 
 class WorkerQueue(Protocol):
@@ -194,16 +194,16 @@ class WorkerQueue(Protocol):
     unreadable: Counter[str]  # entries that could not be read, by kind
 
     async def announce(self, info: WorkerInfo) -> None:
-        """Be seen for the next `LEASE_S`, and take jobs of `info.classes` from now on."""
+        """Send a heartbeat, and take jobs of `info.classes` from now on."""
 
     async def take(self, most: int, *, wait: bool = True) -> list[Job]:
-        """Wait for at least one job, then take up to `most`; each is leased to this worker. Without `wait`: what is there now.
+        """Wait for at least one job, then take up to `most`; each is leased to this worker. Without `wait`: those there now.
 
         A worker may get a job that it still runs: if it did not renew it in time, or if it was published twice.
         """
 
     async def take_directed(self) -> list[Job]:
-        """Wait for at least one job that is for this worker alone, then take all that are there."""
+        """Wait for at least one job directed to this worker, then take all that have arrived."""
 
     async def renew(self, ids: Sequence[str]) -> None:
         """Keep the leases of `ids`, which are all that this worker is still running."""
@@ -212,8 +212,8 @@ class WorkerQueue(Protocol):
         """Publish answers and end their leases."""
 
     async def cancelled(self) -> list[str]:
-        """Wait for at least one cancellation, then give all that are there: also of jobs that are with other workers, or that
-        this worker gets only after this."""
+        """Wait for at least one cancellation, then return all that have arrived: also of jobs of other workers and of jobs that
+        reach this worker later."""
 
     async def leave(self) -> None:
-        """Be gone at once: jobs still leased are handed to another worker, no further ones come."""
+        """Deregister: leased jobs go to other workers, no further ones come."""

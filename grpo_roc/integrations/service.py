@@ -7,8 +7,7 @@ import os
 import weakref
 from typing import NamedTuple
 
-from exec_client import AsyncClient, Client, Limits, Result, Unavailable
-from exec_client.transport import DEFAULT_URL
+from exec_client import DEFAULT_URL, AsyncClient, Client, Limits, Result, Unavailable
 
 MAX_CHARS = 2000
 TOOL = "python_code_with_standard_io"

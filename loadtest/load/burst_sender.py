@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from exec_client._grpc import GrpcTransport
 from exec_client.errors import ExecError
-from exec_client.grpc_transport import GrpcTransport
 from exec_wire import Call
 from loadtest.support.steady_load import Counts, Program, SteadyLoad
 

@@ -22,6 +22,9 @@ from exec_wire.problems import CONTENT_TYPE, problem
 NDJSON = "application/x-ndjson"
 
 
+LOST = {"status": "worker_lost", "blame": "infra", "retryable": True, "error": "the worker died"}
+
+
 class Cut(Exception):
     """Raised by an act: the connection closes where it is."""
 

@@ -7,13 +7,13 @@ import asyncio
 import msgspec
 import pytest
 
-from exec_client import AsyncClient, Call, Result
+from exec_client import AsyncClient, Call, InfraFailure, Result
 
 from .conftest import QUICK, until
-from .scripted_server import Exchange, Gate, ScriptedServer, answer, line
+from .scripted_server import LOST, Act, Exchange, Gate, ScriptedServer, answer, line
 
 
-async def test_lonely_run_leaves_at_once_as_batch_of_one(client: AsyncClient, server: ScriptedServer) -> None:
+async def test_single_run_leaves_at_once_as_batch_of_one(client: AsyncClient, server: ScriptedServer) -> None:
     result = await client.run("a", id="label")
     assert (result.status, result.stdout, result.id, result.index) == ("ok", "a", "label", 0)
     assert [request.codes for request in server.requests] == [["a"]]
@@ -99,7 +99,7 @@ async def test_requests_grow_when_connections_run_out(server: ScriptedServer) ->
     assert len(server.connections) <= 4
 
 
-async def test_lonely_runs_one_after_another_reuse_connections(client: AsyncClient, server: ScriptedServer) -> None:
+async def test_single_runs_one_after_another_reuse_connections(client: AsyncClient, server: ScriptedServer) -> None:
     for i in range(100):
         await client.run(f"c{i}")
     assert len(server.connections) <= 8  # a result is there before its request ended, so the next run may need another one
@@ -231,3 +231,47 @@ async def test_nothing_to_run_gives_nothing(client: AsyncClient) -> None:
 async def test_info_is_what_the_service_says(client: AsyncClient) -> None:
     info = await client.info()
     assert (info.version, info.tier, info.workers) == ("0", "none", 0)
+
+
+# -- many -------------------------------------------------------------------------------------------------------------------
+
+
+def loses(lost: set[str]) -> Act:
+    async def act(exchange: Exchange) -> None:
+        await exchange.start()
+        for index, call in enumerate(exchange.calls):
+            await exchange.result(index, **(LOST if call.code in lost else {}))
+        await exchange.end()
+
+    return act
+
+
+async def test_run_many_raises_the_first_failure_and_gives_up_the_rest(client: AsyncClient, server: ScriptedServer) -> None:
+    async def lose_one_and_hold(exchange: Exchange) -> None:
+        await exchange.start()
+        await exchange.result(1, **LOST | {"retryable": False})
+        await exchange.disconnected()
+        server.given_up.release()
+
+    server.play(lose_one_and_hold)
+    with pytest.raises(InfraFailure) as raised:
+        await client.run_many(["a", "b", "c"])
+    assert raised.value.index == 1
+    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
+
+
+async def test_run_many_puts_exceptions_in_the_place_of_results(client: AsyncClient, server: ScriptedServer) -> None:
+    server.play(ever_after=loses({"b", "d"}))
+    outcomes = await client.run_many(["a", "b", "c", "d"], return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Result, InfraFailure, Result, InfraFailure]
+    assert [outcome.index for outcome in outcomes] == [0, 1, 2, 3]
+    assert outcomes[1] is not outcomes[3]
+
+
+async def test_as_completed_yields_or_raises_failures(client: AsyncClient, server: ScriptedServer) -> None:
+    server.play(ever_after=loses({"b"}))
+    outcomes = {o.index: type(o) async for o in client.as_completed(["a", "b", "c"], return_exceptions=True)}
+    assert outcomes == {0: Result, 1: InfraFailure, 2: Result}
+    with pytest.raises(InfraFailure):
+        async for _ in client.as_completed(["b"]):
+            pass

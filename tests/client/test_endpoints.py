@@ -11,6 +11,7 @@ import importlib
 import inspect
 import io
 import pickle
+import pkgutil
 import subprocess
 import sys
 import traceback
@@ -25,57 +26,21 @@ from exec_wire.messages.verifying import decode_verify_batch
 
 from .scripted_server import Exchange, ScriptedServer, line
 
-PUBLIC = [
-    "AsyncClient",
-    "AsyncSession",
-    "BadRequest",
-    "Call",
-    "CallFields",
-    "CallerError",
-    "CellFields",
-    "Checker",
-    "Client",
-    "ClientClosed",
-    "Conflict",
-    "ConnectionFailed",
-    "DeadlineExceeded",
-    "ExecError",
-    "Forbidden",
-    "HttpTransport",
-    "Info",
-    "InfraFailure",
-    "Judge",
-    "JudgeFields",
-    "Judgement",
-    "Limits",
-    "NotReady",
-    "Overloaded",
-    "Policy",
-    "ProtocolError",
-    "Result",
-    "ServiceFailed",
-    "Session",
-    "SessionFields",
-    "SessionInfo",
-    "SessionLost",
-    "Tags",
-    "Test",
-    "TooLarge",
-    "Transport",
-    "Unavailable",
-    "UnknownArgument",
-    "UsageError",
-    "Verdict",
-    "Verification",
-    "Verify",
-    "VerifyFields",
-    "WrongEventLoop",
-]
+PUBLIC = """
+    DEFAULT_URL AsyncClient AsyncSession BadRequest Call CallFields CallerError CellFields Checker Client ClientClosed
+    Conflict ConnectionFailed DeadlineExceeded ExecError Forbidden HttpTransport Info InfraFailure Judge JudgeFields
+    Judgement Limits NotReady Overloaded Policy ProtocolError Result ServiceFailed Session SessionFields SessionInfo
+    SessionLost Tags Test TooLarge Transport Unavailable UnknownArgument UsageError Verdict Verification Verify VerifyFields
+    WrongEventLoop
+""".split()
+MODULES = ["aio", "errors", "judging", "sessions", "sync"]
 
 
 def test_public_names_are_these_and_no_others() -> None:
     assert exec_client.__all__ == PUBLIC
     assert all(hasattr(exec_client, name) for name in PUBLIC)
+    modules = [module.name for module in pkgutil.iter_modules(exec_client.__path__)]
+    assert sorted(name for name in modules if not name.startswith("_")) == MODULES
 
 
 def test_every_error_is_public_and_drawn_in_the_tree() -> None:

@@ -225,7 +225,7 @@ def test_a_fork_is_told_that_grpc_stays_behind() -> None:
             os._exit(0)
         os._exit(1)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0 and "does not live through a fork" in done.stdout, done
+    assert done.returncode == 0 and "does not work after a fork" in done.stdout, done
 
 
 def test_without_grpcio_the_words_say_what_to_install() -> None:
@@ -238,4 +238,4 @@ def test_without_grpcio_the_words_say_what_to_install() -> None:
         except UsageError as error:
             print(error)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-    assert "pip install 'exec-service[grpc]'" in done.stdout
+    assert "pip install 'exec-client[grpc]'" in done.stdout

@@ -1,4 +1,4 @@
-"""What is sent again, what is raised, and that nobody pays for a stranger."""
+"""Retries, errors, and calls that share a request but not its errors."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from exec_wire import Call, Test
 from loadtest.support.processes import free_port
 
 from .conftest import QUICK, until
-from .scripted_server import Act, Cut, Exchange, ScriptedServer, answer, answer_all, refuse
-
-LOST = {"status": "worker_lost", "blame": "infra", "retryable": True, "error": "the worker died"}
+from .scripted_server import LOST, Act, Cut, Exchange, ScriptedServer, answer, answer_all, refuse
 
 
 async def cut_before_answer(exchange: Exchange) -> None:
@@ -493,47 +491,3 @@ async def test_other_kind_of_service_raises_at_once(
     with pytest.raises(ProtocolError, match="is this the address"):
         await client.run("a")
     assert len(server.requests) == 1
-
-
-# -- many -------------------------------------------------------------------------------------------------------------------
-
-
-def loses(lost: set[str]) -> Act:
-    async def act(exchange: Exchange) -> None:
-        await exchange.start()
-        for index, call in enumerate(exchange.calls):
-            await exchange.result(index, **(LOST if call.code in lost else {}))
-        await exchange.end()
-
-    return act
-
-
-async def test_run_many_raises_the_first_failure_and_gives_up_the_rest(client: AsyncClient, server: ScriptedServer) -> None:
-    async def lose_one_and_hold(exchange: Exchange) -> None:
-        await exchange.start()
-        await exchange.result(1, **LOST | {"retryable": False})
-        await exchange.disconnected()
-        server.given_up.release()
-
-    server.play(lose_one_and_hold)
-    with pytest.raises(InfraFailure) as raised:
-        await client.run_many(["a", "b", "c"])
-    assert raised.value.index == 1
-    assert await asyncio.to_thread(server.given_up.acquire, timeout=30)
-
-
-async def test_run_many_puts_exceptions_in_the_place_of_results(client: AsyncClient, server: ScriptedServer) -> None:
-    server.play(ever_after=loses({"b", "d"}))
-    outcomes = await client.run_many(["a", "b", "c", "d"], return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [Result, InfraFailure, Result, InfraFailure]
-    assert [outcome.index for outcome in outcomes] == [0, 1, 2, 3]
-    assert outcomes[1] is not outcomes[3]
-
-
-async def test_as_completed_yields_or_raises_failures(client: AsyncClient, server: ScriptedServer) -> None:
-    server.play(ever_after=loses({"b"}))
-    outcomes = {o.index: type(o) async for o in client.as_completed(["a", "b", "c"], return_exceptions=True)}
-    assert outcomes == {0: Result, 1: InfraFailure, 2: Result}
-    with pytest.raises(InfraFailure):
-        async for _ in client.as_completed(["b"]):
-            pass

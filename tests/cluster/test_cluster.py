@@ -317,7 +317,7 @@ async def test_a_call_that_is_lost_again_and_again_is_given_up_as_our_fault(
     answering = soon(door.run("silent"))
     while not answering.done():
         await asyncio.sleep(0.1)
-        moved_server.say("DEL", "x:jobs:python")
+        moved_server.say("DEL", "x1:jobs:python")
     result = (await answering).json()
     assert (result["status"], result["blame"], result["retryable"]) == ("worker_lost", "infra", False)
     assert len(worker.jobs) <= 3

@@ -81,7 +81,7 @@ def test_parts_tell_where_they_are_and_stop_cleanly(own_server: RedisServer) -> 
             part.kill(signal.SIGTERM)
             assert part.wait() == 0
         assert "Traceback" not in gateway.words + worker.words
-    assert own_server.say("SCARD", "x:workers") + own_server.say("SCARD", "x:gateways") == ":0\r\n:0\r\n"
+    assert own_server.say("SCARD", "x1:workers") + own_server.say("SCARD", "x1:gateways") == ":0\r\n:0\r\n"
 
 
 def test_a_worker_that_is_killed_is_reported_as_lost_and_one_that_stops_is_not(own_server: RedisServer) -> None:
@@ -186,7 +186,7 @@ def test_metrics_of_a_gateway_are_at_the_port_that_was_given(own_server: RedisSe
 
 BREAK_TAKE = """
 import asyncio, os
-from exec_wire.queue.redis import RedisWorkerEnd
+from exec_wire.queue.redis_worker import RedisWorkerEnd
 take = RedisWorkerEnd.take
 async def take_until_broken(self, most):
     while not os.path.exists({flag!r}):

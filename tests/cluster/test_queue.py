@@ -1,90 +1,26 @@
 """The rules of the job queue (`exec_wire.queue.protocol`), as a suite that every implementation passes.
 
-A queue is made by a factory and told the time by a clock that the tests move, so that leases lapse without waiting.
+A queue is made by a factory and told the time by a clock that the tests move, so that leases expire without waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 from msgspec.structs import replace
+from queue_harness import Bench, memory_bench, redis_bench
 from redis_harness import MovedServer, server_params
 
 from exec_wire import Call, pack, unpack_result
 from exec_wire.messages.sessions import Refused, unpack_reply
 from exec_wire.queue.memory import MemoryQueue
-from exec_wire.queue.protocol import LEASE_S, RENEW_S, Answer, GatewayQueue, Job, WorkerInfo, WorkerQueue
-from exec_wire.queue.redis import RedisQueue
+from exec_wire.queue.protocol import LEASE_S, RENEW_S, Answer, Job, WorkerInfo
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
-class Bench:
-    """One queue under test: `gateway(name)` and `worker(name)` open ends, `pass_s` lets time go by."""
-
-    open_gateway: Callable[[str], GatewayQueue]
-    open_worker: Callable[[str], WorkerQueue]
-    pass_s: Callable[[float], Awaitable[None]]
-    ends: list[GatewayQueue | WorkerQueue] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=lambda: [0])
-
-    async def gateway(self, name: str) -> GatewayQueue:
-        end = self.open_gateway(name)
-        self.ends.append(end)
-        await end.announce(False)
-        return end
-
-    async def worker(self, name: str) -> WorkerQueue:
-        end = self.open_worker(name)
-        self.ends.append(end)
-        return end
-
-    def job(self, reply_to: str = "g1", remaining_ms: int = 60_000, needs: str = "python") -> Job:
-        self.numbers[0] += 1
-        return Job(f"job-{self.numbers[0]}", b"payload %d" % self.numbers[0], remaining_ms, reply_to, needs)
-
-    async def close(self) -> None:
-        for end in self.ends:
-            await end.leave()
-
-
-@asynccontextmanager
-async def memory_bench() -> AsyncIterator[Bench]:
-    clock = Clock()
-    queue = MemoryQueue(clock)
-
-    async def pass_s(seconds: float) -> None:
-        clock.now += seconds
-
-    yield Bench(queue.gateway, queue.worker, pass_s)
-
-
-@asynccontextmanager
-async def redis_bench(server: MovedServer) -> AsyncIterator[Bench]:
-    server.say("FLUSHALL")
-    queue = RedisQueue(server.url)
-
-    bench = Bench(queue.gateway, queue.worker, server.pass_s)
-    try:
-        yield bench
-    finally:
-        await bench.close()
-
 
 MEMORY = "in memory"
 
@@ -221,7 +157,7 @@ async def test_a_lease_that_nobody_renews_is_handed_to_another_worker_and_counte
     assert [taken.deliveries for taken in await first.take(1)] == [3]
 
 
-async def test_a_lapsed_job_goes_before_those_that_came_later(bench: Bench) -> None:
+async def test_an_expired_job_goes_before_those_that_came_later(bench: Bench) -> None:
     gateway, first, second = await bench.gateway("g1"), await bench.worker("w1"), await bench.worker("w2")
     jobs = [bench.job() for _ in range(2)]
     await gateway.publish(jobs)
@@ -375,7 +311,7 @@ async def test_a_worker_takes_only_jobs_of_its_classes(bench: Bench) -> None:
     assert {job.needs for _ in range(2) for job in await soon(strong.take(1))} == {"cpp", "python@B"}  # type: ignore[attr-defined]
 
 
-async def test_a_lapsed_lease_is_handed_only_to_who_can_run_the_job(bench: Bench) -> None:
+async def test_an_expired_lease_is_handed_only_to_who_can_run_the_job(bench: Bench) -> None:
     gateway, plain, strong = await bench.gateway("g1"), await bench.worker("w1"), await bench.worker("w2")
     await plain.announce(WorkerInfo("w1", 4))
     await strong.announce(WorkerInfo("w2", 4, needs=["python", "cpp"]))
@@ -429,7 +365,7 @@ async def test_a_job_that_is_leased_is_answered_even_if_its_worker_forgot_to_ren
     assert [answer.payload for answer in await soon(gateway.receive())] == [b"late"]  # type: ignore[attr-defined]
 
 
-async def test_a_waiting_worker_gets_a_job_whose_lease_lapses_meanwhile() -> None:
+async def test_a_waiting_worker_gets_a_job_whose_lease_expires_meanwhile() -> None:
     """On the real clock: nobody publishes or asks anew, the lapse itself wakes the one who waits."""
     queue = MemoryQueue()
     gateway, first, second = queue.gateway("g1"), queue.worker("w1"), queue.worker("w2")

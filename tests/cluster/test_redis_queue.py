@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from redis_harness import MovedServer
 
 from exec_wire.messages.calls import Selection
+from exec_wire.queue import connection
 from exec_wire.queue import protocol as queue
-from exec_wire.queue.protocol import LEASE_S, Answer, Ask, GatewayQueue, Job, QueueAway, WorkerInfo, fingerprint, record_name
-from exec_wire.queue.redis import RedisGatewayEnd, RedisQueue, RedisWorkerEnd
+from exec_wire.queue.protocol import (
+    LEASE_S,
+    Answer,
+    Ask,
+    GatewayQueue,
+    Job,
+    QueueUnavailable,
+    WorkerInfo,
+    fingerprint,
+    record_name,
+)
+from exec_wire.queue.redis import RedisQueue
+from exec_wire.queue.redis_gateway import RedisGatewayEnd
+from exec_wire.queue.redis_worker import RedisWorkerEnd
 
 
 class Ends:
@@ -66,7 +82,7 @@ def test_no_pair_of_tenant_and_key_is_taken_for_another_one() -> None:
 
 
 async def test_a_worker_records_no_more_than_its_budget(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exec_wire.queue.redis.RECORDED_BYTES", 15)
+    monkeypatch.setattr("exec_wire.queue.redis_worker.RECORDED_BYTES", 15)
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job("j1", record_as="one"), job("j2", record_as="two"), job("j3", record_as="three")])
     await worker.take(3)
@@ -102,8 +118,8 @@ async def test_gateways_know_what_tenants_use_at_the_others_as_long_as_those_liv
 
 async def test_a_gateway_whose_heartbeat_cannot_be_read_is_ignored_and_counted_once(ends: Ends) -> None:
     one = await ends.gateway("g1")
-    ends.server.say("SADD", "x:gateways", "old")
-    ends.server.say("SET", "x:gateway:old", "1")
+    ends.server.say("SADD", "x1:gateways", "old")
+    ends.server.say("SET", "x1:gateway:old", "1")
     assert await one.announce(False) == [] == await one.announce(False)
     assert one.unreadable["heartbeat"] == 1
 
@@ -130,7 +146,7 @@ async def test_other_gateways_are_asked_to_cancel_and_their_counts_are_summed(en
 async def test_a_gateway_that_does_not_answer_holds_up_a_cancellation_only_so_long(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exec_wire.queue.redis.ASK_S", 0.2)
+    monkeypatch.setattr("exec_wire.queue.redis_gateway.ASK_S", 0.2)
     one, two = await ends.gateway("g1"), await ends.gateway("g2")
     await two._notes.listen()
     listening = asyncio.create_task(one.asked())
@@ -190,10 +206,10 @@ async def test_answers_to_a_dead_gateway_are_dropped_and_its_stream_is_not_made_
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job()])
     await worker.take(1)
-    ends.server.say("DEL", "x:reply@g1")
+    ends.server.say("DEL", "x1:reply@g1")
     await worker.answer([Answer("j1", b"result")])
-    assert ends.server.say("EXISTS", "x:reply@g1") == ":0\r\n"
-    assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
+    assert ends.server.say("EXISTS", "x1:reply@g1") == ":0\r\n"
+    assert ends.server.say("XLEN", "x1:jobs:python") == ":0\r\n"
 
 
 async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(ends: Ends) -> None:
@@ -202,7 +218,7 @@ async def test_full_memory_refuses_new_jobs_and_lets_answers_and_leases_pass(end
     await worker.take(2)
     ends.server.say("CONFIG", "SET", "maxmemory", "1")
     try:
-        with pytest.raises(QueueAway, match="memory") as refused:
+        with pytest.raises(QueueUnavailable, match="memory") as refused:
             await gateway.publish([job("j3")])
         assert not refused.value.sent
         assert await gateway.announce(True) == []
@@ -220,7 +236,7 @@ async def test_a_server_that_is_a_replica_now_is_away(ends: Ends) -> None:
     gateway = await ends.gateway()
     ends.server.say("REPLICAOF", "127.0.0.1", "1")
     try:
-        with pytest.raises(QueueAway):
+        with pytest.raises(QueueUnavailable):
             await gateway.publish([job()])
     finally:
         ends.server.say("REPLICAOF", "NO", "ONE")
@@ -245,14 +261,14 @@ async def test_nothing_is_left_when_everybody_has_left(ends: Ends) -> None:
     await worker.leave()
     await gateway.leave()
     streams = ends.server.say("EVAL", "return table.concat(redis.call('KEYS', '*'), ' ')", "0")
-    assert all(key.startswith("x:jobs:") for key in streams.split()), streams
-    assert ends.server.say("XLEN", "x:jobs:python") == ":0\r\n"
+    assert all(key.startswith("x1:jobs:") for key in streams.split()), streams
+    assert ends.server.say("XLEN", "x1:jobs:python") == ":0\r\n"
 
 
 # -- what cannot be read ------------------------------------------------------------------------------------------------------
 
 
-JOBS = "x:jobs:python"
+JOBS = "x1:jobs:python"
 
 
 def add(ends: Ends, *fields: str, key: str = JOBS) -> None:
@@ -273,7 +289,7 @@ async def test_an_entry_tells_job_gateway_and_version_beside_the_packed_job(ends
     gateway = await ends.gateway()
     await gateway.publish([job("the-job")])
     await gateway.publish_to("w1", job("directed"))
-    for key, id in ((JOBS, "the-job"), ("x:jobs@w1", "directed")):
+    for key, id in ((JOBS, "the-job"), ("x1:jobs@w1", "directed")):
         fields = "return table.concat(redis.call('XRANGE', KEYS[1], '-', '+')[1][2], ' ', 1, 6)"
         assert ends.server.say("EVAL", fields, "1", key) == f"v 1 id {id} to g1"
 
@@ -317,7 +333,7 @@ async def test_an_entry_of_a_newer_version_is_left_to_workers_that_can_read_it(
     assert ends.server.say("XLEN", JOBS) == ":1\r\n"
     await worker.leave()  # it still asks for jobs, and could read this one from here on
     other = await ends.worker("w2")
-    monkeypatch.setattr("exec_wire.queue.redis.WIRE_VERSION", 2)
+    monkeypatch.setattr("exec_wire.queue.redis_worker.WIRE_VERSION", 2)
     [taken] = await asyncio.wait_for(other.take(1), 10)
     assert (taken.id, taken.deliveries) == ("newer", 1)
 
@@ -337,8 +353,8 @@ async def test_many_entries_of_a_newer_version_do_not_hide_a_lapsed_lease(ends: 
 async def test_directed_entries_that_cannot_be_read_are_answered_or_removed(ends: Ends) -> None:
     gateway, worker = await ends.gateway(), await ends.worker()
     for version in ("1", "2"):  # there is no other worker that could read the newer one
-        add(ends, "v", version, "id", f"unreadable{version}", "to", "g1", "j", "garbage", key="x:jobs@w1")
-    add(ends, "j", "of nobody", key="x:jobs@w1")
+        add(ends, "v", version, "id", f"unreadable{version}", "to", "g1", "j", "garbage", key="x1:jobs@w1")
+    add(ends, "j", "of nobody", key="x1:jobs@w1")
     await gateway.publish_to("w1", job("good"))
     taken = {job.id: job.payload for job in await asyncio.wait_for(worker.take_directed(), 10)}
     assert taken == {"unreadable1": b"", "unreadable2": b"", "good": b"payload of good"}
@@ -349,7 +365,7 @@ async def test_a_reply_that_cannot_be_read_loses_no_other_and_is_an_answer_witho
     gateway, worker = await ends.gateway(), await ends.worker()
     await gateway.publish([job("good")])
     await worker.take(1)
-    reply = "x:reply@g1"
+    reply = "x1:reply@g1"
     add(ends, "v", "1", "id", "j7 j8", "a", "garbage", key=reply)
     add(ends, "v", "2", "id", "j9", "a", "of the future", key=reply)
     add(ends, "a", "garbage", key=reply)
@@ -364,11 +380,11 @@ async def test_a_reply_that_cannot_be_read_loses_no_other_and_is_an_answer_witho
 @pytest.mark.parametrize("value", ["no json", "{}", '{"id": "bad", "slots": -1}', None])
 async def test_one_malformed_heartbeat_does_not_hide_the_other_workers(ends: Ends, value: str | None) -> None:
     gateway, _ = await ends.gateway(), await ends.worker("good")
-    ends.server.say("SADD", "x:workers", "bad")
+    ends.server.say("SADD", "x1:workers", "bad")
     if value is None:
-        ends.server.say("HSET", "x:worker:bad", "slots", "4")
+        ends.server.say("HSET", "x1:worker:bad", "slots", "4")
     else:
-        ends.server.say("SET", "x:worker:bad", value)
+        ends.server.say("SET", "x1:worker:bad", value)
     for _ in range(3):
         assert [info.id for info in await gateway.workers()] == ["good"]
     assert gateway.unreadable == {"heartbeat": 1}
@@ -390,10 +406,22 @@ async def test_an_error_that_nobody_knows_is_an_unavailable_queue_and_not_the_en
     await gateway.publish([job("j1")])
     ends.server.say("DEL", JOBS)
     ends.server.say("SET", JOBS, "a text")
-    with pytest.raises(QueueAway, match="WRONGTYPE"):
+    with pytest.raises(QueueUnavailable, match="WRONGTYPE"):
         await worker.take(1)
-    with pytest.raises(QueueAway, match="WRONGTYPE"):
+    with pytest.raises(QueueUnavailable, match="WRONGTYPE"):
         await gateway.publish([job("j2")])
     ends.server.say("DEL", JOBS)
     await gateway.publish([job("j3")])
     assert [taken.id for taken in await asyncio.wait_for(worker.take(1), 5)] == ["j3"]
+
+
+def test_no_private_part_of_redis_py_or_hiredis_is_used() -> None:
+    """Every private name that the module reads is one that it sets or defines itself."""
+    nodes = list(ast.walk(ast.parse(Path(connection.__file__).read_text())))
+    private = [node for node in nodes if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)]
+    own = {node.attr for node in private if isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert {node.attr for node in private} <= own
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names = [name for node in imports for name in [*str(node.module).split("."), *(alias.name for alias in node.names)]]
+    assert [name for name in names if name.startswith("_") and name != "__future__"] == []

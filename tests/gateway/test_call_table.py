@@ -16,7 +16,7 @@ from exec_service.dispatch.idempotency import Idempotency
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_service.dispatch.tickets import JobState, Key, PendingJob, Ticket
 from exec_wire.messages.calls import Tags
-from exec_wire.queue.protocol import Job, QueueAway
+from exec_wire.queue.protocol import Job, QueueUnavailable
 
 
 def nothing(*_: object) -> None:
@@ -90,10 +90,10 @@ class Publishing:
         await self.go.wait()
         fails, self._fails = self._fails, ""
         if fails == "before":
-            raise QueueAway("lost", sent=False)
+            raise QueueUnavailable("lost", sent=False)
         await self._real(jobs)
         if fails == "after":
-            raise QueueAway("lost", sent=True)
+            raise QueueUnavailable("lost", sent=True)
 
 
 @pytest.mark.parametrize("fails", ["", "before", "after"])

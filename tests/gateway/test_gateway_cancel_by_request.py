@@ -12,7 +12,7 @@ from grpc_harness import all_results, caller, calls
 from exec_client import AsyncClient
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_wire.messages.calls import Call, Selection, Tags
-from exec_wire.queue.protocol import Job, QueueAway
+from exec_wire.queue.protocol import Job, QueueUnavailable
 
 
 async def cancel(service: Service, query: str) -> int:
@@ -221,7 +221,7 @@ async def test_a_shutdown_waits_a_while_for_a_queue_that_is_unavailable(
 
     async def unavailable_at_first(ids: Sequence[str]) -> list[str]:
         if next(failures, False):
-            raise QueueAway("unavailable", sent=False)
+            raise QueueUnavailable("unavailable", sent=False)
         return await real(ids)
 
     monkeypatch.setattr(queue, "cancel", unavailable_at_first)
@@ -251,7 +251,7 @@ async def test_a_call_cancelled_after_a_publication_of_unknown_outcome_is_not_ru
             if not published.is_set():
                 await real(jobs)
                 published.set()
-            raise QueueAway("the answer was lost", sent=True)
+            raise QueueUnavailable("the answer was lost", sent=True)
 
         with monkeypatch.context() as patch:
             patch.setattr(queue, "publish", publish)

@@ -32,7 +32,8 @@ from exec_wire.messages import judging, verifying
 from exec_wire.messages.jobs import JobItem
 from exec_wire.messages.sessions import Refused, SessionSpec, pack_sessions
 from exec_wire.queue.protocol import Answer, Job, WorkerInfo
-from exec_wire.queue.redis import RedisQueue, _envelope, _named
+from exec_wire.queue.redis import RedisQueue
+from exec_wire.queue.redis_entries import named_fields, read_envelope
 
 EXAMPLES = int(os.environ.get("EXEC_FUZZ", "8"))
 CPU_STALL_S = 1.0
@@ -282,10 +283,10 @@ def test_no_entry_of_the_queue_breaks_who_reads_it() -> None:
     def check(named: dict[bytes, bytes]) -> None:
         words = [part for pair in named.items() for part in pair]
         gateway._open_answers(words)
-        gateway._workers.read([named.get(b"a", b"")], gateway.unreadable)
-        envelope = _envelope(_named(words))
+        gateway._workers.read([named.get(b"a", b"")], [], gateway.unreadable)
+        envelope = read_envelope(named_fields(words))
         if envelope is not None:
-            worker._open_job(envelope, _named(words))
+            worker._open_job(envelope, named_fields(words))
 
     texts = st.sampled_from([b"1", b"2", b"-1", b"x", b"\xff", b"g", b"9" * 5000])
     names = {name: texts | packed | like(kind).map(_pack) for name, kind in ((b"v", int), (b"id", str), (b"to", str))}

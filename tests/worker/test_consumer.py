@@ -255,7 +255,7 @@ async def test_program_whose_lease_lapsed_is_killed_when_its_call_is_cancelled()
         id = await there.send()
         await until(lambda: not consumer._pool.free_slots, "the program runs")
         now[0] += LEASE_S + 1
-        queue._return_lapsed()
+        queue._return_expired()
         await there.cancel(id)
         await until(lambda: bool(consumer._pool.free_slots), "the program was killed")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exec_wire.queue.protocol import QueueAway
+from exec_wire.queue.protocol import QueueUnavailable
 
 MOST_FAILURES = 5
 
@@ -67,7 +67,7 @@ async def test_an_unavailable_queue_is_no_failure(monkeypatch: pytest.MonkeyPatc
     async def run() -> None:
         nonlocal starts
         starts += 1
-        raise QueueAway("not there", sent=False)
+        raise QueueUnavailable("not there", sent=False)
 
     supervisor = await watch(run, lambda _: starts > 2 * MOST_FAILURES)
     assert supervisor.failures == {"mine": 0} and not supervisor.gave_up_because

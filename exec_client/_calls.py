@@ -1,4 +1,4 @@
-"""From what a user hands in to a checked Call that can leave."""
+"""Makes a checked Call of the user's arguments."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_call(call: Call | str, fields: CallFields) -> tuple[Call, int]:
 
 
 def make_selection(run: str | None, step: int | None, group: str | None, rollout: str | None, tenant: str) -> Selection:
-    """Checked here because an empty value would pick every call without that tag, which nobody means."""
+    """Checked here because an empty value would select every call without that tag."""
     values = {"run": run, "step": step, "group": group, "rollout": rollout, "tenant": tenant}
     status = PROBLEMS["bad_query"][0]
     try:

@@ -1,6 +1,6 @@
 """Calls over gRPC: needs grpcio and protobuf, the extra `grpc`. Loaded only when it is asked for.
 
-Judging and verifying are not in the service's gRPC door; their methods say so.
+The gRPC endpoint has no judging and verifying; these methods raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import grpc
 import msgspec
 
+from exec_client._transport import refusal
 from exec_client.errors import (
     BadRequest,
     ConnectionFailed,
@@ -21,7 +22,6 @@ from exec_client.errors import (
     TooLarge,
     UsageError,
 )
-from exec_client.transport import refusal
 from exec_wire import Call, Cancelled, Info, Judge, Judgement, Result, Selection, Verification, Verify, proto
 from exec_wire.problems import PROBLEMS, Problem
 
@@ -37,7 +37,7 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),  # the outbox paces itself
 ]
-_NO_SERVICE = "failed to connect to all addresses"  # what gRPC says when nobody listens
+_NO_SERVICE = "failed to connect to all addresses"  # gRPC's message when no server listens
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class _SessionMethod(NamedTuple):
     answer: proto.Message
     part: str = ""  # of a SessionRequest
     request: proto.Message = proto.SESSION_REQUEST
-    unset: dict[str, Any] = {}  # what protobuf leaves out and our structs demand
+    unset: dict[str, Any] = {}  # fields that protobuf leaves out and our structs require
 
 
 _SESSION_METHODS = {  # by verb, whether one session is meant, and what of it

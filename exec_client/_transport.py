@@ -87,7 +87,7 @@ def make_transport(base_url: str, headers: Mapping[str, str], kind: TransportNam
     transports = [_transport_to(address, headers, kind) for address in addresses_of(base_url)]
     if len(transports) == 1:
         return transports[0]
-    from exec_client.several import SeveralTransports  # which needs this module
+    from exec_client._several import SeveralTransports  # which needs this module
 
     return SeveralTransports(transports)
 
@@ -97,9 +97,9 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
     if kind == "http":
         return HttpTransport(url, headers=headers)
     try:
-        from exec_client.grpc_transport import GrpcTransport
+        from exec_client._grpc import GrpcTransport
     except ImportError as error:
-        raise UsageError(f"gRPC needs more than the client alone: pip install 'exec-service[grpc]' ({error})") from error
+        raise UsageError(f"gRPC needs the extra `grpc`: pip install 'exec-client[grpc]' ({error})") from error
     return GrpcTransport(url, headers=headers)
 
 
@@ -110,8 +110,8 @@ class Transport(Protocol):
         """Send one request; yield each result as it arrives, in any order, `index` being the position in `calls`.
 
         `request_id` is what the service is to know the request by; `cancel` names single calls of it by that and their index.
-        Closing the generator early gives the request up, which tells the service to cancel it. `timeout_s` is the longest
-        silence to put up with. A problem with one call is a `CallerError` whose `field` starts with `$.calls[i]`.
+        Closing the generator early gives the request up, which tells the service to cancel it. `timeout_s` limits the
+        time without data. A problem with one call is a `CallerError` whose `field` starts with `$.calls[i]`.
         """
         ...
 
@@ -188,7 +188,7 @@ class HttpTransport:
             ) as response:
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await response.aread())
-                _demand_ndjson(response.headers)
+                _check_ndjson(response.headers)
                 async for line in split_lines(response.aiter_bytes()):
                     yield line
         except self._library.RequestError as error:
@@ -234,7 +234,7 @@ class HttpTransport:
 
 
 def _limits(library: Any) -> Any:
-    # The outbox bounds how many requests are open. Idle connections are dropped before uvicorn's 5 s do it under our feet.
+    # The outbox bounds how many requests are open. Idle connections are dropped before uvicorn closes them after 5 s.
     return library.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
 
 
@@ -271,7 +271,7 @@ def _decode(line: bytes, decode: Callable[[bytes], T]) -> T:
         raise ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
 
 
-def _demand_ndjson(headers: Mapping[str, str]) -> None:
+def _check_ndjson(headers: Mapping[str, str]) -> None:
     content_type = headers.get("content-type", "")
     if not content_type.startswith("application/x-ndjson"):
         raise ProtocolError(f"the answer is {content_type or 'of no type'}, not NDJSON; is this the address of the service?")

@@ -1,7 +1,7 @@
 """Calls wait here, leave together, and are sent again when that is safe and may help.
 
 How calls become requests
-    `put` wakes `_flush` in the next turn of the event loop: all that wait by then share requests, and a lonely call leaves at
+    `put` wakes `_flush` in the next turn of the event loop: all that wait by then share requests, and a single call leaves at
     once. A request keeps its connection until its last result; each result resolves its call when its line arrives, but a
     slow program holds the connection. So up to `connections` requests open freely; beyond that, up to `max_connections`, one
     more opens when enough calls wait to fill it, or when calls waited `grow_after_s` (the open requests are long-lived). With
@@ -9,12 +9,12 @@ How calls become requests
     `max_calls_per_request` when that is what it takes to get everything that waits onto the connections that are left.
 
 What is sent again, always with the same idempotency key
-    refused at the door (429, 503, a known service that refuses connections): the whole outbox pauses, then goes on; does not
-    count as an attempt, because nothing was accepted. 429 also halves the request size: a request that is larger than the
-    free room would be refused for ever.
+    refused (429, 503, a known service that refuses connections): the whole outbox pauses, then goes on; does not count as an
+    attempt, because nothing was accepted. 429 also halves the request size: a request that is larger than the
+    free capacity would always be refused.
     broken stream, 5xx, infra result: the unanswered calls, after a pause of their own; counts as an attempt.
     400, 409, 413, 422: the call that the error names gets it; the others leave again in two halves, and halves of halves, until
-    a request holds one call and the error is its own. Calls of strangers share a request and must not share its faults.
+    a request holds one call and the error is its own. Unrelated calls share a request; one of them must not fail the others.
 
 What is cancelled at the service
     A call whose user left: by the id of its request and its position there, when others still wait for the same request; those
@@ -41,6 +41,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct
 
+from exec_client._transport import Transport
 from exec_client.errors import (
     CallerError,
     ClientClosed,
@@ -53,7 +54,6 @@ from exec_client.errors import (
     ProtocolError,
     Unavailable,
 )
-from exec_client.transport import Transport
 from exec_wire import Call, Result, Selection, verdict
 
 log = logging.getLogger("exec_client")
@@ -69,8 +69,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     max_attempts: int = 5  # sends of one call that may have been accepted, and connects to a service that never answered yet
     backoff_s: float = 0.1  # first pause; doubles each time, jittered
     max_backoff_s: float = 5.0
-    grace_s: float = 2.5  # beyond a call's deadline, for the service's own word on it, which may take it 2 s, to arrive
-    connections: int = 8  # requests open at once without further thought
+    grace_s: float = 2.5  # after a call's deadline, for the service's own result, which may take 2 s, to arrive
+    connections: int = 8  # requests that open freely
     max_connections: int = 64  # requests open at once when they are long-lived or full
     grow_after_s: float = 0.02
     calls_per_request: int = 256
@@ -86,20 +86,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 class Ticket:
     """One call that somebody waits for."""
 
-    __slots__ = (
-        "attempts",
-        "call",
-        "deadline",
-        "future",
-        "index",
-        "last_error",
-        "place",
-        "queued_at",
-        "shipment",
-        "size",
-        "timer",
-        "withdrawn",
-    )
+    __slots__ = tuple("attempts call deadline future index last_error position queued_at request size timer withdrawn".split())
 
     def __init__(self, call: Call, size: int, index: int, loop: asyncio.AbstractEventLoop) -> None:
         self.call = call
@@ -110,15 +97,15 @@ class Ticket:
         self.attempts = 0
         self.last_error: ExecError | None = None
         self.queued_at = loop.time()
-        self.shipment: Shipment | None = None
-        self.place = 0  # the position in the shipment
+        self.request: OpenRequest | None = None
+        self.position = 0  # the position in the request
         self.timer: asyncio.TimerHandle | None = None
         self.withdrawn = False
 
     def withdraw(self) -> bool:
-        """Not to be sent any more. True if that ends it; else the service has it, and the service's word on it is awaited."""
+        """Stop sending the call. True if that ends it; otherwise the service has it and its result is awaited."""
         self.withdrawn = True
-        if self.shipment is not None:
+        if self.request is not None:
             return False
         self.finish(verdict("cancelled", id=self.call.id))
         return True
@@ -149,8 +136,8 @@ class Ticket:
         return msgspec.structs.replace(self.call, deadline_s=max(self.deadline - now, 0.001))
 
 
-class Shipment:
-    """One request on its way, and who still waits for it."""
+class OpenRequest:
+    """One request under way, and the tickets that wait for its results."""
 
     __slots__ = ("abandoned", "accepted", "request_id", "size", "task", "unanswered")
 
@@ -161,22 +148,22 @@ class Shipment:
         self.unanswered = dict(enumerate(tickets))
         self.accepted = False
         self.task: asyncio.Task[None] | None = None
-        for place, ticket in self.unanswered.items():
-            ticket.shipment, ticket.place = self, place
+        for position, ticket in self.unanswered.items():
+            ticket.request, ticket.position = self, position
 
-    def pop(self, place: int) -> Ticket | None:
-        ticket = self.unanswered.pop(place, None)
+    def pop(self, position: int) -> Ticket | None:
+        ticket = self.unanswered.pop(position, None)
         if ticket is not None:
-            ticket.shipment = None
+            ticket.request = None
         return ticket
 
     def pop_all(self) -> list[Ticket]:
-        tickets = [self.pop(place) for place in list(self.unanswered)]
+        tickets = [self.pop(position) for position in list(self.unanswered)]
         return [ticket for ticket in tickets if ticket is not None]
 
     def leave(self, ticket: Ticket) -> None:
-        """Its user went away. When the last one did, giving the request up lets the service cancel it."""
-        self.pop(ticket.place)
+        """The user of the ticket left. When all have left, closing the request makes the service cancel it."""
+        self.pop(ticket.position)
         self.abandoned = True
         if not self.unanswered and self.task is not None:
             self.task.cancel()
@@ -194,7 +181,7 @@ class Outbox:
         self._tickets: set[Ticket] = set()  # every call that is not answered yet, wherever it is
         self._waiting: deque[Ticket] = deque()
         self._halves: deque[list[Ticket]] = deque()  # parts of refused requests, which must not be joined again
-        self._shipments: dict[asyncio.Task[None], Shipment] = {}
+        self._open: dict[asyncio.Task[None], OpenRequest] = {}
         self._flush_handle: asyncio.Handle | None = None
         self._flush_at = 0.0
         self._closed = False
@@ -203,7 +190,7 @@ class Outbox:
         self._paused_until = 0.0
         self._refusals = 0  # in a row; those of one pause count once
         self._last_refusal: ExecError = Overloaded()
-        self._to_cancel: dict[tuple[Shipment, str], list[int]] = {}  # places, by shipment and tenant
+        self._to_cancel: dict[tuple[OpenRequest, str], list[int]] = {}  # positions, by request and tenant
         self._cancels: set[asyncio.Task[None]] = set()
         self._cancel_refused = False  # so that it is logged once
 
@@ -225,9 +212,9 @@ class Outbox:
         self._tickets.discard(ticket)
         if ticket.timer is not None:
             ticket.timer.cancel()
-        if (shipment := ticket.shipment) is not None:
-            shipment.leave(ticket)
-            self._cancel_soon(shipment, ticket)
+        if (request := ticket.request) is not None:
+            request.leave(ticket)
+            self._cancel_soon(request, ticket)
 
     def _queue(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -245,29 +232,29 @@ class Outbox:
     def cancel_withdrawn(self) -> None:
         """Have the service cancel what it was sent and has not answered. It may not have had it when it was asked by tags."""
         for ticket in self._tickets:
-            if ticket.withdrawn and ticket.shipment is not None:
-                self._cancel_soon(ticket.shipment, ticket)
+            if ticket.withdrawn and ticket.request is not None:
+                self._cancel_soon(ticket.request, ticket)
 
-    def _cancel_soon(self, shipment: Shipment, ticket: Ticket) -> None:
+    def _cancel_soon(self, request: OpenRequest, ticket: Ticket) -> None:
         if self._closed:
             return  # the requests are given up
         if not self._to_cancel:
             self._loop.call_soon(self._send_cancels)
-        self._to_cancel.setdefault((shipment, ticket.call.tenant), []).append(ticket.place)
+        self._to_cancel.setdefault((request, ticket.call.tenant), []).append(ticket.position)
 
     def _send_cancels(self) -> None:
         to_cancel, self._to_cancel = self._to_cancel, {}
-        for (shipment, tenant), places in to_cancel.items():
-            for at in range(0, len(places), CANCELS_AT_ONCE):
-                selection = Selection(request=shipment.request_id, index=places[at : at + CANCELS_AT_ONCE], tenant=tenant)
-                task = self._loop.create_task(self._cancel(shipment, selection))
+        for (request, tenant), positions in to_cancel.items():
+            for at in range(0, len(positions), CANCELS_AT_ONCE):
+                selection = Selection(request=request.request_id, index=positions[at : at + CANCELS_AT_ONCE], tenant=tenant)
+                task = self._loop.create_task(self._cancel(request, selection))
                 self._cancels.add(task)
                 task.add_done_callback(self._cancels.discard)
 
-    async def _cancel(self, shipment: Shipment, selection: Selection) -> None:
+    async def _cancel(self, request: OpenRequest, selection: Selection) -> None:
         """Nobody waits for this. It is tried again while the request is open; the end of the request cancels too."""
         for attempt in range(1, self._policy.max_attempts + 1):
-            if not shipment.unanswered:
+            if not request.unanswered:
                 return
             try:
                 await self._transport.cancel(selection, CANCEL_S)
@@ -296,16 +283,16 @@ class Outbox:
         while self._waiting or self._halves:
             hold_s = self._hold_s()
             if hold_s is None:
-                return  # the end of a shipment flushes again
+                return  # the end of a request flushes again
             if hold_s > 0:
                 return self._flush_in(hold_s)
             if tickets := self._take():
-                self._ship(tickets)
+                self._open_request(tickets)
                 return self._flush_in(0)  # one by one: the first is on its way while the others are made
 
     def _hold_s(self) -> float | None:
         """How long until another request may open; None: not before one ends."""
-        policy, now, open_requests = self._policy, self._loop.time(), len(self._shipments)
+        policy, now, open_requests = self._policy, self._loop.time(), len(self._open)
         if now < self._paused_until:
             return self._paused_until - now
         if open_requests < policy.connections:
@@ -333,7 +320,7 @@ class Outbox:
         return tickets
 
     def _most_calls(self) -> int:
-        free = self._policy.max_connections - len(self._shipments)
+        free = self._policy.max_connections - len(self._open)
         to_fit_all = -(-len(self._waiting) // max(free, 1))
         return max(1, min(self._request_calls, max(self._policy.calls_per_request, to_fit_all)))
 
@@ -345,48 +332,48 @@ class Outbox:
                 ticket.expire()
         return not ticket.future.done()
 
-    def _ship(self, tickets: list[Ticket]) -> None:
-        shipment = Shipment(tickets, f"{self._name}{uuid4().hex}")
+    def _open_request(self, tickets: list[Ticket]) -> None:
+        request = OpenRequest(tickets, f"{self._name}{uuid4().hex}")
         now = self._loop.time()
         calls = [ticket.with_time_left(now) for ticket in tickets]
         timeout_s = max(ticket.deadline for ticket in tickets) - now + self._policy.grace_s
-        shipment.task = self._loop.create_task(self._carry(shipment, calls, timeout_s))
-        self._shipments[shipment.task] = shipment
-        shipment.task.add_done_callback(self._landed)
+        request.task = self._loop.create_task(self._receive(request, calls, timeout_s))
+        self._open[request.task] = request
+        request.task.add_done_callback(self._ended)
 
-    async def _carry(self, shipment: Shipment, calls: list[Call], timeout_s: float) -> None:
+    async def _receive(self, request: OpenRequest, calls: list[Call], timeout_s: float) -> None:
         try:
-            async with aclosing(self._transport.send(calls, timeout_s, shipment.request_id)) as results:
+            async with aclosing(self._transport.send(calls, timeout_s, request.request_id)) as results:
                 async for result in results:
-                    self._answer(shipment, result)
-                    if shipment.abandoned and not shipment.unanswered:
+                    self._answer(request, result)
+                    if request.abandoned and not request.unanswered:
                         return  # nobody waits for the rest; closing the connection cancels it
-            if shipment.unanswered:
-                raise ConnectionFailed(f"the answer ended {len(shipment.unanswered)} results short of {shipment.size}")
+            if request.unanswered:
+                raise ConnectionFailed(f"the answer ended {len(request.unanswered)} results short of {request.size}")
         except CallerError as error:
             self._reached = True
-            self._rejected(shipment, error)
+            self._rejected(request, error)
         except ExecError as error:
-            self._failed(shipment, error)
+            self._failed(request, error)
 
-    def _landed(self, task: asyncio.Task[None]) -> None:
-        shipment = self._shipments.pop(task)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        request = self._open.pop(task)
         if task.cancelled():
-            self._fail(shipment.pop_all(), ClientClosed("the request was cancelled from outside, as when an event loop ends"))
+            self._fail(request.pop_all(), ClientClosed("the request was cancelled from outside, as when an event loop ends"))
         elif (bug := task.exception()) is not None:
             unexpected = ProtocolError(f"the transport raised {type(bug).__name__}: {bug}")
             unexpected.__cause__ = bug
-            self._fail(shipment.pop_all(), unexpected)
+            self._fail(request.pop_all(), unexpected)
         self._flush_in(0)
 
     # -- back ----------------------------------------------------------------------------------------------------------------
 
-    def _answer(self, shipment: Shipment, result: Result) -> None:
-        if not shipment.accepted:
-            self._accepted(shipment)
-        if not 0 <= result.index < shipment.size:
-            raise ProtocolError(f"a result for call {result.index} of {shipment.size}", retryable=True)
-        ticket = shipment.pop(result.index)
+    def _answer(self, request: OpenRequest, result: Result) -> None:
+        if not request.accepted:
+            self._accepted(request)
+        if not 0 <= result.index < request.size:
+            raise ProtocolError(f"a result for call {result.index} of {request.size}", retryable=True)
+        ticket = request.pop(result.index)
         if ticket is None:
             return  # answered before: the first answer wins; or its user left
         if result.blame != "infra":
@@ -397,19 +384,19 @@ class Outbox:
         else:
             ticket.fail(failure)
 
-    def _accepted(self, shipment: Shipment) -> None:
-        shipment.accepted = self._reached = True
+    def _accepted(self, request: OpenRequest) -> None:
+        request.accepted = self._reached = True
         self._refusals = 0
         self._request_calls = min(self._policy.max_calls_per_request, self._request_calls * 2)
 
-    def _failed(self, shipment: Shipment, error: ExecError) -> None:
+    def _failed(self, request: OpenRequest, error: ExecError) -> None:
         """The request as a whole failed; no call of it is to blame."""
-        tickets = shipment.pop_all()
+        tickets = request.pop_all()
         if isinstance(error, Overloaded | NotReady):
             self._reached = True
-            self._pause(tickets, error, shipment.size)
+            self._pause(tickets, error, request.size)
         elif isinstance(error, ConnectionFailed) and not error.sent and self._reached:
-            self._pause(tickets, error, shipment.size)  # a service that restarts; one that never answered is a wrong address
+            self._pause(tickets, error, request.size)  # a service that restarts; one that never answered is a wrong address
         elif isinstance(error, ProtocolError) and not error.retryable:
             self._fail(tickets, error)
         else:
@@ -453,7 +440,7 @@ class Outbox:
         return left
 
     def _overdue(self, ticket: Ticket, error: ExecError) -> DeadlineExceeded | None:
-        """The service's word on a call whose time is over: `expired`, or what else it said when it cut the program short."""
+        """The service's result for a call past its deadline: `expired`, or how it cut the program short."""
         if not isinstance(error, InfraFailure) or error.result is None:
             return None
         if error.result.status != "expired" and self._loop.time() < ticket.deadline:
@@ -462,16 +449,16 @@ class Outbox:
             f"no answer within {ticket.call.deadline_s:g} s; the service says: {error}", result=error.result
         )
 
-    def _rejected(self, shipment: Shipment, error: CallerError) -> None:
+    def _rejected(self, request: OpenRequest, error: CallerError) -> None:
         """Give the error to the call it is about, and the others another chance without it."""
         if error.code == "too_many_calls":
-            self._request_calls = max(1, shipment.size // 2)
-        place, field = _named_call(error)
-        named = shipment.pop(place) if place is not None else None
+            self._request_calls = max(1, request.size // 2)
+        position, field = _named_call(error)
+        named = request.pop(position) if position is not None else None
         if named is not None:
             error.field = field
             named.fail(error)
-        others = shipment.pop_all()
+        others = request.pop_all()
         if named is None and (len(others) == 1 or error.status not in (400, 409, 413, 422)):
             return self._fail(others, error)
         middle = (len(others) + 1) // 2
@@ -489,9 +476,9 @@ class Outbox:
         self._fail(list(self._tickets), ClientClosed("the client was closed before this call was answered"))
         if self._flush_handle is not None:
             self._flush_handle.cancel()
-        for task in [*self._shipments, *self._cancels]:
+        for task in [*self._open, *self._cancels]:
             task.cancel()
-        await asyncio.gather(*self._shipments, *self._cancels, return_exceptions=True)
+        await asyncio.gather(*self._open, *self._cancels, return_exceptions=True)
 
 
 def _named_call(error: CallerError) -> tuple[int | None, str]:

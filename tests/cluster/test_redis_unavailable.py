@@ -1,4 +1,4 @@
-"""When the server between gateways and workers is away, full or has forgotten: what was accepted is kept and answered."""
+"""The server between gateways and workers is unavailable, full or has lost its data: accepted calls are kept and answered."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_while_the_server_is_away_calls_are_kept_until_there_is_no_room(ow
         assert (await door.client.get("/readyz")).status_code == 200
         refused = await door.client.post("/v1/batch", json={"calls": [{"code": "x"}] * 6})
         body = problem(refused, 503, "not_ready")
-        assert "queue is away" in body["detail"] and int(refused.headers["retry-after"]) >= 1
+        assert "queue unavailable" in body["detail"] and int(refused.headers["retry-after"]) >= 1
         more = soon(door.batch(*({"code": f"{number}"} for number in range(15, 20))))
         await until(lambda: door.gateway.dispatch.admission.calls == 20)
         problem(await door.client.get("/readyz"), 503, "not_ready")

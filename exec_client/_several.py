@@ -1,8 +1,8 @@
 """One service behind several addresses, such as the gateways of a cluster that nothing stands in front of.
 
 Requests go to the addresses in turn. One that does not answer, or says that it is not ready, rests for a while; a request that
-cannot have reached it goes to the next at once. What may have been started is left to the caller, who knows whether it may be
-sent again (`exec_client.outbox`).
+cannot have reached it goes to the next at once. The caller decides whether a request that may have been started is
+sent again (`exec_client._outbox`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from exec_client._transport import Transport
 from exec_client.errors import ConnectionFailed, NotReady, Unavailable
-from exec_client.transport import Transport
 from exec_wire import Call, Info, Judge, Judgement, Result, Selection, Verification, Verify
 
 REST_S = 1.0
@@ -56,34 +56,34 @@ class SeveralTransports:
             await transport.aclose()
 
     async def _stream(self, begin: Callable[[Transport], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        places = list(self._in_turn())
-        for place in places:
+        positions = list(self._in_turn())
+        for position in positions:
             try:
-                async with aclosing(begin(self._transports[place])) as answers:
+                async with aclosing(begin(self._transports[position])) as answers:
                     async for answer in answers:
                         yield answer
                 return
             except (ConnectionFailed, NotReady) as error:
-                self._rest(place, error, last=place == places[-1])
+                self._rest(position, error, last=position == positions[-1])
 
     async def _one(self, ask: Callable[[Transport], Awaitable[T]]) -> T:
-        places = list(self._in_turn())
-        for place in places:
+        positions = list(self._in_turn())
+        for position in positions:
             try:
-                return await ask(self._transports[place])
+                return await ask(self._transports[position])
             except (ConnectionFailed, NotReady) as error:
-                self._rest(place, error, last=place == places[-1])
+                self._rest(position, error, last=position == positions[-1])
         raise AssertionError("the last one answers or raises")
 
     def _in_turn(self) -> Iterator[int]:
         """Those that rest come last: they are still better than none."""
         first, self._turn = self._turn, (self._turn + 1) % len(self._transports)
-        places = [(first + step) % len(self._transports) for step in range(len(self._transports))]
+        positions = [(first + step) % len(self._transports) for step in range(len(self._transports))]
         now = self._clock()
-        yield from sorted(places, key=lambda place: self._rests_until[place] > now)
+        yield from sorted(positions, key=lambda position: self._rests_until[position] > now)
 
-    def _rest(self, place: int, error: Unavailable, *, last: bool) -> None:
+    def _rest(self, position: int, error: Unavailable, *, last: bool) -> None:
         """Returns if the next one may be asked."""
-        self._rests_until[place] = self._clock() + REST_S
+        self._rests_until[position] = self._clock() + REST_S
         if last or (isinstance(error, ConnectionFailed) and error.sent):
             raise error

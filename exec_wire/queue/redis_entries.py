@@ -1,0 +1,146 @@
+"""Keys, scripts and entries of the Redis queue (`exec_wire.queue.redis` lists them)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from exec_wire.queue.connection import Command, Server, Word
+from exec_wire.queue.protocol import LEASE_S
+
+log = logging.getLogger("exec_wire.redis")
+
+T = TypeVar("T")
+
+# The layout of keys and channels. A layout that today's readers would misunderstand gets the next number. Its workers then
+# serve the streams of both numbers for one version, so that gateways and workers can be upgraded one by one.
+LAYOUT_VERSION = 1
+PREFIX = f"x{LAYOUT_VERSION}:"
+WORKERS, WORKER = f"{PREFIX}workers", f"{PREFIX}worker:"
+GATEWAYS, GATEWAY = f"{PREFIX}gateways", f"{PREFIX}gateway:"
+CANCELLED = f"{PREFIX}cancelled:"
+GROUP, NOBODY = "workers", "nobody"  # leave.lua names `nobody` too
+BLOCK_S = 1.0  # duration of a blocking read; a worker looks for expired leases between two of them
+READ_COUNT = 256
+LEASE_MS = round(LEASE_S * 1000)
+
+pack = msgspec.msgpack.Encoder().encode
+UNREADABLE = (msgspec.DecodeError, ValueError)  # text that is not UTF-8 is a ValueError
+
+
+def _load(path: Path) -> str:
+    """The script without its leading comment."""
+    return "".join(line for line in path.read_text().splitlines(keepends=True) if not line.startswith("--"))
+
+
+SCRIPTS = {path.stem: _load(path) for path in Path(__file__).with_name("scripts").glob("*.lua")}
+_WRITE_FIRST = f"redis.call('UNLINK', '{PREFIX}')\n"  # after one write Redis permits the others although memory is full
+
+
+def script(name: str, keys: Sequence[Word], *arguments: Word, even_if_full: bool = False) -> Command:
+    text = _WRITE_FIRST + SCRIPTS[name] if even_if_full else SCRIPTS[name]
+    return ("EVAL", text, len(keys), *keys, *arguments)
+
+
+def jobs_key(needs: str) -> str:
+    return f"{PREFIX}jobs:{needs}"
+
+
+def directed_key(worker: str) -> str:
+    return f"{PREFIX}jobs@{worker}"
+
+
+def reply_key(gateway: str) -> str:
+    return f"{PREFIX}reply@{gateway}"
+
+
+def record_key(name: str) -> str:
+    return f"{PREFIX}idem:{name}"
+
+
+class Address:
+    """The server and the channels of its database: Redis does not separate channels by database."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self._database = url, Server(url).database
+        self.cancels = f"{PREFIX}cancel:{self._database}"
+        self.asks = f"{PREFIX}cancel@gateways:{self._database}"
+        self.asks_by_request = f"{PREFIX}cancel@requests:{self._database}"
+
+    def told(self, gateway: str) -> str:
+        return f"{PREFIX}cancel@{gateway}:{self._database}"
+
+
+class Entry(NamedTuple):
+    """The position of a job in its stream, and the number of its deliveries from there."""
+
+    stream: str
+    id: str
+    deliveries: int = 1
+
+
+class Envelope(NamedTuple):
+    """The fields of an entry beside its packed part."""
+
+    version: int
+    id: str
+    reply_to: str
+
+
+def named_fields(fields: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def read_envelope(named: dict[bytes, bytes]) -> Envelope | None:
+    """None if a field is missing or no gateway can have written it."""
+    try:
+        envelope = Envelope(int(named[b"v"]), named[b"id"].decode(), named[b"to"].decode())
+    except (KeyError, ValueError):
+        return None
+    return envelope if envelope.version > 0 and envelope.id and envelope.reply_to else None
+
+
+class Streams:
+    """Collects the keys of a script, each once, and the arguments that refer to them by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self.arguments: list[Word] = []
+
+    def add(self, stream: str, *arguments: Word) -> None:
+        self.arguments.append(self._numbers.setdefault(stream, len(self._numbers) + 1))
+        self.arguments += arguments
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._numbers)
+
+
+class Heartbeats(Generic[T]):
+    """Decodes the heartbeats of gateways or workers. Ignores unreadable ones; counts and logs each of them once."""
+
+    def __init__(self, kind: type[T], who: str) -> None:
+        self._decode, self._who = msgspec.json.Decoder(kind).decode, who
+        self._unreadable: set[bytes] = set()
+
+    def read(self, values: Sequence[bytes], lost: Sequence[bytes], unreadable: Counter[str]) -> list[T]:
+        """Only the first reader gets the `lost` ids: reading removes them from the set."""
+        for id in lost:
+            words = "a %s was lost: it sent no heartbeat for %g s and did not deregister"
+            log.warning(words, self._who, LEASE_S, extra={self._who: id.decode(errors="replace")})
+        infos: list[T] = []
+        for value in values:
+            try:
+                infos.append(self._decode(value))
+            except UNREADABLE as error:
+                if value not in self._unreadable:
+                    unreadable["heartbeat"] += 1
+                    self._unreadable.add(value)
+                    log.error("the heartbeat of a %s cannot be read; the %s is ignored: %s", self._who, self._who, error)
+        self._unreadable &= set(values)
+        return infos

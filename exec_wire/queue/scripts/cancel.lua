@@ -1,0 +1,22 @@
+-- Deletes jobs and tells the workers about those that a worker has taken.
+-- KEYS: streams.
+-- ARGV: group, channel, key prefix of the marks; then for each job: stream number, entry id (`-` if unknown), job id.
+-- Returns the jobs that no worker has taken.
+local untaken, taken = {}, {}
+for at = 4, #ARGV, 3 do
+  local stream, id, job = KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2]
+  local pending, removed = {}, 0
+  if id ~= '-' then
+    pending = redis.pcall('XPENDING', stream, ARGV[1], id, id, 1)
+    removed = redis.call('XDEL', stream, id)
+  end
+  if removed == 1 and (pending.err or #pending == 0) then
+    untaken[#untaken + 1] = job
+  else
+    if removed == 1 then redis.call('XACK', stream, ARGV[1], id) end
+    taken[#taken + 1] = job
+    redis.call('SET', ARGV[3] .. job, '', 'EX', 30)
+  end
+end
+if #taken > 0 then redis.call('PUBLISH', ARGV[2], table.concat(taken, ' ')) end
+return untaken

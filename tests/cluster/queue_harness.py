@@ -1,0 +1,74 @@
+"""One queue under test: in memory or on a real server, with time that passes without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from redis_harness import MovedServer
+
+from exec_wire.queue.memory import MemoryQueue
+from exec_wire.queue.protocol import GatewayQueue, Job, WorkerQueue
+from exec_wire.queue.redis import RedisQueue
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Bench:
+    """One queue under test: `gateway(name)` and `worker(name)` open ends, `pass_s` lets time go by."""
+
+    open_gateway: Callable[[str], GatewayQueue]
+    open_worker: Callable[[str], WorkerQueue]
+    pass_s: Callable[[float], Awaitable[None]]
+    ends: list[GatewayQueue | WorkerQueue] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=lambda: [0])
+
+    async def gateway(self, name: str) -> GatewayQueue:
+        end = self.open_gateway(name)
+        self.ends.append(end)
+        await end.announce(False)
+        return end
+
+    async def worker(self, name: str) -> WorkerQueue:
+        end = self.open_worker(name)
+        self.ends.append(end)
+        return end
+
+    def job(self, reply_to: str = "g1", remaining_ms: int = 60_000, needs: str = "python") -> Job:
+        self.numbers[0] += 1
+        return Job(f"job-{self.numbers[0]}", b"payload %d" % self.numbers[0], remaining_ms, reply_to, needs)
+
+    async def close(self) -> None:
+        for end in self.ends:
+            await end.leave()
+
+
+@asynccontextmanager
+async def memory_bench() -> AsyncIterator[Bench]:
+    clock = Clock()
+    queue = MemoryQueue(clock)
+
+    async def pass_s(seconds: float) -> None:
+        clock.now += seconds
+
+    yield Bench(queue.gateway, queue.worker, pass_s)
+
+
+@asynccontextmanager
+async def redis_bench(server: MovedServer) -> AsyncIterator[Bench]:
+    server.say("FLUSHALL")
+    queue = RedisQueue(server.url)
+
+    bench = Bench(queue.gateway, queue.worker, server.pass_s)
+    try:
+        yield bench
+    finally:
+        await bench.close()
