@@ -93,7 +93,7 @@ class SessionLost(Exception):
     """Its worker is gone, or did not answer."""
 
 
-class Desk:
+class SessionRouter:
     def __init__(self, config: GatewayConfig, queue: GatewayQueue, fleet: Fleet, dispatch: Dispatch, metrics: Metrics) -> None:
         self._config, self._queue, self._fleet, self._dispatch, self._metrics = config, queue, fleet, dispatch, metrics
         self._ids = (f"s{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())

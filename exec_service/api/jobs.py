@@ -30,7 +30,7 @@ from exec_service.api.validation import VERIFY, Validator, Warnings, check_strin
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Arriving
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.jobs.keeper import Keeper, progress_of
+from exec_service.jobs.scheduler import JobScheduler, progress_of
 from exec_service.jobs.store import Draft, JobMeta, JobStore, NoSuchJob
 from exec_service.refusals import Draining, Overloaded, Refusal
 from exec_service.tenants.accounts import Account
@@ -73,7 +73,7 @@ class JobDesk:
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
-        self.keeper: Keeper | None = None
+        self.keeper: JobScheduler | None = None
         self._receiving: Counter[str] = Counter()  # jobs on their way in, by tenant
         self._finishing = asyncio.Lock()  # one after the other, so that each counts those before
 

@@ -45,9 +45,9 @@ PARTS = (
     "report.js",
     "playground.js",
     "sessions.js",
-    "forktree.js",
+    "fork_tree.js",
     "picture.js",
-    "words.js",
+    "verdict.js",
     "live.js",
     "chart.js",
 )

@@ -2,7 +2,7 @@
 
 Celery only says who runs which chunk next. It is not between a gateway and its sandboxes: a chunk's items go through a gateway
 as everybody's calls do. A task is acknowledged when its chunk is done or left; one that died with its worker is not waited
-for, the gateways hand the chunk out again (`exec_service.jobs.keeper`).
+for, the gateways hand the chunk out again (`exec_service.jobs.scheduler`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _unavailable() -> Iterator[None]:
         raise QueueAway(f"{type(error).__name__}: {error}", sent=False) from error
 
 
-class CeleryLine:
+class CeleryChunkQueue:
     """The gateway's end."""
 
     def __init__(self, redis: str) -> None:

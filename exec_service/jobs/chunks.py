@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, CallerError, ExecError, InfraFailure, Policy, ProtocolError, Unavailable
-from exec_service.jobs.store import Beat, JobStore
+from exec_service.jobs.store import Heartbeat, JobStore
 from exec_wire.messages.calls import Result
 from exec_wire.messages.jobs import JobError, JobItem, JobResult, decode_item
 from exec_wire.messages.verifying import Verification
@@ -26,7 +26,7 @@ from exec_wire.supervisor import stop
 
 log = logging.getLogger("exec_service.jobs.store")
 
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 AWAY_S = 30.0  # after so long without any answer a chunk is left, for whoever finds the service again
 DEADLINE_S = 7200.0  # of each item: in bulk nobody waits for a single one, and the line may be long
 ATTEMPTS = 3  # of an item that the service failed at, each of several attempts of the client
@@ -56,7 +56,7 @@ class Chunk:
     async def run(self) -> bool:
         """True if it is done now. False: left, or somebody else's."""
         store, job, chunk = self._store, self._job, self._chunk
-        if store.is_done(job, chunk) or not store.is_to_run(job) or not store.begin(job, chunk, self._beat(0)):
+        if store.is_done(job, chunk) or not store.is_to_run(job) or not store.begin(job, chunk, self._heartbeat(0)):
             return False
         done = False
         try:
@@ -76,8 +76,8 @@ class Chunk:
         self._results = {result.item: result for result in self._store.partial(self._job, self._chunk)}
         left = iter([(number, line) for number, line in items if number not in self._results])
         self._moved_at = asyncio.get_running_loop().time()
-        ticket = self._store.ticket(self._job)
-        async with AsyncClient(self._options.url, api_key=ticket, policy=Policy(max_backoff_s=1.0)) as client:
+        token = self._store.token(self._job)
+        async with AsyncClient(self._options.url, api_key=token, policy=Policy(max_backoff_s=1.0)) as client:
             workers = [asyncio.create_task(self._work(client, left)) for _ in range(self._options.at_once)]
             try:
                 if not await self._watch(workers):
@@ -88,9 +88,9 @@ class Chunk:
         return True
 
     async def _watch(self, workers: list[asyncio.Task[None]]) -> bool:
-        """Until all is done, with a beat every `BEAT_S`; False if it is to be left."""
-        for beat in count(1):
-            ended, going = await asyncio.wait(workers, timeout=BEAT_S, return_when=asyncio.FIRST_EXCEPTION)
+        """Until all is done, with a heartbeat every `HEARTBEAT_S`; False if it is to be left."""
+        for heartbeat in count(1):
+            ended, going = await asyncio.wait(workers, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in ended:
                 task.result()
             if not going:
@@ -99,11 +99,11 @@ class Chunk:
                 return False
             if self._why and asyncio.get_running_loop().time() - self._moved_at > AWAY_S:
                 raise Blocked(self._why)
-            self._store.beat(self._job, self._chunk, self._beat(beat))
+            self._store.heartbeat(self._job, self._chunk, self._heartbeat(heartbeat))
         raise AssertionError("count() ends never")
 
-    def _beat(self, number: int) -> Beat:
-        return Beat(self._runner, number, len(self._results))
+    def _heartbeat(self, number: int) -> Heartbeat:
+        return Heartbeat(self._runner, number, len(self._results))
 
     async def _work(self, client: AsyncClient, left: Iterator[tuple[int, bytes]]) -> None:
         for number, line in left:

@@ -5,10 +5,10 @@
     JOB/results/00001.jsonl   the proof that the chunk is done: written aside, then renamed
     JOB/tallies/00001.jsonl   how its items ended; there before its results are
     JOB/partial/00001.jsonl   results of a chunk that was left before its end
-    JOB/running/00001.jsonl   whoever works on the chunk writes here how far it is, every `BEAT_S`
+    JOB/running/00001.jsonl   whoever works on the chunk writes here how far it is, every `HEARTBEAT_S`
     JOB/state                 `paused` or `cancelled`, if it is
     JOB/trouble               why a chunk could not go on
-    JOB/ticket                lets whoever runs the chunks call as the job's tenant; gone when the job has ended
+    JOB/token                lets whoever runs the chunks call as the job's tenant; gone when the job has ended
 
 A job appears by the renaming of its whole folder. A chunk that two work on at once is finished by both and counts once: its
 results are one file. Nobody compares the clocks of two machines: who works on a chunk counts, and who watches sees whether
@@ -37,7 +37,7 @@ from exec_service.config import ConfigError
 from exec_wire.messages.calls import encode_json
 from exec_wire.messages.jobs import JobResult, JobState, decode_job_result
 
-TICKET_PREFIX = "exj_"
+TOKEN_PREFIX = "exj_"
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{12}")
 DRAFT_S = 86400.0  # what nobody has added to for so long is not being received any more
 _FOLDERS = ("chunks", "results", "tallies", "partial", "running")
@@ -56,8 +56,8 @@ class JobMeta(Struct, frozen=True):
         return sum(self.chunks)
 
 
-class Beat(Struct, frozen=True):
-    """How far a chunk is. `count` changes with every beat, so that a standstill can be seen without a clock."""
+class Heartbeat(Struct, frozen=True):
+    """How far a chunk is. `count` changes with every heartbeat, so that a standstill can be seen without a clock."""
 
     runner: str
     count: int
@@ -69,7 +69,7 @@ class NoSuchJob(Exception):
 
 
 _decode_meta = msgspec.json.Decoder(JobMeta).decode
-_decode_beat = msgspec.json.Decoder(Beat).decode
+_decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 _decode_tally = msgspec.json.Decoder(dict[str, int]).decode
 
 
@@ -157,24 +157,24 @@ class JobStore:
         """Since its last chunk was finished, or its state was changed."""
         return _idle_s(self.path(job), "results")
 
-    # -- tickets ----------------------------------------------------------------------------------------------------------
+    # -- token ----------------------------------------------------------------------------------------------------------
 
-    def ticket(self, job: str) -> str:
-        secret = _text(self.path(job) / "ticket")
-        return f"{TICKET_PREFIX}{job}.{secret}" if secret else ""
+    def token(self, job: str) -> str:
+        secret = _text(self.path(job) / "token")
+        return f"{TOKEN_PREFIX}{job}.{secret}" if secret else ""
 
-    def tenant_of(self, ticket: str) -> str | None:
-        """Whose job it is that this ticket belongs to; None if it is none, or the job has ended."""
-        job = ticket.removeprefix(TICKET_PREFIX).partition(".")[0]
+    def tenant_of(self, token: str) -> str | None:
+        """Whose job it is that this token belongs to; None if it is none, or the job has ended."""
+        job = token.removeprefix(TOKEN_PREFIX).partition(".")[0]
         with contextlib.suppress(NoSuchJob):
-            known = self.ticket(job)
-            if known and hmac.compare_digest(known.encode(), ticket.encode("utf-8", "surrogatepass")):
+            known = self.token(job)
+            if known and hmac.compare_digest(known.encode(), token.encode("utf-8", "surrogatepass")):
                 return self.meta(job).tenant
         return None
 
     def retire(self, job: str) -> None:
         """It has ended: nobody needs to call in its name any more."""
-        (self.path(job) / "ticket").unlink(missing_ok=True)
+        (self.path(job) / "token").unlink(missing_ok=True)
 
     # -- chunks -----------------------------------------------------------------------------------------------------------
 
@@ -240,32 +240,32 @@ class JobStore:
 
     # -- who works on what ------------------------------------------------------------------------------------------------
 
-    def begin(self, job: str, chunk: int, beat: Beat) -> bool:
+    def begin(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
         """False if somebody works on it already."""
         try:
             with open(self._file(job, "running", chunk), "xb") as file:
-                file.write(encode_json(beat))
+                file.write(encode_json(heartbeat))
         except FileExistsError:
             return False
         return True
 
-    def beat(self, job: str, chunk: int, beat: Beat) -> None:
+    def heartbeat(self, job: str, chunk: int, heartbeat: Heartbeat) -> None:
         with contextlib.suppress(FileNotFoundError):  # of a job that was removed; `is_to_run` says so too
-            write(self._file(job, "running", chunk), encode_json(beat), lasting=False)
+            write(self._file(job, "running", chunk), encode_json(heartbeat), lasting=False)
 
     def end(self, job: str, chunk: int) -> None:
         self._file(job, "running", chunk).unlink(missing_ok=True)
 
-    def running(self, job: str) -> dict[int, Beat]:
-        beats = {}
+    def running(self, job: str) -> dict[int, Heartbeat]:
+        heartbeats = {}
         for chunk in _numbers(self.path(job) / "running"):
             try:
-                beats[chunk] = _decode_beat(self._file(job, "running", chunk).read_bytes())
+                heartbeats[chunk] = _decode_heartbeat(self._file(job, "running", chunk).read_bytes())
             except FileNotFoundError:  # ended meanwhile
                 continue
             except msgspec.DecodeError:  # just being begun, or whoever began it died in that moment
-                beats[chunk] = Beat("", 0, 0)
-        return beats
+                heartbeats[chunk] = Heartbeat("", 0, 0)
+        return heartbeats
 
     def _file(self, job: str, folder: str, chunk: int) -> Path:
         return self.path(job) / folder / f"{chunk:05}.jsonl"
@@ -298,7 +298,7 @@ class Draft:
     def finish(self) -> JobMeta:
         created = datetime.now(UTC).isoformat(timespec="seconds")
         meta = JobMeta(self.id, self._tenant, created, self._sizes, self._name)
-        write(self._path / "ticket", secrets.token_hex(32).encode())
+        write(self._path / "token", secrets.token_hex(32).encode())
         write(self._path / "meta.json", encode_json(meta))
         self._path.rename(self._store.path(self.id))
         return meta

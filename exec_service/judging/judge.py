@@ -137,7 +137,7 @@ class Judging:
         if result.status != "ok":
             name = "INFRA" if result.blame == "infra" else _ENDS.get(result.status, "INFRA")
             self._compile_error = result.stderr if name == "CE" else self._compile_error
-            return Verdict(0, name, message=words(result), retryable=name == "INFRA" and result.retryable)
+            return Verdict(0, name, message=describe_end(result), retryable=name == "INFRA" and result.retryable)
         output = result.stdout
         if self._judge.function:
             returned = returned_text(result.files)
@@ -173,13 +173,13 @@ class Judging:
         result = await self._run_checker(self._checker_call(output, test))
         if (verdict := _verdict_of_checker(result)) is not None:
             return verdict
-        failed = f"the checker failed on this output: {words(result)}"
+        failed = f"the checker failed on this output: {describe_end(result)}"
         if result.status == "compile_error":
             return Verdict(0, "INFRA", message=failed)
         expected = await self._run_checker(self._checker_call(test.expected, test))
         on_expected = _verdict_of_checker(expected)
         if on_expected is None:
-            return Verdict(0, "INFRA", message=f"{failed}; on the expected output it fails too: {words(expected)}")
+            return Verdict(0, "INFRA", message=f"{failed}; on the expected output it fails too: {describe_end(expected)}")
         match on_expected.verdict:
             case "AC":
                 return Verdict(0, "WA", message=failed)
@@ -217,7 +217,7 @@ class Judging:
 def _verdict_of_checker(result: Result) -> Verdict | None:
     """None if the checker said neither yes nor no."""
     if result.blame == "infra":
-        return Verdict(0, "INFRA", message=f"the checker could not be run: {words(result)}", retryable=result.retryable)
+        return Verdict(0, "INFRA", message=f"the checker could not be run: {describe_end(result)}", retryable=result.retryable)
     if result.status == "cancelled":
         return Verdict(0, "SKIPPED", message="cancelled")
     if result.status in ("ok", "error") and result.exit_code in (0, 1):
@@ -255,7 +255,7 @@ def slim(result: Result, index: int, id: str, output_chars: int) -> Result:
     return result
 
 
-def words(result: Result) -> str:
+def describe_end(result: Result) -> str:
     """One line on how a run ended."""
     match result.status:
         case "error":

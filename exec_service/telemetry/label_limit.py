@@ -10,7 +10,7 @@ OTHER = "other"
 NONE = "none"  # of a call that names none: an empty label would be no label
 
 
-class RecentNames:
+class BoundedLabels:
     """A name has a label of its own while it is one of the `most` that were seen last; the rest is `other`.
 
     It makes room only when it was not seen for `idle_s`. Otherwise many names in turns would push each other out, and every

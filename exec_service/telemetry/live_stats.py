@@ -136,7 +136,7 @@ class Run:
         self.steps[step].note(result)
 
 
-class Tally:
+class LiveStats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since = clock()

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.workers import Fleet
-from exec_service.telemetry.label_limit import RecentNames
-from exec_service.telemetry.live_stats import Tally, slot_ms
+from exec_service.telemetry.label_limit import BoundedLabels
+from exec_service.telemetry.live_stats import LiveStats, slot_ms
 from exec_service.telemetry.logs import log_infra
 from exec_service.telemetry.metric_types import Counts, Times, counted, dropped_log_lines, task_failures
 from exec_service.telemetry.tracing import Traces
@@ -49,7 +49,7 @@ SESSION_EVENTS = {
 }
 RUNS = TENANTS = 20  # that have a label of their own
 IDLE_S = 300.0  # and keep it for so long
-OWN_DOOR = "own"  # of a call that came through none of those for other clients
+NO_ADAPTER = "own"  # of a call that came through none of those for other clients
 NO_TAGS = Tags()
 ENDS = tuple(BLAME.items())  # a status with another blame than its usual one is counted when it happens
 BLAMES = tuple((blame,) for blame in get_args(Blame))
@@ -61,11 +61,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.tally = Tally()
+        self.live_stats = LiveStats()
         self.traces: Traces | None = None
         self._call = self._counter("exec_calls", "Calls by what became of them", "status", "blame")
-        self._door_call = self._counter(
-            "exec_door_calls", "Calls by the door they came through", "door", "status", "blame", rest=ENDS
+        self._adapter_call = self._counter(
+            "exec_adapter_calls", "Calls by the door they came through", "adapter", "status", "blame", rest=ENDS
         )
         self._stage = self._times(
             "exec_stage_seconds", "Time of a call in each stage: waiting, starting, running, all", "stage"
@@ -73,10 +73,10 @@ class Metrics:
         self._profile_start = self._times(
             "exec_profile_start_seconds", "Time to start a program, by warm interpreter", "profile"
         )
-        self._runs = RecentNames(RUNS, IDLE_S, self._forget_run)
+        self._runs = BoundedLabels(RUNS, IDLE_S, self._forget_run)
         self._run_call = self._counter("exec_run_calls", "Calls by training run", "run", "status", "blame", rest=ENDS)
         self._run_total = self._times("exec_run_call_seconds", "Time from acceptance to result, by training run", "run")
-        self._tenants = RecentNames(TENANTS, IDLE_S, self._forget_tenant)
+        self._tenants = BoundedLabels(TENANTS, IDLE_S, self._forget_tenant)
         self._tenant_call = self._counter("exec_tenant_calls", "Calls by tenant", "tenant", "blame", rest=BLAMES)
         self._tenant_slot = self._counter("exec_tenant_slot_seconds", "Time that programs had a slot, by tenant", "tenant")
         self._rejected = self._counter("exec_rejected", "Requests refused, by problem code", "reason")
@@ -122,10 +122,10 @@ class Metrics:
     def watch_tasks(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
         self.registry.register(Trouble(supervisor, queue))
 
-    def finished(self, result: Result, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
+    def finished(self, result: Result, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
         """Count a result, and log it if it is our fault."""
         timings = result.timings
-        run = self._count(result.status, result.blame, door, tenant, tags)
+        run = self._count(result.status, result.blame, adapter, tenant, tags)
         total_s = timings.total_ms / 1000
         self._run_total.add(run, total_s)
         self._stage.add("queue", timings.queue_ms / 1000)
@@ -136,15 +136,15 @@ class Metrics:
             self._stage.add("run", timings.run_ms / 1000)
             self._profile_start.add(result.sandbox.profile or "none", start_s)
             self._tenant_slot.add(self._tenants.label(tenant), amount=slot_ms(result) / 1000)
-        self.tally.note(result, tenant, tags)
+        self.live_stats.note(result, tenant, tags)
         if result.blame == "infra":
             log_infra(result, tenant)
         if self.traces is not None:
-            self.traces.call(result, door or OWN_DOOR, tenant, tags)
+            self.traces.call(result, adapter or NO_ADAPTER, tenant, tags)
 
-    def cancelled(self, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
-        self._count("cancelled", "client", door, tenant, tags)
-        self.tally.note_left()
+    def cancelled(self, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
+        self._count("cancelled", "client", adapter, tenant, tags)
+        self.live_stats.note_left()
 
     def late(self) -> None:
         self._late.inc()
@@ -172,11 +172,11 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _count(self, status: Status, blame: Blame, door: str, tenant: str, tags: Tags) -> str:
+    def _count(self, status: Status, blame: Blame, adapter: str, tenant: str, tags: Tags) -> str:
         """Gives the label of its run."""
         run = self._runs.label(tags.run)
         self._call.add(status, blame)
-        self._door_call.add(door or OWN_DOOR, status, blame)
+        self._adapter_call.add(adapter or NO_ADAPTER, status, blame)
         self._run_call.add(run, status, blame)
         self._tenant_call.add(self._tenants.label(tenant), blame)
         return run

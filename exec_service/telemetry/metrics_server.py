@@ -18,7 +18,7 @@ from exec_wire.supervisor import Supervisor, stop
 MAX_CONNECTIONS = 64
 
 
-class SideDoor:
+class MetricsApp:
     """`/metrics`, `/healthz` and `/readyz`; the latter is 503 with the words of `not_ready_because` while there are any."""
 
     def __init__(self, metrics: Callable[[], bytes], not_ready_because: Callable[[], str]) -> None:
@@ -42,7 +42,7 @@ class SideDoor:
 
 
 @contextlib.asynccontextmanager
-async def side_door(app: SideDoor, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
+async def metrics_server(app: MetricsApp, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
     """Open until the end of the block; gives its URL. Raises `PortTaken`."""
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -37,7 +37,7 @@ class Traces:
         self._as_parent = trace.set_span_in_context
         self._server, self._failed = trace.SpanKind.SERVER, trace.Status(trace.StatusCode.ERROR)
 
-    def call(self, result: Result, door: str, tenant: str, tags: Tags) -> None:
+    def call(self, result: Result, adapter: str, tenant: str, tags: Tags) -> None:
         """A span from acceptance to now, with one for each stage in it."""
         timings, end = result.timings, time.time_ns()
         begin = end - _ns(timings.total_ms)
@@ -46,7 +46,7 @@ class Traces:
             context=self._context_of({"traceparent": result.traceparent}),
             kind=self._server,
             start_time=begin,
-            attributes=attributes_of(result, door, tenant, tags),
+            attributes=attributes_of(result, adapter, tenant, tags),
         )
         if span.is_recording():
             parent, at = self._as_parent(span), begin
@@ -64,11 +64,11 @@ class Traces:
         await asyncio.to_thread(self._provider.shutdown)
 
 
-def attributes_of(result: Result, door: str, tenant: str, tags: Tags) -> dict[str, str | int]:
+def attributes_of(result: Result, adapter: str, tenant: str, tags: Tags) -> dict[str, str | int]:
     known: dict[str, str | int | None] = {
         "exec.status": result.status,
         "exec.blame": result.blame,
-        "exec.door": door,
+        "exec.adapter": adapter,
         "exec.tenant": tenant,
         "exec.run": tags.run,
         "exec.step": tags.step,

@@ -4,7 +4,7 @@ import { bytes, duration, find, make, swatch } from "./dom.js";
 import { fill, prepareEditor, sendByKey } from "./editor.js";
 import { banner, output, refusal } from "./report.js";
 import { ask } from "./service.js";
-import { verdict } from "./words.js";
+import { verdict } from "./verdict.js";
 
 const HISTORY = 12;
 const LIMITS = [

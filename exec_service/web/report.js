@@ -2,7 +2,7 @@
 
 import { make } from "./dom.js";
 import { Refused } from "./service.js";
-import { MARK } from "./words.js";
+import { MARK } from "./verdict.js";
 
 export function banner(blame, what, whose) {
   return make(`div.verdict.is-${blame}`, make("span.mark", MARK[blame]), make("div", make("div.what", what), make("div.blame", whose)));

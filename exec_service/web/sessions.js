@@ -2,11 +2,11 @@
 
 import { bytes, duration, find, make } from "./dom.js";
 import { fill, prepareEditor, sendByKey } from "./editor.js";
-import { drawForest, Forest, walkByArrows } from "./forktree.js";
+import { drawForest, Forest, walkByArrows } from "./fork_tree.js";
 import { picture } from "./picture.js";
 import { output, refusal } from "./report.js";
 import { ask } from "./service.js";
-import { MARK, verdict } from "./words.js";
+import { MARK, verdict } from "./verdict.js";
 
 const EVERY_MS = 4000; // what others do with the sessions is seen that late
 const FIRST_CELL = "x = 20\nx + 1\n";

@@ -2,7 +2,7 @@
 
 Every gateway has one; they need not know of each other, because a chunk that is handed out twice counts once, and the line in
 front of those who run chunks is kept short by all of them together. What was handed out and lost, with a Celery worker or with
-Redis, is handed out again: nobody's beat is seen.
+Redis, is handed out again: nobody's heartbeat is seen.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import NoReturn, Protocol
 from msgspec import Struct
 
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
-from exec_service.jobs.store import Beat, JobMeta, JobStore, NoSuchJob
+from exec_service.jobs.store import Heartbeat, JobMeta, JobStore, NoSuchJob
 from exec_wire.messages.jobs import ENDED
 from exec_wire.queue.protocol import QueueAway
 
 log = logging.getLogger("exec_service.jobs.store")
 
 LOOK_S = 0.5
-STALE_S = 5.0  # a chunk whose beat does not change for so long has nobody who works on it
-SENT_S = 5.0  # a chunk that was handed out and has no beat by then is handed out again
+STALE_S = 5.0  # a chunk whose heartbeat does not change for so long has nobody who works on it
+SENT_S = 5.0  # a chunk that was handed out and has no heartbeat by then is handed out again
 TROUBLE_S = 10.0  # a job whose chunks cannot go on is tried so often, with one chunk
 SWEEP_S = 3600.0
 PACE_S = 60.0
@@ -36,7 +36,7 @@ PACE_S = 60.0
 ChunkName = tuple[str, int]  # job, chunk
 
 
-class ChunkLine(Protocol):
+class ChunkQueue(Protocol):
     """Where chunks wait for somebody who runs them."""
 
     async def room(self) -> int:
@@ -48,7 +48,7 @@ class ChunkLine(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalLine:
+class LocalChunkQueue:
     """Chunks are run here, in a thread: for a service on one machine, without Redis and Celery."""
 
     def __init__(self, store: JobStore, options: ChunkOptions, at_once: int = 1) -> None:
@@ -105,20 +105,20 @@ class Pace:
         return (last - first) / (now - began) if last > first and now > began else None
 
 
-def progress_of(store: JobStore, meta: JobMeta, done: set[int], beats: dict[int, Beat]) -> Progress:
-    going = {chunk: beat.done for chunk, beat in beats.items()}
+def progress_of(store: JobStore, meta: JobMeta, done: set[int], heartbeats: dict[int, Heartbeat]) -> Progress:
+    going = {chunk: heartbeat.done for chunk, heartbeat in heartbeats.items()}
     unfinished = {chunk: items for chunk, items in (store.left(meta.id) | going).items() if chunk not in done}
     return Progress(len(done), sum(meta.chunks[chunk - 1] for chunk in done) + sum(unfinished.values()))
 
 
-class Keeper:
-    def __init__(self, store: JobStore, line: ChunkLine, keep_s: float) -> None:
+class JobScheduler:
+    def __init__(self, store: JobStore, line: ChunkQueue, keep_s: float) -> None:
         self._store, self._line, self._keep_s = store, line, keep_s
         self._metas: dict[str, JobMeta] = {}
         self._ended: set[str] = set()
         self._unreadable: set[str] = set()
         self._paces: dict[str, Pace] = {}
-        self._beats: dict[ChunkName, tuple[Beat, float]] = {}  # as seen, and since when it has not changed
+        self._heartbeats: dict[ChunkName, tuple[Heartbeat, float]] = {}  # as seen, and since when it has not changed
         self._sent: dict[ChunkName, float] = {}
         self._tried: dict[str, float] = {}  # when a job in trouble was last given a chunk
         self._swept_at = float("-inf")
@@ -127,7 +127,7 @@ class Keeper:
         pace = self._paces.get(job)
         return pace.per_s() if pace is not None else None
 
-    async def keep_forever(self) -> NoReturn:
+    async def run_forever(self) -> NoReturn:
         while True:
             try:
                 await self._look()
@@ -181,9 +181,9 @@ class Keeper:
                 self._store.remove(job)
             return None
         meta = self._metas.get(job) or self._metas.setdefault(job, self._store.meta(job))
-        done, beats = self._store.chunks_done(job), self._store.running(job)
+        done, heartbeats = self._store.chunks_done(job), self._store.running(job)
         state = self._store.state(meta, len(done))
-        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, beats).done)
+        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, heartbeats).done)
         if state in ENDED:
             self._store.retire(job)
             self._ended.add(job)
@@ -194,7 +194,7 @@ class Keeper:
         in_trouble = bool(self._store.trouble(job))
         if in_trouble:
             self._unsend(job)
-        busy = {chunk for chunk, beat in beats.items() if self._is_alive(job, chunk, beat)}
+        busy = {chunk for chunk, heartbeat in heartbeats.items() if self._is_alive(job, chunk, heartbeat)}
         free = self._free(meta, done | busy)
         return self._one_now_and_then(job, free) if in_trouble else free
 
@@ -214,17 +214,17 @@ class Keeper:
             elif now - self._sent.get(name, -SENT_S) >= SENT_S:
                 yield name
 
-    def _is_alive(self, job: str, chunk: int, beat: Beat) -> bool:
+    def _is_alive(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
         now = time.monotonic()
-        seen, since = self._beats.get((job, chunk), (None, now))
-        if seen != beat:
-            self._beats[job, chunk] = beat, now
+        seen, since = self._heartbeats.get((job, chunk), (None, now))
+        if seen != heartbeat:
+            self._heartbeats[job, chunk] = heartbeat, now
             return True
         if now - since < STALE_S:
             return True
         log.warning("a chunk made no progress; it is handed out again", extra={"job": job, "chunk": chunk})
         self._store.end(job, chunk)
-        del self._beats[job, chunk]
+        del self._heartbeats[job, chunk]
         return False
 
     def _unsend(self, job: str) -> None:
@@ -238,8 +238,8 @@ class Keeper:
         self._paces.pop(job, None)
         self._tried.pop(job, None)
         self._unsend(job)
-        for name in [name for name in self._beats if name[0] == job]:
-            del self._beats[name]
+        for name in [name for name in self._heartbeats if name[0] == job]:
+            del self._heartbeats[name]
 
 
 def _in_turn(jobs: list[Iterator[ChunkName]]) -> Iterator[ChunkName]:
