@@ -19,7 +19,8 @@ from jobs_harness import LINES, Jobs, body, calls, jobs_running
 from exec_service.api.jobs import JobDesk
 from exec_service.jobs import chunks, scheduler
 from exec_service.jobs import store as job_files
-from exec_service.jobs.store import Heartbeat, JobMeta, JobStore
+from exec_service.jobs.files import Heartbeat, JobMeta
+from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
 from exec_service.tenants.keys import add_key, read_keys, remove_key
 from exec_wire.messages.calls import verdict
@@ -286,7 +287,7 @@ async def test_job_that_cannot_go_on_says_why_and_is_tried_now_and_then(
         open_jobs.service.worker.let_go.set()
         await until(lambda: "no key any more" in open_jobs.store.trouble(job.id))
         await asyncio.sleep(1.5)
-        assert 1 <= sum("cannot go on" in record.message for record in caplog.records) <= 3
+        assert 1 <= sum("cannot continue" in record.message for record in caplog.records) <= 3
         add_key(keys, "lab")
         await until(lambda: len(open_jobs.store.chunks_done(job.id)) == 6, 10)
         assert open_jobs.store.trouble(job.id) == ""
@@ -344,11 +345,11 @@ def finished_job(store: JobStore, chunks: int) -> JobMeta:
 def test_outcomes_are_counted_once_though_several_clients_ask_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decode_slowly(content: bytes, decode: Callable[[bytes], dict[str, int]] = job_files._decode_tally) -> dict[str, int]:
+    def decode_slowly(content: bytes, decode: Callable[[bytes], dict[str, int]] = job_files._decode_outcomes) -> dict[str, int]:
         time.sleep(0.02)  # so that all clients are counting
         return decode(content)
 
-    monkeypatch.setattr(job_files, "_decode_tally", decode_slowly)
+    monkeypatch.setattr(job_files, "_decode_outcomes", decode_slowly)
     desk = JobDesk(JobStore(tmp_path))
     meta = finished_job(desk.store, chunks=5)
     together = threading.Barrier(4)
@@ -380,6 +381,23 @@ async def test_outcomes_of_a_removed_job_are_forgotten_whoever_removed_it(jobs: 
     await jobs.ask("DELETE", f"/{here.id}")
     JobStore(jobs.store.folder).remove(elsewhere.id)
     await until(lambda: not jobs.store._counted)
+
+
+@pytest.mark.parametrize(("change", "readable"), [({}, True), ({"version": 1}, True), ({"version": 2, "chunks": "x"}, False)])
+async def test_folder_of_a_newer_version_is_refused_and_one_without_counts_as_the_first(
+    tmp_path: Path, change: dict[str, object], readable: bool
+) -> None:
+    async with jobs_running(tmp_path, run=False) as jobs:
+        job = await jobs.submit(calls("say 1"))
+        path = jobs.store.path(job.id) / "meta.json"
+        meta = json.loads(path.read_text())
+        assert meta.pop("version") == 1
+        path.write_text(json.dumps(meta | change))
+        answer, listed = await jobs.ask("GET", f"/{job.id}"), (await jobs.ask("GET", "")).json()["jobs"]
+        assert (answer.status_code, len(listed)) == ((200, 1) if readable else (404, 0))
+        options = chunks.ChunkOptions(jobs.service.url)
+        assert await asyncio.to_thread(chunks.run_chunk, jobs.store, job.id, 1, options, threading.Event()) is readable
+    assert readable or "has folder format 2, this process reads up to 1" in answer.json()["detail"]
 
 
 def test_half_a_job_is_never_seen(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ async def test_stopped_jobs_worker_leaves_its_chunk_with_what_it_has(tmp_path: P
                 await until(lambda: any(beat.done == 5 for beat in jobs.store.running(job.id).values()), 10)
                 part.kill(signal.SIGTERM)
                 assert await asyncio.to_thread(part.wait, 10) == 0
-            assert (jobs.store.left(job.id), jobs.store.running(job.id)) == ({1: 5}, {})
+            assert (jobs.store.partly_done(job.id), jobs.store.running(job.id)) == ({1: 5}, {})
 
 
 def test_jobs_worker_says_what_is_missing(tmp_path: Path) -> None:
