@@ -6,7 +6,7 @@
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
-# make lint     ruff and mypy
+# make lint     ruff, mypy, and pylint for duplicate code
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
 # make proto    compile exec_wire/proto/exec.proto anew (after a change to it)
@@ -76,6 +76,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pylint --persistent=n exec_wire exec_client exec_service worker loadtest grpo_roc
 
 hostile: install-dev
 	@$(BIN)/python tests/hostile $(ARGS)
