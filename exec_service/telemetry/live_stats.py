@@ -1,6 +1,6 @@
-"""What `GET /v1/stats` shows: the last two minutes by the second, the last failures, the last runs by their steps.
+"""Statistics for `GET /v1/stats`: the last two minutes second by second, recent failures, recent training runs by step.
 
-Kept in this process's memory and bounded whatever callers send. Prometheus keeps the history (`telemetry.metrics`).
+They live in this process's memory, which is bounded whatever callers send. Prometheus keeps the history (`telemetry.metrics`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ WINDOW_S = 60
 RUNS_KEPT = 20
 STEPS_KEPT = 500  # per run
 TENANTS_KEPT = 100  # per second
-FAILURES_KEPT = 50  # of ours, and as many of programs: the latter are many and must not push out the former
+FAILURES_KEPT = 50  # of the service, and as many of programs, which must not displace the few of the service
 STAGES = ("queue", "start", "run", "total")
+EMPTY_SECOND = SecondStats()
 _PER_OCTAVE = 8
 
 
 class Sketch:
-    """How many times were about so long: in buckets that grow by 9 %, so a quantile is right to a twentieth of its value."""
+    """A histogram whose buckets grow by 9 %, so that a quantile is within 5 % of its value."""
 
     __slots__ = ("_counts", "_most")
 
@@ -68,14 +69,20 @@ class Second:
         self.at = at
         self.blames: Counter[Blame] = Counter()
         self.stages = {stage: Sketch() for stage in STAGES}
-        self.tenants: dict[str, list[float]] = {}  # calls and milliseconds of a slot
+        self.tenants: dict[str, list[float]] = {}  # calls, and milliseconds of slots
 
-    def charge(self, tenant: str, slot_ms: float) -> None:
-        if tenant not in self.tenants and len(self.tenants) >= TENANTS_KEPT:
-            return
-        have = self.tenants.setdefault(tenant, [0, 0.0])
-        have[0] += 1
-        have[1] += slot_ms
+    def note(self, result: Result, tenant: str) -> None:
+        self.blames[result.blame] += 1
+        timings = result.timings
+        self.stages["queue"].add(timings.queue_ms)
+        self.stages["total"].add(timings.total_ms)
+        if timings.run_ms:  # it ran
+            self.stages["start"].add(timings.start_ms)
+            self.stages["run"].add(timings.run_ms)
+        if tenant in self.tenants or len(self.tenants) < TENANTS_KEPT:
+            share = self.tenants.setdefault(tenant, [0, 0.0])
+            share[0] += 1
+            share[1] += slot_ms(result)
 
     def stats(self) -> SecondStats:
         total = self.stages["total"].quantiles()
@@ -104,21 +111,13 @@ class Step:
             statuses[status] += count
             blames[blame] += count
         calls = blames.total()
-        return StepStats(
-            step=number,
-            calls=calls,
-            statuses=dict(statuses),
-            blames=dict(blames),
-            tool_error_rate=rate(blames["model"], calls),
-            infra_fault_rate=rate(blames["infra"], calls),
-            queue_ms=self.queue.quantiles(),
-            total_ms=self.total.quantiles(),
-            slot_s=round(self.slot_ms / 1000, 3),
-        )
+        rates = rate(blames["model"], calls), rate(blames["infra"], calls)
+        times = self.queue.quantiles(), self.total.quantiles()
+        return StepStats(number, calls, dict(statuses), dict(blames), *rates, *times, round(self.slot_ms / 1000, 3))
 
 
 class Run:
-    """One training run; its steps in the order in which they began."""
+    """One training run; its steps in the order of their first call."""
 
     def __init__(self) -> None:
         self.blames: Counter[Blame] = Counter()
@@ -144,26 +143,20 @@ class LiveStats:
         self._failures: dict[bool, deque[tuple[float, Failure]]] = {ours: deque(maxlen=FAILURES_KEPT) for ours in (True, False)}
         self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
-    # -- writing ----------------------------------------------------------------------------------------------------------
-
     def note(self, result: Result, tenant: str, tags: Tags) -> None:
         now = self._clock()
-        second = self._second(now)
-        second.blames[result.blame] += 1
-        second.charge(tenant, slot_ms(result))
-        timings, stages = result.timings, second.stages
-        stages["queue"].add(timings.queue_ms)
-        stages["total"].add(timings.total_ms)
-        if timings.run_ms:  # what never ran has no times of running
-            stages["start"].add(timings.start_ms)
-            stages["run"].add(timings.run_ms)
+        self._second(now).note(result, tenant)
         if result.blame in ("infra", "model"):
             self._failures[result.blame == "infra"].append((now, _failure(result, tenant, tags)))
         if tags.run:
-            self._run(tenant, tags.run).note(result, tags.step, now)
+            key = (tenant, tags.run)
+            run = self._runs.get(key) or self._runs.setdefault(key, Run())
+            self._runs.move_to_end(key)
+            if len(self._runs) > RUNS_KEPT:
+                self._runs.popitem(last=False)
+            run.note(result, tags.step, now)
 
-    def note_left(self) -> None:
-        """A caller who left before the answer."""
+    def note_cancelled(self) -> None:
         self._second(self._clock()).blames["client"] += 1
 
     def _second(self, now: float) -> Second:
@@ -174,24 +167,13 @@ class LiveStats:
                 self._seconds.popleft()
         return self._seconds[-1]
 
-    def _run(self, tenant: str, name: str) -> Run:
-        key = (tenant, name)
-        if key not in self._runs:
-            self._runs[key] = Run()
-            if len(self._runs) > RUNS_KEPT:
-                self._runs.popitem(last=False)
-        self._runs.move_to_end(key)
-        return self._runs[key]
-
-    # -- reading ----------------------------------------------------------------------------------------------------------
-
     @property
     def uptime_s(self) -> float:
         return round(self._clock() - self._since, 1)
 
     @property
     def window_s(self) -> float:
-        """A service that has just begun has a short one, so that its rates are not too small."""
+        """Shorter just after the start, so that rates are not too small."""
         return min(float(WINDOW_S), max(1.0, self.uptime_s))
 
     def _recent(self) -> Iterable[Second]:
@@ -209,11 +191,10 @@ class LiveStats:
         return {stage: sketch.quantiles() for stage, sketch in merged.items()}
 
     def seconds(self) -> list[SecondStats]:
-        """The last whole ones; the one that runs would look like a fall."""
-        known = {second.at: second for second in self._seconds}
+        """Complete seconds only: the current one would look like a drop."""
+        known = {second.at: second.stats() for second in self._seconds}
         now = int(self._clock())
-        empty = SecondStats()
-        return [known[at].stats() if at in known else empty for at in range(now - SECONDS_KEPT, now)]
+        return [known.get(at, EMPTY_SECOND) for at in range(now - SECONDS_KEPT, now)]
 
     def tenants(self, only: str | None = None) -> list[TenantShare]:
         sums: dict[str, list[float]] = {}
@@ -223,34 +204,27 @@ class LiveStats:
                 have[0] += calls
                 have[1] += ms
         all_ms = sum(ms for _, ms in sums.values())
-        shares = [
-            TenantShare(tenant, int(calls), round(ms / 1000, 3), rate(ms, all_ms))
-            for tenant, (calls, ms) in sums.items()
-            if only is None or tenant == only
-        ]
+        wanted = sums.items() if only is None else [(only, sums[only])] if only in sums else []
+        shares = [TenantShare(tenant, int(calls), round(ms / 1000, 3), rate(ms, all_ms)) for tenant, (calls, ms) in wanted]
         return sorted(shares, key=lambda share: -share.slot_s)
 
     def failures(self, only: str | None = None) -> list[Failure]:
         now = self._clock()
-        both = [*self._failures[True], *self._failures[False]]
-        both.sort(key=lambda entry: -entry[0])
-        return [_aged(failure, now - at) for at, failure in both if only is None or failure.tenant == only]
+        newest_first = sorted([*self._failures[True], *self._failures[False]], key=lambda entry: -entry[0])
+        return [
+            msgspec.structs.replace(failure, seconds_ago=round(now - at, 1))
+            for at, failure in newest_first
+            if only is None or failure.tenant == only
+        ]
 
     def runs(self, only: str | None = None) -> list[RunSummary]:
-        now = self._clock()
-        return [
-            RunSummary(
-                name,
-                tenant,
-                run.blames.total(),
-                rate(run.blames["model"], run.blames.total()),
-                rate(run.blames["infra"], run.blames.total()),
-                run.last_step,
-                round(now - run.seen_at, 1),
-            )
-            for (tenant, name), run in reversed(self._runs.items())
-            if only is None or tenant == only
-        ]
+        now, found = self._clock(), []
+        for (tenant, name), run in reversed(self._runs.items()):
+            if only is None or tenant == only:
+                calls = run.blames.total()
+                rates = rate(run.blames["model"], calls), rate(run.blames["infra"], calls)
+                found.append(RunSummary(name, tenant, calls, *rates, run.last_step, round(now - run.seen_at, 1)))
+        return found
 
     def run(self, name: str, tenant: str) -> RunStats:
         run = self._runs.get((tenant, name))
@@ -281,7 +255,3 @@ def _failure(result: Result, tenant: str, tags: Tags) -> Failure:
         worker=result.worker,
         request_id=result.request_id,
     )
-
-
-def _aged(failure: Failure, age_s: float) -> Failure:
-    return msgspec.structs.replace(failure, seconds_ago=round(age_s, 1))

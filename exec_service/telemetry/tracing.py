@@ -1,7 +1,7 @@
-"""Calls as spans for OpenTelemetry, sent to a collector (OTLP over HTTP).
+"""Sends a span for each call to an OpenTelemetry collector (OTLP over HTTP).
 
-A span is made when its call has landed, from the times that are in every result: nothing is carried along the way, workers know
-nothing of it, and a service that sends no traces neither imports OpenTelemetry nor pays for it.
+A span is made when its call has ended, from the timings in the result: workers take no part in tracing, and a service without
+a collector does not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Traces:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)), resource=Resource.create({"service.name": "exec-service"})
         )
-        # In a thread of its own; what a collector that is away cannot take is dropped when the queue is full.
+        # Exports in a thread of its own; drops spans while its queue is full because the collector is unavailable.
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
         self._tracer = self._provider.get_tracer("exec_service")
         self._context_of = TraceContextTextMapPropagator().extract
@@ -38,7 +38,7 @@ class Traces:
         self._server, self._failed = trace.SpanKind.SERVER, trace.Status(trace.StatusCode.ERROR)
 
     def call(self, result: Result, adapter: str, tenant: str, tags: Tags) -> None:
-        """A span from acceptance to now, with one for each stage in it."""
+        """A span from acceptance to now, with a child span for each stage."""
         timings, end = result.timings, time.time_ns()
         begin = end - _ns(timings.total_ms)
         span = self._tracer.start_span(
@@ -51,7 +51,7 @@ class Traces:
         if span.is_recording():
             parent, at = self._as_parent(span), begin
             for stage, ms in (("queue", timings.queue_ms), ("start", timings.start_ms), ("run", timings.run_ms)):
-                until = min(end, at + _ns(ms))  # a recorded result has the times of its own run
+                until = min(end, at + _ns(ms))  # a recorded result has the timings of an earlier run
                 if until > at:
                     self._tracer.start_span(f"exec.{stage}", context=parent, start_time=at).end(until)
                 at = until
@@ -60,7 +60,7 @@ class Traces:
         span.end(end)
 
     async def close(self) -> None:
-        """Send what is left. In a thread: a collector may be slow or away."""
+        """Send the remaining spans, in a thread: the collector may be slow or unavailable."""
         await asyncio.to_thread(self._provider.shutdown)
 
 

@@ -9,8 +9,8 @@ import pytest
 from gateway_harness import Service, problem, running, until
 
 from exec_service.telemetry import live_stats, metrics
-from exec_service.telemetry.label_limit import BoundedLabels
 from exec_service.telemetry.live_stats import LiveStats, Sketch
+from exec_service.telemetry.metric_types import BoundedLabels
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.keys import add_key
 from exec_wire.messages.calls import Result, Sandbox, Tags, Timings, verdict
