@@ -46,7 +46,6 @@ PARTS = (
     "playground.js",
     "sessions.js",
     "fork_tree.js",
-    "picture.js",
     "verdict.js",
     "live.js",
     "chart.js",

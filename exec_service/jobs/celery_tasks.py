@@ -8,11 +8,10 @@ again (`exec_service.jobs.scheduler`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery, signals
 from celery.platforms import EX_FAILURE
@@ -27,6 +26,7 @@ from exec_wire.queue.connection import where
 from exec_wire.queue.protocol import QueueAway
 from exec_wire.supervisor import EXIT_TASK_FAILED
 
+T = TypeVar("T")
 QUEUE = "chunks"
 TASK = "exec_service.run_chunk"
 MOST_WAITING = 16  # chunks in Redis, of all jobs and all gateways
@@ -36,7 +36,8 @@ READY = "exec-service: jobs worker takes chunks: {chunks} at once (queue: {queue
 
 
 def make_app(redis: str) -> Celery:
-    app = Celery("exec_service", broker=broker_url(redis), set_as_current=False)
+    broker = redis.replace("unix://", "redis+socket://", 1) if redis.startswith("unix://") else redis
+    app = Celery("exec_service", broker=broker, set_as_current=False)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -59,19 +60,6 @@ def make_app(redis: str) -> Celery:
     return app
 
 
-def broker_url(redis: str) -> str:
-    return redis.replace("unix://", "redis+socket://", 1) if redis.startswith("unix://") else redis
-
-
-@contextlib.contextmanager
-def _unavailable() -> Iterator[None]:
-    """Turn errors of the broker into the queue's own."""
-    try:
-        yield
-    except (OperationalError, RedisError) as error:
-        raise QueueAway(f"{type(error).__name__}: {error}", sent=False) from error
-
-
 class CeleryChunkQueue:
     """The gateway's side."""
 
@@ -79,9 +67,7 @@ class CeleryChunkQueue:
         self._app = make_app(redis)
 
     async def room(self) -> int:
-        async with asyncio.timeout(ANSWER_S):
-            with _unavailable():
-                return MOST_WAITING - await asyncio.to_thread(self._length)
+        return MOST_WAITING - await self._in_thread(self._length)
 
     def _length(self) -> int:
         with self._app.connection_or_acquire() as connection:
@@ -89,9 +75,14 @@ class CeleryChunkQueue:
             return length
 
     async def put(self, job: str, chunk: int) -> None:
+        await self._in_thread(lambda: self._app.send_task(TASK, (job, chunk), queue=QUEUE, retry=False))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
         async with asyncio.timeout(ANSWER_S):
-            with _unavailable():
-                await asyncio.to_thread(self._app.send_task, TASK, (job, chunk), queue=QUEUE, retry=False)
+            try:
+                return await asyncio.to_thread(function)
+            except (OperationalError, RedisError) as error:
+                raise QueueAway(f"{type(error).__name__}: {error}", sent=False) from error
 
     async def close(self) -> None:
         await asyncio.to_thread(self._app.close)

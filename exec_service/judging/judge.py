@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from typing import Any
 
 from exec_service.dispatch.errand import LEAST_PLACES, Errand, raise_first
 from exec_service.judging.checkers import difference, same_value
@@ -52,6 +53,9 @@ class Judging:
         self._checker_compiled = judge.checker.language in INTERPRETED
         self._compiling_checker = asyncio.Lock()
         self._compile_error = ""
+        # The fields of its calls that are the judgement's own.
+        names = ("deadline_s", "tags", "tenant", "priority", "require_tier")
+        self._fields: dict[str, Any] = {name: getattr(judge, name) for name in names}
 
     async def judge(self) -> Judgement:
         began = time.monotonic()
@@ -114,11 +118,7 @@ class Judging:
             limits=test.limits or judge.limits,
             compile_args=judge.compile_args,
             fetch_files=[RETURNED] if judge.function else [],
-            deadline_s=judge.deadline_s,
-            tags=judge.tags,
-            tenant=judge.tenant,
-            priority=judge.priority,
-            require_tier=judge.require_tier,
+            **self._fields,
         )
 
     async def _verdict(self, result: Result, test: Test) -> Verdict:
@@ -184,7 +184,7 @@ class Judging:
             return result
 
     def _checker_call(self, output: str, test: Test) -> Call:
-        judge, checker = self._judge, self._judge.checker
+        checker = self._judge.checker
         contents = [text.encode("utf-8", "surrogatepass") for text in (test.stdin, output, test.expected)]
         room_mb = Limits().file_mb + (sum(map(len, contents)) >> 20)
         return Call(
@@ -193,11 +193,7 @@ class Judging:
             files={name: base64.b64encode(content).decode() for name, content in zip(CHECKER_FILES, contents, strict=True)},
             argv=CHECKER_FILES,
             limits=Limits(file_mb=room_mb),
-            deadline_s=judge.deadline_s,
-            tags=judge.tags,
-            tenant=judge.tenant,
-            priority=judge.priority,
-            require_tier=judge.require_tier,
+            **self._fields,
         )
 
 

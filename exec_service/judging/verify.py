@@ -55,19 +55,15 @@ async def verify(item: Verify, index: int, errand: Errand) -> Verification:
     elif item.kind == "math":
         verification = from_result(await errand.run(_call(item, found)))
     else:
-        verification = _compare_here(item, found.text)
+        try:
+            verification = Verification(equal(item, found.text))
+        except NotComparable as error:
+            verification = Verification(None, "rejected", "client", error=str(error))
     verification.id, verification.index = item.id, index
     verification.extracted = None if found is None else cut_middle(found.text, SHOWN_CHARS)
     verification.timings.total_ms = round((time.monotonic() - began) * 1000, 3)
     verification.request_id = errand.origin.request_id
     return verification
-
-
-def _compare_here(item: Verify, answer: str) -> Verification:
-    try:
-        return Verification(equal(item, answer))
-    except NotComparable as error:
-        return Verification(None, "rejected", "client", error=str(error))
 
 
 def _call(item: Verify, found: Extracted) -> Call:

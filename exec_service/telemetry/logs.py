@@ -69,34 +69,13 @@ def say(text: str, level: int = logging.INFO) -> None:
         _writer.emit(logging.makeLogRecord(record))
 
 
-def log_request(
-    level: int,
-    *,
-    method: str,
-    route: str,
-    status: int | str,
-    duration_s: float,
-    origin: Origin,
-    code: str,
-    calls: int,
-    body_bytes: int = 0,
-) -> None:
-    """One line per finished request; `code` is the problem code of a refused one."""
-    if not requests.isEnabledFor(level):
-        return
-    fields = {
-        "method": method,
-        "route": route,
-        "status": status,
-        "duration_ms": round(duration_s * 1000, 3),
-        "request_id": origin.request_id,
-        "tenant": origin.account.tenant if origin.account is not None else "",
-        "calls": calls,
-        "code": code,
-        "body_bytes": body_bytes,
-        "traceparent": origin.traceparent,
-    }
-    requests.log(level, "request", extra={name: value for name, value in fields.items() if value})
+def log_request(level: int, *, origin: Origin, duration_s: float, **fields: str | int) -> None:
+    """One line per finished request: method, route, status, calls, body_bytes and, if it was refused, the problem code."""
+    if requests.isEnabledFor(level):
+        fields |= {"request_id": origin.request_id, "traceparent": origin.traceparent}
+        fields["tenant"] = origin.account.tenant if origin.account is not None else ""
+        given = {name: value for name, value in fields.items() if value}
+        requests.log(level, "request", extra=given | {"duration_ms": round(duration_s * 1000, 3)})
 
 
 def log_infra(result: Result, tenant: str) -> None:

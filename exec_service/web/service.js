@@ -1,10 +1,10 @@
-// Talks to the service. A key, where one is asked for, is kept in this tab's session storage.
+// Sends requests to the service. The API key, if it needs one, is in this tab's session storage.
 
 import { find } from "./dom.js";
 
 const KEY = "exec-key";
 
-/** What the service refused, in its own words (problem+json). */
+/** The service refused a request; `problem` is its problem+json. */
 export class Refused extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -27,10 +27,6 @@ function headers(body) {
     ...(body === undefined ? {} : { "content-type": "application/json" }),
     ...(key ? { authorization: `Bearer ${key}` } : {}),
   };
-}
-
-export function hasKey() {
-  return sessionStorage.getItem(KEY) !== null;
 }
 
 /** Open the dialog, unless it is open or the user has just closed it. */
@@ -61,5 +57,5 @@ export function prepareKeyDialog(changed) {
   find("key-forget").addEventListener("click", () => close(""));
   dialog.addEventListener("cancel", () => (dismissed = true));
   find("key-button").addEventListener("click", () => askForKey({ again: true }));
-  find("key-button").hidden = !hasKey();
+  find("key-button").hidden = sessionStorage.getItem(KEY) === null;
 }

@@ -1,53 +1,36 @@
-// What became of a call, and whose fault it was, in a sentence.
+// Describes in a sentence how a call ended and who is to blame.
 
 import { duration } from "./dom.js";
 
+const seconds = (value) => `${Number(value.toFixed(value < 10 ? 2 : 1))} s`;
+
 export const MARK = { none: "✓", model: "✕", infra: "!", client: "○" };
-export const WHOSE = {
+const WHOSE = {
   none: "Nobody is to blame.",
-  model: "The program is to blame: it counts as its failure.",
+  model: "The program is to blame: count it as its failure.",
   infra: "The service is to blame, not the program: leave the sample out, or send it again.",
-  client: "The caller’s own doing.",
+  client: "The caller is to blame.",
+};
+const ENDINGS = {
+  ok: ({ usage }) => `Finished in ${duration(usage.wall_s * 1000)}`,
+  error: ({ exit_code }) => `Failed with exit code ${exit_code}`,
+  signal: ({ signal, blame }) => `Killed by signal ${signal}${blame === "infra" ? ", which the machine sent" : ""}`,
+  timeout: ({ usage, blame }, limits) =>
+    blame === "infra"
+      ? `Timed out after ${seconds(usage.wall_s)}: the deadline passed before its wall time was used up`
+      : `Timed out: still running after ${seconds(usage.wall_s)}, its limit of wall time is ${seconds(limits.wall_s)}`,
+  cpu_limit: ({ usage }, limits) => `Stopped: it used ${seconds(usage.cpu_s)} of CPU time, its limit is ${seconds(limits.cpu_s)}`,
+  memory_limit: (_, limits) => `Stopped: it needed more than its limit of ${limits.memory_mb} MB of memory`,
+  output_limit: (_, limits) => `Stopped: it printed more than its limit of ${limits.output_kb} KB`,
+  compile_error: () => "Does not compile",
+  expired: () => "Expired: its deadline passed before it could start",
+  cancelled: () => "Cancelled",
+  rejected: () => "Rejected",
+  worker_lost: () => "Lost: its worker is gone",
+  session_lost: () => "Lost: the worker of the session is gone",
 };
 
 export function verdict(result, limits) {
-  return { what: what(result, limits), whose: WHOSE[result.blame] ?? "" };
+  const what = ENDINGS[result.status]?.(result, limits) ?? `The service failed (${result.status})`;
+  return { what, whose: WHOSE[result.blame] ?? "" };
 }
-
-function what(result, limits) {
-  const infra = result.blame === "infra";
-  switch (result.status) {
-    case "ok":
-      return `Finished in ${duration(result.usage.wall_s * 1000)}`;
-    case "error":
-      return `Failed with exit code ${result.exit_code}`;
-    case "signal":
-      return `Killed by signal ${result.signal}${infra ? ", which the machine sent" : ""}`;
-    case "timeout":
-      return infra
-        ? `Timed out after ${seconds(result.usage.wall_s)}: the machine did not give it the time it was promised`
-        : `Timed out: still running after ${seconds(result.usage.wall_s)}, its limit of wall time is ${seconds(limits.wall_s)}`;
-    case "cpu_limit":
-      return `Stopped: it used ${seconds(result.usage.cpu_s)} of CPU time, its limit is ${seconds(limits.cpu_s)}`;
-    case "memory_limit":
-      return `Stopped: it needed more than its limit of ${limits.memory_mb} MB of memory`;
-    case "output_limit":
-      return `Stopped: it printed more than its limit of ${limits.output_kb} KB`;
-    case "compile_error":
-      return "Does not compile";
-    case "expired":
-      return "Expired: its deadline passed before it could start";
-    case "cancelled":
-      return "Cancelled";
-    case "rejected":
-      return "Rejected";
-    case "worker_lost":
-      return "Lost: the worker that ran it is gone";
-    case "session_lost":
-      return "Lost: the worker that had the session is gone";
-    default:
-      return `The service failed (${result.status})`;
-  }
-}
-
-const seconds = (value) => `${Number(value.toFixed(value < 10 ? 2 : 1))} s`;

@@ -25,9 +25,6 @@ def lines(response: httpx.Response) -> list[Verification]:
     return sorted(msgspec.json.Decoder(Verification).decode_lines(response.content), key=lambda one: one.index)
 
 
-# -- judging ----------------------------------------------------------------------------------------------------------------
-
-
 async def test_answer_has_a_verdict_for_each_test(shared: Service) -> None:
     body = (await judge(shared, "echo", ("1", "1"), ("2", "3"), id="mine")).json()
     assert (body["verdict"], body["score"], body["passed"], body["total"], body["id"]) == ("WA", 0.5, 1, 2, "mine")
@@ -196,9 +193,6 @@ async def test_caller_who_leaves_cancels_the_judgement(service: Service) -> None
     await until(lambda: len(service.worker.cancelled) == 4)
     await until(lambda: service.gateway.dispatch.admission.calls == 0)
     assert (len(service.worker.jobs), len(service.gateway.dispatch.waiting)) == (4, 0)
-
-
-# -- verifying --------------------------------------------------------------------------------------------------------------
 
 
 async def test_one_item_is_answered_as_json_and_many_as_lines(shared: Service) -> None:

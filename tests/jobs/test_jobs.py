@@ -192,9 +192,6 @@ async def test_interactive_calls_pass_a_bulk_job(tmp_path: Path) -> None:
         assert len(jobs.service.worker.calls) < 2000
 
 
-# -- tenants --------------------------------------------------------------------------------------------------------------
-
-
 async def test_job_belongs_to_its_tenant_and_runs_as_it(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     secrets = {tenant: add_key(keys, tenant, max_limits={"wall_s": 20})[0] for tenant in ("lab", "rival")}
@@ -285,15 +282,12 @@ async def test_job_that_cannot_go_on_says_why_and_is_tried_now_and_then(
         remove_key(keys, entry.id)
         await asyncio.sleep(0.3)
         open_jobs.service.worker.let_go.set()
-        await until(lambda: "no key any more" in open_jobs.store.trouble(job.id))
+        await until(lambda: "no longer has a key" in open_jobs.store.trouble(job.id))
         await asyncio.sleep(1.5)
         assert 1 <= sum("cannot continue" in record.message for record in caplog.records) <= 3
         add_key(keys, "lab")
         await until(lambda: len(open_jobs.store.chunks_done(job.id)) == 6, 10)
         assert open_jobs.store.trouble(job.id) == ""
-
-
-# -- what the folder promises ---------------------------------------------------------------------------------------------
 
 
 async def test_job_goes_on_with_the_next_gateway(tmp_path: Path) -> None:
