@@ -6,8 +6,10 @@ They live in this process's memory, which is bounded whatever callers send. Prom
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from bisect import bisect_left
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from math import log2
 
 import msgspec
@@ -32,44 +34,38 @@ class Sketch:
     __slots__ = ("_counts", "_most")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
         self._most = 0.0
 
     def add(self, ms: float) -> None:
         bucket = round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80
-        counts = self._counts
-        counts[bucket] = counts[bucket] + 1 if bucket in counts else 1
+        self._counts[bucket] += 1
         if ms > self._most:
             self._most = ms
 
     def merge(self, other: Sketch) -> None:
-        for bucket, count in other._counts.items():
-            self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self._counts.update(other._counts)
         self._most = max(self._most, other._most)
 
     def quantiles(self) -> Quantiles:
         if not self._counts:
             return Quantiles()
-        p50, p90, p99 = (self._quantile(share) for share in (0.5, 0.9, 0.99))
+        buckets = sorted(self._counts)
+        ranks = list(accumulate(self._counts[bucket] for bucket in buckets))
+        found = (buckets[bisect_left(ranks, share * ranks[-1])] for share in (0.5, 0.9, 0.99))
+        p50, p90, p99 = (round(min(2 ** (bucket / _PER_OCTAVE), self._most), 3) for bucket in found)
         return Quantiles(p50, p90, p99, round(self._most, 3))
-
-    def _quantile(self, share: float) -> float:
-        rank, seen = share * sum(self._counts.values()), 0
-        for bucket in sorted(self._counts):
-            seen += self._counts[bucket]
-            if seen >= rank:
-                return round(min(2 ** (bucket / _PER_OCTAVE), self._most), 3)
-        return round(self._most, 3)
 
 
 class Second:
-    __slots__ = ("at", "blames", "stages", "tenants")
+    __slots__ = ("at", "blames", "calls", "slot_ms", "stages")
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.blames: Counter[Blame] = Counter()
         self.stages = {stage: Sketch() for stage in STAGES}
-        self.tenants: dict[str, list[float]] = {}  # calls, and milliseconds of slots
+        self.calls: Counter[str] = Counter()  # by tenant
+        self.slot_ms: dict[str, float] = {}  # by tenant
 
     def note(self, result: Result, tenant: str) -> None:
         self.blames[result.blame] += 1
@@ -79,10 +75,9 @@ class Second:
         if timings.run_ms:  # it ran
             self.stages["start"].add(timings.start_ms)
             self.stages["run"].add(timings.run_ms)
-        if tenant in self.tenants or len(self.tenants) < TENANTS_KEPT:
-            share = self.tenants.setdefault(tenant, [0, 0.0])
-            share[0] += 1
-            share[1] += slot_ms(result)
+        if tenant in self.calls or len(self.calls) < TENANTS_KEPT:
+            self.calls[tenant] += 1
+            self.slot_ms[tenant] = self.slot_ms.get(tenant, 0.0) + slot_ms(result)
 
     def stats(self) -> SecondStats:
         total = self.stages["total"].quantiles()
@@ -197,15 +192,15 @@ class LiveStats:
         return [known.get(at, EMPTY_SECOND) for at in range(now - SECONDS_KEPT, now)]
 
     def tenants(self, only: str | None = None) -> list[TenantShare]:
-        sums: dict[str, list[float]] = {}
+        calls: Counter[str] = Counter()
+        slot_ms: defaultdict[str, float] = defaultdict(float)
         for second in self._recent():
-            for tenant, (calls, ms) in second.tenants.items():
-                have = sums.setdefault(tenant, [0, 0.0])
-                have[0] += calls
-                have[1] += ms
-        all_ms = sum(ms for _, ms in sums.values())
-        wanted = sums.items() if only is None else [(only, sums[only])] if only in sums else []
-        shares = [TenantShare(tenant, int(calls), round(ms / 1000, 3), rate(ms, all_ms)) for tenant, (calls, ms) in wanted]
+            calls.update(second.calls)
+            for tenant, ms in second.slot_ms.items():
+                slot_ms[tenant] += ms
+        all_ms = sum(slot_ms.values())
+        wanted = [(tenant, ms) for tenant, ms in slot_ms.items() if only is None or tenant == only]
+        shares = [TenantShare(tenant, calls[tenant], round(ms / 1000, 3), rate(ms, all_ms)) for tenant, ms in wanted]
         return sorted(shares, key=lambda share: -share.slot_s)
 
     def failures(self, only: str | None = None) -> list[Failure]:

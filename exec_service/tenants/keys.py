@@ -65,27 +65,27 @@ class Keys:
         self._path, self._retry_after_max_s = path, retry_after_max_s
         self._state: tuple[int, ...] | None = None  # of the file when it was read
         self._content = KeyFile()
-        self._tenants: dict[str, str] = {}  # hash -> tenant
-        self._operators: frozenset[str] = frozenset()  # hashes
+        self._entries: dict[str, KeyEntry] = {}  # by hash
         self._accounts: dict[str, Account] = {}
         self._others: list[GatewayInfo] = []
         self._reread()
-        if not self._tenants:
+        if not self._entries:
             raise ConfigError(f"{path} has no keys; make one: exec-service keys add --file {path} --tenant NAME")
 
     def account(self, authorization: str) -> Account:
         """The account of the key in this header (in gRPC: metadata)."""
-        tenant = self._tenants.get(hash_of(secret_of(authorization)))
-        if tenant is None:
+        entry = self._entries.get(hash_of(secret_of(authorization)))
+        if entry is None:
             raise Refusal("unauthenticated", "unknown API key; it may have been removed")
-        return self._account(tenant)
+        return self._account(entry.tenant)
 
     def is_operator(self, authorization: str) -> bool:
-        return hash_of(secret_of(authorization)) in self._operators
+        entry = self._entries.get(hash_of(secret_of(authorization)))
+        return entry is not None and entry.operator
 
     def account_of(self, tenant: str) -> Account:
         """For bulk jobs, which call as their tenant while the tenant has a key."""
-        if tenant not in self._tenants.values():
+        if all(entry.tenant != tenant for entry in self._entries.values()):
             raise Refusal("unauthenticated", "the tenant of this job no longer has a key")
         return self._account(tenant)
 
@@ -117,8 +117,7 @@ class Keys:
             return
         self._state = state  # even if reading fails: log the error once, not every second
         self._content = read_keys(self._path)
-        self._tenants = {entry.hash: entry.tenant for entry in self._content.keys}
-        self._operators = frozenset(entry.hash for entry in self._content.keys if entry.operator)
+        self._entries = {entry.hash: entry for entry in self._content.keys}
         for tenant, account in self._accounts.items():
             account.change(self._content.allowance(tenant))
 
