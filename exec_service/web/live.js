@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { ago, button, count, duration, find, make, meter, percent, swatch, table } from "./dom.js";
-import { ask } from "./service.js";
+import { ask, Poller } from "./service.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120;
@@ -15,46 +15,20 @@ const RATES = [
 
 const depths = []; // queue and slots, once a second while the view was open
 let charts = null;
-let timer = null;
 let chosenRun = null;
 let latest = null;
-let asked = 0;
 
-export function prepareLive() {
-  find("failure-filter").addEventListener("change", () => latest && showFailures(latest.failures));
-  document.addEventListener("visibilitychange", () => (document.hidden || find("live").hidden ? stop() : start()));
-}
-
-export function start() {
-  if (timer === null) timer = setInterval(refresh, EVERY_MS);
-  refresh();
-}
-
-export function stop() {
-  clearInterval(timer);
-  timer = null;
-}
-
-async function refresh() {
-  const number = ++asked;
-  try {
-    const stats = await ask("/v1/stats");
-    if (number !== asked) return; // a later request was sent
-    latest = stats;
-    show(stats);
-    if (chosenRun) await showSteps(chosenRun);
-    showTrouble("");
-  } catch (error) {
-    if (number === asked) showTrouble(error.status ? `No statistics: ${error.message}` : "No answer from the service; trying again every second.");
-  }
-}
+export const poller = new Poller(find("live"), "/v1/stats", EVERY_MS, show, (error) =>
+  showTrouble(error.status ? `No statistics: ${error.message}` : "No answer from the service; trying again every second."));
+find("failure-filter").addEventListener("change", () => latest && showFailures(latest.failures));
 
 function showTrouble(text) {
   find("banner").textContent = text;
   find("banner").hidden = !text;
 }
 
-function show(stats) {
+async function show(stats) {
+  latest = stats;
   const { now } = stats;
   depths.push({ waiting: now.waiting, queue: now.waiting, busy: now.busy, slots: now.slots });
   if (depths.length > KEPT) depths.shift();
@@ -70,6 +44,8 @@ function show(stats) {
   showRuns(stats.runs);
   find("live-note").textContent =
     `Rates, latencies and shares cover the last ${stats.window_s.toFixed(0)} s of this gateway, which has been up for ${ago(stats.uptime_s).replace(" ago", "")}. All metrics for Prometheus: /metrics.`;
+  if (chosenRun) await showSteps(chosenRun);
+  showTrouble("");
 }
 
 function makeCharts() {

@@ -19,10 +19,8 @@ function showView() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${TITLES[wanted]}exec-service`;
-  if (wanted === "live") live.start();
-  else live.stop();
-  if (wanted === "sessions") sessions.start();
-  else sessions.stop();
+  live.poller.update();
+  sessions.poller.update();
 }
 
 async function showState() {
@@ -62,7 +60,6 @@ prepareKeyDialog(() => {
 });
 preparePlayground();
 sessions.prepareSessions();
-live.prepareLive();
 window.addEventListener("hashchange", showView);
 showView();
 showState();

@@ -21,6 +21,39 @@ export async function ask(path, options = {}) {
   throw new Refused(response.status, problem);
 }
 
+/** Fetches `path` every `everyMs` while `view` is shown. Ignores an answer that a later request or `outdate` overtook. */
+export class Poller {
+  #timer = null;
+  #asked = 0;
+
+  constructor(view, path, everyMs, show, fail) {
+    Object.assign(this, { view, path, everyMs, show, fail });
+    document.addEventListener("visibilitychange", () => this.update());
+  }
+
+  /** Start or stop, as the view is shown or hidden. */
+  update() {
+    clearInterval(this.#timer);
+    if (document.hidden || this.view.hidden) return;
+    this.#timer = setInterval(() => this.refresh(), this.everyMs);
+    this.refresh();
+  }
+
+  outdate() {
+    this.#asked += 1;
+  }
+
+  async refresh() {
+    const number = ++this.#asked;
+    try {
+      const answer = await ask(this.path);
+      if (number === this.#asked) await this.show(answer);
+    } catch (error) {
+      if (number === this.#asked) this.fail(error);
+    }
+  }
+}
+
 function headers(body) {
   const key = sessionStorage.getItem(KEY);
   return {

@@ -4,7 +4,7 @@ import { bytes, duration, find, make } from "./dom.js";
 import { fill, prepareEditor, sendByKey } from "./editor.js";
 import { drawForest, Forest, walkByArrows } from "./fork_tree.js";
 import { output, picture, refusal } from "./report.js";
-import { ask } from "./service.js";
+import { ask, Poller } from "./service.js";
 import { MARK, verdict } from "./verdict.js";
 
 const EVERY_MS = 4000; // delay until changes by others are seen
@@ -13,8 +13,10 @@ const FIRST_CELL = "x = 20\nx + 1\n";
 const forest = new Forest();
 let chosen = "";
 let limits = {};
-let timer = null;
-let asked = 0;
+
+export const poller = new Poller(find("sessions"), "/v1/sessions", EVERY_MS, showAll, (error) => {
+  if (error.status !== 401) showRefusal(error, "The sessions cannot be listed");
+});
 
 export function prepareSessions() {
   prepareEditor(find("cell-code"), find("cell-gutter"));
@@ -24,7 +26,6 @@ export function prepareSessions() {
   onSubmit("cell", run);
   onSubmit("fork-form", fork);
   for (const [id, act] of [["roll-back", rollBack], ["interrupt", interrupt], ["end-session", end]]) find(id).addEventListener("click", act);
-  document.addEventListener("visibilitychange", () => (document.hidden || find("sessions").hidden ? stop() : start()));
   show();
 }
 
@@ -37,16 +38,6 @@ export function offerSessions(info) {
   limits = { ...info.limits.default, memory_mb: 1024 };
 }
 
-export function start() {
-  if (timer === null) timer = setInterval(refresh, EVERY_MS);
-  refresh();
-}
-
-export function stop() {
-  clearInterval(timer);
-  timer = null;
-}
-
 function onSubmit(id, act) {
   find(id).addEventListener("submit", (event) => {
     event.preventDefault();
@@ -56,29 +47,22 @@ function onSubmit(id, act) {
 
 const post = (path, body = {}) => ask(`/v1/sessions${path}`, { method: "POST", body: JSON.stringify(body) });
 
-async function refresh() {
-  const number = ++asked;
-  try {
-    const { sessions } = await ask("/v1/sessions");
-    if (number !== asked) return; // a later request was sent
-    forest.noteAll(sessions);
-    if (!forest.get(chosen)) choose(firstAlive());
-    else show();
-  } catch (error) {
-    if (number === asked && error.status !== 401) showRefusal(error, "The sessions cannot be listed");
-  }
+function showAll({ sessions }) {
+  forest.noteAll(sessions);
+  if (!forest.get(chosen)) choose(firstAlive());
+  else show();
 }
 
 /** Run `act` and show a refusal. Pending lists are outdated afterwards. */
 async function attempt(failed, act) {
-  asked += 1;
+  poller.outdate();
   find("session-says").replaceChildren();
   try {
     await act();
   } catch (error) {
     showRefusal(error, failed);
   }
-  await refresh();
+  await poller.refresh();
 }
 
 async function create() {

@@ -1,4 +1,4 @@
-"""`POST /v1/judge` and `/v1/verify` at the door: what is refused, what is tried again, what is charged."""
+"""`POST /v1/judge` and `/v1/verify` at the gateway: refusals, retries, and what is charged."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may call: keys, their tenants, and what each tenant may have."""
+"""API keys: authentication, tenants, and the limits of a tenant."""
 
 import asyncio
 import logging
@@ -298,7 +298,7 @@ async def test_given_up_and_refused_calls_are_no_longer_in_flight(service: Locke
     await until(lambda: account.calls == 0)
 
 
-async def test_the_minute_counts_what_was_accepted_at_every_door(service: Locked) -> None:
+async def test_the_minute_counts_what_was_accepted_at_every_endpoint(service: Locked) -> None:
     problem(await service.post("small", "say x", limits={"memory_mb": 9999}), 403, "beyond_limits")  # does not count
     calls = {"calls": [{"code": f"say {n}", "limits": SMALL} for n in range(3)]}
     for _ in range(2):

@@ -27,13 +27,13 @@ def test_too_many_per_minute_are_refused_with_the_time_to_wait() -> None:
 
 
 class Gateways:
-    """The accounts of one tenant at several gateways that exchange their use in `beat`."""
+    """The accounts of one tenant at several gateways that tell each other their use in `exchange`."""
 
     def __init__(self, count: int, **allowance: Any) -> None:
         self.now = 1000.0
         self.accounts = [Account("t", Allowance(**allowance), clock=lambda: self.now) for _ in range(count)]
 
-    def beat(self) -> None:
+    def exchange(self) -> None:
         uses = [account.use() for account in self.accounts]
         infos = [queue.GatewayInfo(str(n), tenants={} if use is None else {"t": use}) for n, use in enumerate(uses)]
         for n, account in enumerate(self.accounts):
@@ -57,15 +57,15 @@ class Gateways:
 def test_calls_in_flight_at_one_gateway_count_at_all() -> None:
     gateways = Gateways(3, max_calls=12)
     assert gateways.take(0, 20) == 12, "one gateway may have all of it"
-    gateways.beat()
+    gateways.exchange()
     assert gateways.take(1, 20) == 0
     gateways.accounts[0].give_back(5)
-    gateways.beat()
+    gateways.exchange()
     assert gateways.take(1, 20) == 5
-    gateways.beat()
+    gateways.exchange()
     assert gateways.take(2, 20) == 0
     gateways.accounts.pop(0)  # its gateway is gone
-    gateways.beat()
+    gateways.exchange()
     assert gateways.in_flight == 5
     assert gateways.take(1, 20) == 6, "one is kept for the other, which had to refuse"
 
@@ -75,7 +75,7 @@ def test_a_gateway_that_has_all_calls_makes_room_for_one_that_had_to_refuse() ->
     gateways.take(0, 20)
     most = []
     for _ in range(20):  # seconds, in each of which three calls end at each gateway
-        gateways.beat()
+        gateways.exchange()
         gateways.now += 1
         for n, account in enumerate(gateways.accounts):
             account.give_back(min(3, account.calls))
@@ -88,10 +88,10 @@ def test_a_gateway_that_has_all_calls_makes_room_for_one_that_had_to_refuse() ->
 def test_one_request_that_takes_the_whole_limit_is_accepted_when_nothing_is_in_flight() -> None:
     gateways = Gateways(2, max_calls=10, calls_per_minute=1000)
     gateways.take(0, 20)
-    gateways.beat()
+    gateways.exchange()
     assert gateways.take(1) == 0
     gateways.accounts[0].give_back(10)
-    gateways.beat()
+    gateways.exchange()
     for account in gateways.accounts:
         account.check(10)
 
@@ -105,6 +105,6 @@ def test_calls_per_minute_are_the_same_however_many_gateways_take_them(busy: int
             accepted = gateways.take(n, 5)
             gateways.accounts[n].give_back(accepted)
             taken += accepted
-        gateways.beat()
+        gateways.exchange()
         gateways.now += 1
     assert 600 <= taken <= 600 + 60 + 5 * busy  # ten minutes, what was saved up, what nobody had heard of yet

@@ -36,7 +36,7 @@ async def test_stopped_jobs_worker_leaves_its_chunk_with_what_it_has(tmp_path: P
             jobs.service.gateway.keep_jobs(CeleryChunkQueue(redis.url))
             with Part.jobs_worker(redis.url, "--gateway", jobs.service.url, jobs_dir=jobs.store.folder) as part:
                 job = await jobs.submit(calls(*["say x"] * 5, "hold"))
-                await until(lambda: any(beat.done == 5 for beat in jobs.store.running(job.id).values()), 10)
+                await until(lambda: any(heartbeat.done == 5 for heartbeat in jobs.store.running(job.id).values()), 10)
                 part.kill(signal.SIGTERM)
                 assert await asyncio.to_thread(part.wait, 10) == 0
             assert (jobs.store.partly_done(job.id), jobs.store.running(job.id)) == ({1: 5}, {})
