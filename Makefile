@@ -8,7 +8,7 @@
 # make test-upgrade  the previous commit's gateway with this worker and the reverse, under load; its chart values (BASE=COMMIT)
 # make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
 # make wheels   build the wheels of exec-client, exec-service and grpo-roc into dist/
-# make lint     ruff and mypy
+# make lint     ruff, mypy, and pylint for duplicate code
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
 # make proto    compile exec_wire/proto/exec.proto anew (after a change to it)
@@ -81,6 +81,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pylint --persistent=n exec_wire exec_client exec_service worker loadtest grpo_roc
 
 hostile: install-dev
 	@$(BIN)/python tests/hostile $(ARGS)

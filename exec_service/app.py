@@ -43,10 +43,10 @@ from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.fair_queue import same_weight
 from exec_service.dispatch.workers import Fleet
-from exec_service.jobs.keeper import ChunkLine, Keeper
+from exec_service.jobs.scheduler import ChunkQueue, JobScheduler
 from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
-from exec_service.sessions import Desk
+from exec_service.sessions import SessionRouter
 from exec_service.telemetry.metrics import Metrics
 from exec_service.telemetry.tracing import Traces
 from exec_service.tenants.keys import Keys
@@ -82,7 +82,7 @@ class Gateway:
         self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor, self.keys)
         weight_of = self.keys.weight if self.keys is not None else same_weight
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of, supervisor=self.supervisor)
-        self.desk = Desk(config, queue, self.fleet, self.dispatch, self.metrics)
+        self.desk = SessionRouter(config, queue, self.fleet, self.dispatch, self.metrics)
         self._door_tasks: set[asyncio.Task[None]] = set()
         self.jobs = JobDesk(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
         self.cluster = queue.shared
@@ -116,11 +116,11 @@ class Gateway:
         self.dispatch.start()
         return self
 
-    def keep_jobs(self, line: ChunkLine) -> None:
+    def keep_jobs(self, line: ChunkQueue) -> None:
         """Hand the chunks of bulk jobs to those at the other end of `line` from now on. Needs a folder of jobs."""
         assert self.jobs is not None
-        self.jobs.keeper = Keeper(self.jobs.store, line, self.config.jobs_keep_s)
-        self._tasks.append(self.supervisor.start("jobs", self.jobs.keeper.keep_forever))
+        self.jobs.keeper = JobScheduler(self.jobs.store, line, self.config.jobs_keep_s)
+        self._tasks.append(self.supervisor.start("jobs", self.jobs.keeper.run_forever))
 
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.stop()
@@ -151,7 +151,7 @@ def build_app(
     dispatch: Dispatch,
     fleet: Fleet,
     metrics: Metrics,
-    desk: Desk,
+    desk: SessionRouter,
     door_tasks: set[asyncio.Task[None]],
     supervisor: Supervisor,
     *,
@@ -175,7 +175,7 @@ def build_app(
     app.router.routes.extend(route for routes in doors.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
-    app.include_router(stats_routes(dispatch, fleet, metrics.tally))
+    app.include_router(stats_routes(dispatch, fleet, metrics.live_stats))
     app.router.routes.extend(page_routes())
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):

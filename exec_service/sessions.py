@@ -1,6 +1,6 @@
-"""Sessions as a gateway sees them: each is with one worker, which its id names; a gateway only carries questions and answers.
+"""Sessions at a gateway: finds the worker of a session by its id, and passes requests and replies.
 
-Nothing is remembered here, so that every gateway serves every session and the death of one is no event for it.
+A gateway keeps no state of a session, so every gateway serves every session, and losing a gateway affects no session.
 """
 
 from __future__ import annotations
@@ -23,44 +23,14 @@ from exec_service.dispatch.requests import ANONYMOUS, Origin
 from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import NotPermitted, NotReady, Refusal
 from exec_service.telemetry.metrics import Metrics
+from exec_wire.messages import sessions as wire
 from exec_wire.messages.calls import Result, Selection, verdict
-from exec_wire.messages.sessions import (
-    Cell,
-    Create,
-    Did,
-    End,
-    Ended,
-    Fetch,
-    FetchFiles,
-    Files,
-    Fork,
-    ForkSession,
-    Got,
-    Interrupt,
-    Interrupted,
-    ListSessions,
-    Look,
-    Order,
-    PutFiles,
-    Ran,
-    Refused,
-    Reply,
-    RollBack,
-    RunCell,
-    SessionInfo,
-    SessionList,
-    SessionSpec,
-    Tenant,
-    Told,
-    pack_sessions,
-    read_session_id,
-    unpack_reply,
-)
+from exec_wire.messages.sessions import SessionInfo, SessionList
 from exec_wire.queue.protocol import GatewayQueue, Job, QueueUnavailable, WorkerInfo
 
-LOOK_S = 0.5  # between two looks at whether a worker that owes an answer is still there
+LOOK_S = 0.5  # between two checks that the worker of a pending request is alive
 ANSWER_S = 30.0  # for everything but cells
-WORKER_NEEDS_S = 6.0  # beyond a cell's deadline: its interrupt, its kill, the way back
+WORKER_NEEDS_S = 6.0  # beyond a cell's deadline: interrupt, kill, reply
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Struct)
@@ -68,7 +38,7 @@ M = TypeVar("M", bound=Struct)
 
 @contextmanager
 def permitted(at: str) -> Iterator[None]:
-    """What the key does not allow is refused with the path of the field."""
+    """Give a `NotPermitted` the path of the field."""
     try:
         yield
     except NotPermitted as refusal:
@@ -77,7 +47,7 @@ def permitted(at: str) -> Iterator[None]:
 
 
 def own(message: M, origin: Origin) -> M:
-    """Where there are keys: as a message of the key's tenant, whatever it says itself; another tenant's name is refused."""
+    """With keys: the message as one of the key's tenant. Refuses a message that names another tenant."""
     if origin.account is None:
         return message
     with permitted("$"):
@@ -90,29 +60,29 @@ def with_warnings(answer: M, warnings: dict[int, list[str]]) -> M:
 
 
 class SessionLost(Exception):
-    """Its worker is gone, or did not answer."""
+    """The worker is gone, or did not reply."""
 
 
-class Desk:
+class SessionRouter:
     def __init__(self, config: GatewayConfig, queue: GatewayQueue, fleet: Fleet, dispatch: Dispatch, metrics: Metrics) -> None:
         self._config, self._queue, self._fleet, self._dispatch, self._metrics = config, queue, fleet, dispatch, metrics
         self._ids = (f"s{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
 
-    async def create(self, spec: SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
-        """On the worker with the most room; on the next one if that has none after all."""
+    async def create(self, spec: wire.SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
+        """On the worker with the lowest share of sessions in use; on the next one if that refuses."""
         spec = own(spec, origin)
         if origin.account is not None:
-            if origin.door:  # whose clients cannot know what the key allows
-                spec = msgspec.structs.replace(spec, limits=origin.account.lowered_limits(spec.limits))
+            if origin.door:  # clients of an adapter cannot know what the key allows
+                spec = replace(spec, limits=origin.account.lowered_limits(spec.limits))
             with permitted("$"):
                 origin.account.check_limits(spec.limits)
         self._dispatch.check_open()
         if not self._fleet.alive:
-            raise NotReady("no worker is alive", self._config.retry_after_max_s)
+            raise NotReady("no live worker", self._config.retry_after_max_s)
         refusal = Refusal("too_many_sessions", "no worker has room for another session", retry_after_s=5.0)
         for worker in self._by_room(spec.profile):
             try:
-                return (await self._ask(worker.id, Create(spec), Told, ANSWER_S)).sessions[0]
+                return (await self._ask(worker.id, wire.Create(spec), wire.Told, ANSWER_S)).sessions[0]
             except SessionLost:
                 continue
             except Refusal as refused:
@@ -125,19 +95,19 @@ class Desk:
         fit = [worker for worker in self._fleet.workers if worker.max_sessions and (not profile or profile in worker.profiles)]
         return sorted(fit, key=lambda worker: worker.sessions / worker.max_sessions)
 
-    async def run(self, id: str, cell: Cell, origin: Origin = ANONYMOUS) -> Result:
-        """What became of the cell; `session_lost` if nobody knows."""
+    async def run(self, id: str, cell: wire.Cell, origin: Origin = ANONYMOUS) -> Result:
+        """The result of the cell; `session_lost` if the worker does not reply."""
         accepted = time.monotonic()
         cell = own(cell, origin)
         if origin.account is not None and (wall_s := cell.wall_s) is not None:
             if origin.door:
                 wall_s = min(wall_s, origin.account.allowance.max_limits.get("wall_s", wall_s))
-                cell = msgspec.structs.replace(cell, wall_s=wall_s)
+                cell = replace(cell, wall_s=wall_s)
             with permitted("$"):
                 origin.account.check_limit("wall_s", wall_s, 0, ".wall_s")
         try:
-            order = RunCell(id, cell, self._dispatch.waiting.weight_of(cell.tenant))
-            result = (await self.ask(id, order, Ran, cell.deadline_s)).result
+            order = wire.RunCell(id, cell, self._dispatch.waiting.weight_of(cell.tenant))
+            result = (await self.ask(id, order, wire.Ran, cell.deadline_s)).result
         except Refusal as refused:
             if refused.code != "session_lost":
                 raise
@@ -149,56 +119,56 @@ class Desk:
         self._metrics.finished(result, origin.door, cell.tenant)
         return result
 
-    async def fork(self, id: str, fork: Fork, origin: Origin) -> SessionList:
-        return SessionList((await self.ask(id, ForkSession(id, own(fork, origin)), Told)).sessions)
+    async def fork(self, id: str, fork: wire.Fork, origin: Origin) -> SessionList:
+        return SessionList((await self.ask(id, wire.ForkSession(id, own(fork, origin)), wire.Told)).sessions)
 
-    async def look(self, id: str, tenant: Tenant, origin: Origin) -> SessionInfo:
-        return (await self.ask(id, Look(id, own(tenant, origin).tenant), Told)).sessions[0]
+    async def look(self, id: str, tenant: wire.Tenant, origin: Origin) -> SessionInfo:
+        return (await self.ask(id, wire.Look(id, own(tenant, origin).tenant), wire.Told)).sessions[0]
 
-    async def roll_back(self, id: str, tenant: Tenant, origin: Origin) -> SessionInfo:
-        return (await self.ask(id, RollBack(id, own(tenant, origin).tenant), Told)).sessions[0]
+    async def roll_back(self, id: str, tenant: wire.Tenant, origin: Origin) -> SessionInfo:
+        return (await self.ask(id, wire.RollBack(id, own(tenant, origin).tenant), wire.Told)).sessions[0]
 
-    async def interrupt(self, id: str, tenant: Tenant, origin: Origin) -> Interrupted:
-        return Interrupted((await self.ask(id, Interrupt(id, own(tenant, origin).tenant), Did)).done)
+    async def interrupt(self, id: str, tenant: wire.Tenant, origin: Origin) -> wire.Interrupted:
+        return wire.Interrupted((await self.ask(id, wire.Interrupt(id, own(tenant, origin).tenant), wire.Did)).done)
 
-    async def end(self, id: str, tenant: Tenant, origin: Origin) -> Ended:
-        return Ended((await self.ask(id, End(id, own(tenant, origin).tenant), Did)).done)
+    async def end(self, id: str, tenant: wire.Tenant, origin: Origin) -> wire.Ended:
+        return wire.Ended((await self.ask(id, wire.End(id, own(tenant, origin).tenant), wire.Did)).done)
 
-    async def put(self, id: str, files: Files, origin: Origin) -> Files:
-        return Files((await self.ask(id, PutFiles(id, files.files, own(files, origin).tenant), Got)).files)
+    async def put(self, id: str, files: wire.Files, origin: Origin) -> wire.Files:
+        return wire.Files((await self.ask(id, wire.PutFiles(id, files.files, own(files, origin).tenant), wire.Got)).files)
 
-    async def fetch(self, id: str, wanted: Fetch, origin: Origin) -> Files:
-        got = await self.ask(id, FetchFiles(id, wanted.paths, own(wanted, origin).tenant), Got)
-        return Files(got.files, files_missing=got.files_missing)
+    async def fetch(self, id: str, wanted: wire.Fetch, origin: Origin) -> wire.Files:
+        got = await self.ask(id, wire.FetchFiles(id, wanted.paths, own(wanted, origin).tenant), wire.Got)
+        return wire.Files(got.files, files_missing=got.files_missing)
 
     async def list(self, selection: Selection, origin: Origin) -> SessionList:
         if selection.request is not UNSET or selection.index:
-            raise Refusal("bad_query", "sessions are selected by their tags; request and index name calls", field="request")
+            raise Refusal("bad_query", "select sessions by their tags; request and index select calls", field="request")
         selection = own(selection, origin)
-        asked = [self._ask(worker.id, ListSessions(selection), Told, ANSWER_S) for worker in self._fleet.workers]
+        asked = [self._ask(worker.id, wire.ListSessions(selection), wire.Told, ANSWER_S) for worker in self._fleet.workers]
         told = await asyncio.gather(*asked, return_exceptions=True)
-        return SessionList([session for answer in told if isinstance(answer, Told) for session in answer.sessions])
+        return SessionList([session for answer in told if isinstance(answer, wire.Told) for session in answer.sessions])
 
-    async def ask(self, id: str, order: Order, kind: type[R], deadline_s: float = ANSWER_S) -> R:
-        """What the worker that has this session answers. A `Refusal` if it refuses, or is gone."""
-        parts = read_session_id(id)
+    async def ask(self, id: str, order: wire.Order, kind: type[R], deadline_s: float = ANSWER_S) -> R:
+        """The reply of the session's worker. Raises a `Refusal` if the worker refuses, or is gone."""
+        parts = wire.read_session_id(id)
         if parts is None:
             raise Refusal("no_such_session", "this is not the id of a session")
         try:
             return await self._ask(parts.worker, order, kind, deadline_s)
         except SessionLost:
-            raise Refusal("session_lost", "the worker that had it is gone or does not answer") from None
+            raise Refusal("session_lost", "the worker of the session is gone or does not reply") from None
 
-    async def _ask(self, worker: str, order: Order, kind: type[R], deadline_s: float) -> R:
+    async def _ask(self, worker: str, order: wire.Order, kind: type[R], deadline_s: float) -> R:
         if not self._fleet.has(worker):
             raise SessionLost
         id = next(self._ids)
         with self._dispatch.asking(id) as answer:
-            job = Job(id, pack_sessions(order), round(deadline_s * 1000), self._queue.name)
+            job = Job(id, wire.pack_sessions(order), round(deadline_s * 1000), self._queue.name)
             try:
                 await self._queue.publish_to(worker, job)
             except QueueUnavailable as away:
-                if not away.sent:  # else it may be there, and may be answered
+                if not away.sent:  # else the worker may have it and reply
                     raise NotReady(str(away), self._config.retry_after_max_s) from None
             give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S
             while not answer.done():
@@ -210,11 +180,11 @@ class Desk:
 
 def _read(payload: bytes, kind: type[R]) -> R:
     try:
-        reply: Reply = unpack_reply(payload)
+        reply: wire.Reply = wire.unpack_reply(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Refusal("internal", "the worker's answer could not be read") from None
-    if isinstance(reply, Refused):
+        raise Refusal("internal", "the worker's reply could not be read") from None
+    if isinstance(reply, wire.Refused):
         raise Refusal(reply.code, reply.detail, field=reply.field, retry_after_s=reply.retry_after_s)
     if not isinstance(reply, kind):
-        raise Refusal("internal", "the worker answered something else")
+        raise Refusal("internal", "the worker sent another kind of reply")
     return reply

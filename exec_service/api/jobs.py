@@ -30,8 +30,10 @@ from exec_service.api.validation import VERIFY, Validator, Warnings, check_strin
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Arriving
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.jobs.keeper import Keeper, progress_of
-from exec_service.jobs.store import Draft, JobMeta, JobStore, NoSuchJob
+from exec_service.jobs.draft import Draft
+from exec_service.jobs.files import JobMeta, NewerJob, NoSuchJob
+from exec_service.jobs.scheduler import JobScheduler, progress_of
+from exec_service.jobs.store import JobStore
 from exec_service.refusals import Draining, Overloaded, Refusal
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Label, encode_json
@@ -73,13 +75,15 @@ class JobDesk:
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
-        self.keeper: Keeper | None = None
+        self.keeper: JobScheduler | None = None
         self._receiving: Counter[str] = Counter()  # jobs on their way in, by tenant
         self._finishing = asyncio.Lock()  # one after the other, so that each counts those before
 
     def own(self, job: str, account: Account | None) -> JobMeta:
         try:
             meta = self.store.meta(job)
+        except NewerJob as error:
+            raise Refusal("no_such_job", str(error)) from None
         except NoSuchJob:
             meta = None
         if meta is None or (account is not None and meta.tenant != account.tenant):
@@ -164,7 +168,7 @@ class JobDesk:
             raise Refusal("job_ended", f"the job is {now}")
         self.store.set_state(meta.id, state)
         if state == "cancelled":
-            self.store.retire(meta.id)
+            self.store.revoke_token(meta.id)
         return self.status(meta)
 
     def remove(self, meta: JobMeta) -> JobRemoved:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exec_service.api.errors import send_refusal
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.requests import Origin
-from exec_service.jobs.store import TICKET_PREFIX, JobStore
+from exec_service.jobs.store import TOKEN_PREFIX, JobStore
 from exec_service.refusals import Refusal
 from exec_service.telemetry.logs import log_request
 from exec_service.telemetry.metrics import Metrics
@@ -36,7 +36,7 @@ log = logging.getLogger("exec_service.requests")
 OPEN_ROUTES = PAGE_ROUTES | {"/healthz", "/readyz", "/docs", "/openapi.json"}  # these tell nothing that is worth a key
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # asked all the time; logged only when they fail
 OPERATOR_ROUTES = frozenset({"/metrics", "/v1/stats"})  # these can show the figures of all tenants
-TICKET_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # what whoever runs a bulk job needs
+TOKEN_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # what whoever runs a bulk job needs
 CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -85,7 +85,7 @@ class RequestFacts(Struct):
 
 
 class Guard:
-    """`keyless`: paths that serve also those who send no key, where keys are asked for. `jobs`: whose tickets count."""
+    """`keyless`: paths that serve also those who send no key, where keys are asked for. `jobs`: whose tokens count."""
 
     def __init__(
         self,
@@ -148,11 +148,11 @@ class Guard:
             facts.operator = scope["path"] in OPERATOR_ROUTES and self._keys.is_operator(authorization)
 
     async def _account(self, keys: Keys, authorization: str, path: str) -> Account:
-        """Of a key; or, where programs are run, of the tenant whose bulk job a ticket belongs to."""
-        if self._jobs is not None and path in TICKET_ROUTES and TICKET_PREFIX in authorization:
+        """Of a key; or, where programs are run, of the tenant whose bulk job a token belongs to."""
+        if self._jobs is not None and path in TOKEN_ROUTES and TOKEN_PREFIX in authorization:
             tenant = await asyncio.to_thread(self._jobs.tenant_of, secret_of(authorization))  # a folder of the network's
             if tenant is None:
-                raise Refusal("unauthenticated", "no bulk job that runs has this ticket")
+                raise Refusal("unauthenticated", "no bulk job that runs has this token")
             return keys.account_of(tenant)
         return keys.account(authorization)
 

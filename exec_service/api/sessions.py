@@ -20,7 +20,7 @@ from exec_service.api.validation import CELL, FORK, TENANT, Validator, read, rea
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import Origin
-from exec_service.sessions import Desk, with_warnings
+from exec_service.sessions import SessionRouter, with_warnings
 from exec_wire.messages.sessions import Tenant
 
 
@@ -37,7 +37,7 @@ class Request(NamedTuple):
         return Tenant(read_selection(self.query, any_tag=True).tenant)
 
 
-Answerer = Callable[[Desk, Validator, Request], Awaitable[Struct]]
+Answerer = Callable[[SessionRouter, Validator, Request], Awaitable[Struct]]
 
 ANSWERERS: dict[tuple[str, str], Answerer] = {
     ("POST", "/v1/sessions"): lambda desk, check, asked: desk.create(
@@ -70,7 +70,9 @@ ANSWERERS: dict[tuple[str, str], Answerer] = {
 class SessionDoor(Door):
     """One route."""
 
-    def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: Desk, answerer: Answerer) -> None:
+    def __init__(
+        self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: SessionRouter, answerer: Answerer
+    ) -> None:
         super().__init__(config, dispatch, validator)
         self._desk, self._answerer = desk, answerer
 
@@ -93,7 +95,7 @@ class SessionDoor(Door):
         return await self._answerer(self._desk, self._validator, asked)
 
 
-def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: Desk) -> list[Route]:
+def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: SessionRouter) -> list[Route]:
     return [
         Route(path, SessionDoor(config, dispatch, validator, desk, answerer), methods=[verb])
         for (verb, path), answerer in ANSWERERS.items()

@@ -16,7 +16,7 @@ from exec_service.api.validation import read_query
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import NotPermitted
-from exec_service.telemetry.live_stats import Tally
+from exec_service.telemetry.live_stats import LiveStats
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import GivenLabel, Label, encode_json
 from exec_wire.messages.stats import Depths, RunStats, Stats
@@ -30,7 +30,7 @@ class StatsQuery(Struct, frozen=True, kw_only=True):
     tenant: Label | UnsetType = UNSET
 
 
-def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: Tally) -> APIRouter:
+def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: LiveStats) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -48,7 +48,7 @@ def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: Tally) -> APIRouter:
     return router
 
 
-def stats_of(dispatch: Dispatch, fleet: Fleet, tally: Tally, tenant: str | None) -> Stats:
+def stats_of(dispatch: Dispatch, fleet: Fleet, tally: LiveStats, tenant: str | None) -> Stats:
     """`tenant`: whose shares, failures and runs; None for everybody's."""
     return Stats(
         uptime_s=tally.uptime_s,

@@ -45,9 +45,8 @@ PARTS = (
     "report.js",
     "playground.js",
     "sessions.js",
-    "forktree.js",
-    "picture.js",
-    "words.js",
+    "fork_tree.js",
+    "verdict.js",
     "live.js",
     "chart.js",
 )

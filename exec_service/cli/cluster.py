@@ -18,7 +18,7 @@ from exec_service.cli.up import prove, stop_on_signals, unless
 from exec_service.config import ConfigError, GatewayConfig
 from exec_service.refusals import Refusal
 from exec_service.telemetry.logs import say
-from exec_service.telemetry.metrics_server import SideDoor, side_door
+from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
 from exec_service.telemetry.worker_metrics import WorkerMetrics
 from exec_wire.queue.connection import where
 from exec_wire.queue.redis import RedisQueue
@@ -39,12 +39,14 @@ async def run_gateway(config: GatewayConfig) -> None:
     queue, name, stop, supervisor = open_queue(config.redis), own_name(), stop_on_signals(), Supervisor()
     supervisor.on_give_up(stop.set)
     gateway = Gateway(config, queue.gateway(name), supervisor)
-    door = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))
-    async with gateway, side_door(door, config.metrics_host, config.metrics_port, supervisor) as side:
+    door = MetricsApp(gateway.metrics.text, lambda: not_ready_because(gateway))
+    async with gateway, metrics_server(door, config.metrics_host, config.metrics_port, supervisor) as side:
         if gateway.jobs is not None:
-            from exec_service.jobs.celery_tasks import CeleryLine  # Celery takes a while to load, and is not always wanted
+            from exec_service.jobs.celery_tasks import (
+                CeleryChunkQueue,  # Celery takes a while to load, and is not always wanted
+            )
 
-            gateway.keep_jobs(CeleryLine(config.redis))
+            gateway.keep_jobs(CeleryChunkQueue(config.redis))
         words = GATEWAY.format(name=name, url="{}", queue=where(config.redis), side=side)
         await serve(gateway, stop=stop, listening=lambda url: say(words.format(url)))
     supervisor.check()
@@ -70,8 +72,8 @@ async def run_worker(config: WorkerConfig) -> None:
         sessions = await stack.enter_async_context(Sessions(name, pool, supervisor)) if isinstance(pool, Pool) else None
         consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions, supervisor))
         metrics = WorkerMetrics(pool, consumer, supervisor)
-        door = SideDoor(metrics.text, lambda: supervisor.gave_up_because or _cannot_work_because(consumer))
-        side = await stack.enter_async_context(side_door(door, config.metrics_host, config.metrics_port, supervisor))
+        door = MetricsApp(metrics.text, lambda: supervisor.gave_up_because or _cannot_work_because(consumer))
+        side = await stack.enter_async_context(metrics_server(door, config.metrics_host, config.metrics_port, supervisor))
         say(WORKER.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), side=side))
         await stop.wait()
         await consumer.drain(config.drain_s)

@@ -19,9 +19,9 @@ from typing import Any
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
 from exec_service.jobs.chunks import ChunkOptions
-from exec_service.jobs.keeper import LocalLine
+from exec_service.jobs.scheduler import LocalChunkQueue
 from exec_service.telemetry.logs import say
-from exec_service.telemetry.metrics_server import SideDoor, side_door
+from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
 from exec_service.telemetry.worker_metrics import WorkerMetrics
 from exec_wire.queue.memory import MemoryQueue
 from exec_wire.supervisor import Supervisor
@@ -85,8 +85,8 @@ async def metrics_port(gateway: Gateway) -> AsyncIterator[None]:
     if not config.metrics_port:
         yield
         return
-    door = SideDoor(gateway.metrics.text, lambda: gateway.not_ready_because)
-    async with side_door(door, config.metrics_host, config.metrics_port, gateway.supervisor):
+    door = MetricsApp(gateway.metrics.text, lambda: gateway.not_ready_because)
+    async with metrics_server(door, config.metrics_host, config.metrics_port, gateway.supervisor):
         yield
 
 
@@ -106,7 +106,7 @@ async def _work(
             await gateway.fleet.refresh()
             gateway.dispatch.release.look_again()
             if gateway.jobs is not None:
-                gateway.keep_jobs(LocalLine(gateway.jobs.store, ChunkOptions(url)))
+                gateway.keep_jobs(LocalChunkQueue(gateway.jobs.store, ChunkOptions(url)))
             gateway.metrics.registry.register(WorkerMetrics(pool, consumer))
             _greet(pool, url, gateway)
             await asyncio.wait({serving})

@@ -24,9 +24,9 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.errand import Errand, raise_first
 from exec_service.dispatch.requests import Origin
 from exec_service.dispatch.workers import Fleet
-from exec_service.judging.judge import CALL_OVERHEAD_BYTES, words
+from exec_service.judging.judge import CALL_OVERHEAD_BYTES, describe_end
 from exec_service.refusals import Overloaded, Refusal
-from exec_service.sessions import Desk as SessionDesk
+from exec_service.sessions import SessionRouter
 from exec_service.telemetry.metrics import Metrics
 from exec_wire.messages.calls import Call, Limits, Result, encode_json
 from exec_wire.supervisor import Supervisor, stop
@@ -45,7 +45,7 @@ class House(NamedTuple):
     validator: Validator
     fleet: Fleet
     metrics: Metrics
-    sessions: SessionDesk
+    sessions: SessionRouter
     tasks: set[asyncio.Task[None]]  # that are cancelled when the gateway stops
     supervisor: Supervisor
 
@@ -157,7 +157,7 @@ def bytes_of(call: Call) -> int:
 def not_ours(result: Result) -> Result:
     """The result, if it tells something of the program. What we did wrong is no outcome: it is refused, to be tried again."""
     if result.blame == "infra" and result.retryable:
-        raise Refusal("not_run", words(result), retry_after_s=1.0)
+        raise Refusal("not_run", describe_end(result), retry_after_s=1.0)
     return result
 
 

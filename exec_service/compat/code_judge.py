@@ -19,7 +19,7 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat.adapter import Desk, ForeignDoor, House, bytes_of, get, in_order, limits, post
 from exec_service.dispatch.errand import Errand
-from exec_service.judging.judge import words
+from exec_service.judging.judge import describe_end
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
 from exec_service.refusals import Refusal
@@ -181,7 +181,7 @@ def _shown(result: Result) -> str:
 
 def _told(result: Result) -> str:
     """stderr; of a program that was stopped and could say nothing, why."""
-    return result.stderr or ("" if result.status in ("ok", "error", "timeout") else words(result))
+    return result.stderr or ("" if result.status in ("ok", "error", "timeout") else describe_end(result))
 
 
 def _of_verification(made: Verification) -> SubmissionResult:

@@ -19,7 +19,7 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
 from exec_service.compat.notebooks import Notebooks, created_at
-from exec_service.judging.judge import words
+from exec_service.judging.judge import describe_end
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result, Seconds
 from exec_wire.messages.sessions import Cell, SessionSpec
@@ -115,7 +115,7 @@ def executed(result: Result, request: Execute) -> Executed:
             status = "error" if LANGUAGES.get(request.language) == "bash" else "completed"
         case _:
             status = "error"
-            stderr = stderr or words(result) + "\n"
+            stderr = stderr or describe_end(result) + "\n"
     return Executed(status, cut(result.stdout, request.max_output_characters), cut(stderr, request.max_output_characters))
 
 
@@ -136,7 +136,7 @@ def executed_cell(result: Result, request: Execute) -> Executed:
             status, stderr = "error", LOST
         case _:
             status = "error"
-            stderr += words(result) + "\n"
+            stderr += describe_end(result) + "\n"
     most = request.max_output_characters
     return Executed(status, cut(trimmed(stdout), most), cut(trimmed(stderr), most))
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from exec_service.dispatch.requests import Origin
 from exec_service.refusals import Refusal
-from exec_service.sessions import Desk
+from exec_service.sessions import SessionRouter
 from exec_wire.messages.calls import Result, Selection, Tags
 from exec_wire.messages.sessions import Cell, SessionInfo, SessionSpec, Tenant
 
@@ -30,7 +30,7 @@ class Ran(NamedTuple):
 class Notebooks:
     """Those of one kind of client, which `kind` names."""
 
-    def __init__(self, kind: str, sessions: Desk) -> None:
+    def __init__(self, kind: str, sessions: SessionRouter) -> None:
         self._kind, self._sessions = kind, sessions
         self._hints: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()

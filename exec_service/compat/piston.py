@@ -15,7 +15,7 @@ from starlette.types import Scope
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
-from exec_service.judging.judge import INTERPRETED, words
+from exec_service.judging.judge import INTERPRETED, describe_end
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result
 
@@ -136,7 +136,7 @@ def stage(result: Result) -> Stage:
         output=result.stdout + result.stderr,
         code=result.exit_code,
         signal=_signal_name(killed) if killed else None,
-        message=None if usual else words(result),
+        message=None if usual else describe_end(result),
         status=None if result.status == "ok" else _STATUSES.get(result.status, "RE" if usual else "XX"),
         cpu_time=round(result.usage.cpu_s * 1000),
         wall_time=round(result.usage.wall_s * 1000),

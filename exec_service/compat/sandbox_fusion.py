@@ -29,7 +29,7 @@ from exec_service.compat.adapter import (
     post,
 )
 from exec_service.dispatch.errand import Errand
-from exec_service.judging.judge import INTERPRETED, words
+from exec_service.judging.judge import INTERPRETED, describe_end
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Limits, Result, Seconds
 from exec_wire.supervisor import stop
@@ -317,9 +317,9 @@ def command(result: Result) -> Command:
             return Command("Finished", spent_s, result.exit_code, result.stdout, result.stderr)
         case "signal" | "memory_limit" | "output_limit":
             code = -(result.signal or signal.SIGKILL)
-            return Command("Finished", spent_s, code, result.stdout, result.stderr or words(result))
+            return Command("Finished", spent_s, code, result.stdout, result.stderr or describe_end(result))
         case _:
-            return Command("Error", None, None, "", words(result))
+            return Command("Error", None, None, "", describe_end(result))
 
 
 def status_of(ended: Command) -> tuple[Outcome, str]:

@@ -1,18 +1,17 @@
-"""Chunks of bulk jobs by way of Celery: a task is (job, chunk); everything else is in the folder of jobs.
+"""Chunks of bulk jobs as Celery tasks: a task is (job, chunk); all state is in the folder of jobs.
 
-Celery only says who runs which chunk next. It is not between a gateway and its sandboxes: a chunk's items go through a gateway
-as everybody's calls do. A task is acknowledged when its chunk is done or left; one that died with its worker is not waited
-for, the gateways hand the chunk out again (`exec_service.jobs.keeper`).
+Celery only decides which jobs worker runs which chunk next. The items of a chunk go through a gateway like any other calls. A
+task is acknowledged when its chunk is done or stopped early. If a task dies with its worker, the gateways hand the chunk out
+again (`exec_service.jobs.scheduler`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery, signals
 from celery.platforms import EX_FAILURE
@@ -27,16 +26,18 @@ from exec_wire.queue.connection import where
 from exec_wire.queue.protocol import QueueUnavailable
 from exec_wire.supervisor import EXIT_TASK_FAILED
 
+T = TypeVar("T")
 QUEUE = "chunks"
 TASK = "exec_service.run_chunk"
-LINE = 16  # chunks that wait in Redis, of all jobs and all gateways
+MOST_WAITING = 16  # chunks in Redis, of all jobs and all gateways
 CONNECT_S, ANSWER_S = 3.0, 5.0
-REDELIVER_S = 3600  # Celery's own way to find lost tasks; ours is faster, and a chunk that is done is not run again
+REDELIVER_S = 3600  # Celery's own detection of lost tasks; ours is faster, and a finished chunk is not run again
 READY = "exec-service: jobs worker takes chunks: {chunks} at once (queue: {queue}, gateway: {gateway}, folder: {folder})"
 
 
 def make_app(redis: str) -> Celery:
-    app = Celery("exec_service", broker=broker_url(redis), set_as_current=False)
+    broker = redis.replace("unix://", "redis+socket://", 1) if redis.startswith("unix://") else redis
+    app = Celery("exec_service", broker=broker, set_as_current=False)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -59,29 +60,14 @@ def make_app(redis: str) -> Celery:
     return app
 
 
-def broker_url(redis: str) -> str:
-    return redis.replace("unix://", "redis+socket://", 1) if redis.startswith("unix://") else redis
-
-
-@contextlib.contextmanager
-def _unavailable() -> Iterator[None]:
-    """Errors of the broker, as everybody else calls them."""
-    try:
-        yield
-    except (OperationalError, RedisError) as error:
-        raise QueueUnavailable(f"{type(error).__name__}: {error}", sent=False) from error
-
-
-class CeleryLine:
-    """The gateway's end."""
+class CeleryChunkQueue:
+    """The gateway's side."""
 
     def __init__(self, redis: str) -> None:
         self._app = make_app(redis)
 
     async def room(self) -> int:
-        async with asyncio.timeout(ANSWER_S):
-            with _unavailable():
-                return LINE - await asyncio.to_thread(self._length)
+        return MOST_WAITING - await self._in_thread(self._length)
 
     def _length(self) -> int:
         with self._app.connection_or_acquire() as connection:
@@ -89,16 +75,21 @@ class CeleryLine:
             return length
 
     async def put(self, job: str, chunk: int) -> None:
+        await self._in_thread(lambda: self._app.send_task(TASK, (job, chunk), queue=QUEUE, retry=False))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
         async with asyncio.timeout(ANSWER_S):
-            with _unavailable():
-                await asyncio.to_thread(self._app.send_task, TASK, (job, chunk), queue=QUEUE, retry=False)
+            try:
+                return await asyncio.to_thread(function)
+            except (OperationalError, RedisError) as error:
+                raise QueueUnavailable(f"{type(error).__name__}: {error}", sent=False) from error
 
     async def close(self) -> None:
         await asyncio.to_thread(self._app.close)
 
 
 def work(config: JobsWorkerConfig) -> int:
-    """Run chunks until a signal comes; then leave those that run, with what they have. Gives the exit code."""
+    """Run chunks until a signal comes; then save partial results. Returns the exit code."""
     app, stopping = make_app(config.redis), threading.Event()
     store, options = JobStore(Path(config.jobs_dir)), ChunkOptions(config.jobs_gateway, config.jobs_at_once)
 
@@ -110,15 +101,9 @@ def work(config: JobsWorkerConfig) -> int:
         queue, gateway = where(config.redis), config.jobs_gateway
         say(READY.format(chunks=config.jobs_chunks, queue=queue, gateway=gateway, folder=store.folder))
 
-    def on_stop(**_: Any) -> None:
-        stopping.set()
-
-    def keep_logs(**_: Any) -> None:
-        """Being connected is all it takes: Celery then leaves the loggers as they are."""
-
-    signals.setup_logging.connect(keep_logs, weak=False)
+    signals.setup_logging.connect(lambda **_: None, weak=False)  # with a receiver, Celery leaves the loggers as they are
     signals.worker_ready.connect(on_ready, weak=False)
-    signals.worker_shutting_down.connect(on_stop, weak=False)
+    signals.worker_shutting_down.connect(lambda **_: stopping.set(), weak=False)
     worker = app.Worker(
         pool_cls="threads",
         concurrency=config.jobs_chunks,
@@ -128,5 +113,5 @@ def work(config: JobsWorkerConfig) -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
-    worker.start()  # takes up its work again after any error of the broker; what ends it, it has logged with a traceback
+    worker.start()  # reconnects after any error of the broker; logs the error that ends it
     return EXIT_TASK_FAILED if worker.exitcode == EX_FAILURE else int(worker.exitcode or 0)

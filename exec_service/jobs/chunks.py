@@ -1,8 +1,8 @@
-"""Runs one chunk of a bulk job: its items through a gateway, a bounded number at once, with the priority `bulk`.
+"""Runs one chunk of a bulk job: sends its items to a gateway, a bounded number at once, with the priority `bulk`.
 
-The same for Celery's tasks and for `exec-service up`. What the service did wrong is tried again; what a program did, and what
-is wrong with an item, is its result. A chunk that has to be left (pause, cancel, stop, a service that is away for long) keeps
-what it has in a file, and whoever takes it up goes on from there.
+Celery's tasks and `exec-service up` use the same code. Failures of the service are retried; a program's failure, or an
+invalid item, is that item's result. A chunk that has to stop early (pause, cancel, shutdown, gateway unreachable for long)
+saves its partial results, and the next runner continues from there.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from itertools import count
 import msgspec
 from msgspec import Struct
 
-from exec_client import AsyncClient, CallerError, ExecError, InfraFailure, Policy, ProtocolError, Unavailable
-from exec_service.jobs.store import Beat, JobStore
-from exec_wire.messages.calls import Result
+from exec_client import AsyncClient, CallerError, InfraFailure, Policy, ProtocolError, Unavailable
+from exec_service.jobs.files import Heartbeat, NewerJob
+from exec_service.jobs.store import JobStore
 from exec_wire.messages.jobs import JobError, JobItem, JobResult, decode_item
-from exec_wire.messages.verifying import Verification
 from exec_wire.supervisor import stop
 
-log = logging.getLogger("exec_service.jobs.store")
+log = logging.getLogger("exec_service.jobs.chunks")
 
-BEAT_S = 0.5
-AWAY_S = 30.0  # after so long without any answer a chunk is left, for whoever finds the service again
-DEADLINE_S = 7200.0  # of each item: in bulk nobody waits for a single one, and the line may be long
-ATTEMPTS = 3  # of an item that the service failed at, each of several attempts of the client
+HEARTBEAT_S = 0.5
+AWAY_S = 30.0  # after this long without any answer a chunk stops, and another runner may try
+DEADLINE_S = 7200.0  # of each item: nobody waits for a single one, and the gateway's queue may be long
+ATTEMPTS = 3  # of an item that the service failed to run, each of several attempts of the client
 PAUSE_S, PAUSE_MOST_S = 0.2, 5.0
 
 
 class Blocked(Exception):
-    """The chunk cannot go on here and now; the message says why."""
+    """The chunk cannot continue in this process now; the message says why."""
 
 
 class ChunkOptions(Struct, frozen=True):
     url: str  # of a gateway
-    at_once: int = 32  # items of one chunk on their way
+    at_once: int = 32  # items of one chunk in flight
 
 
 class Chunk:
@@ -51,18 +50,25 @@ class Chunk:
         self._results: dict[int, JobResult] = {}
         self._moved_at = 0.0  # when the service last answered, or was first asked
         self._why = ""
-        self._in_trouble = True  # for all that is known; the first answer shows that it is over
+        self._in_trouble = True  # until the first answer
 
     async def run(self) -> bool:
-        """True if it is done now. False: left, or somebody else's."""
+        """True if the chunk is done now. False if it stopped early, or another runner has it."""
         store, job, chunk = self._store, self._job, self._chunk
-        if store.is_done(job, chunk) or not store.is_to_run(job) or not store.begin(job, chunk, self._beat(0)):
+        if store.is_done(job, chunk) or not store.is_to_run(job):
+            return False
+        try:
+            first = sum(store.meta(job).chunks[: chunk - 1])
+        except NewerJob as error:
+            log.warning("left to a newer jobs worker", extra={"job": job, "chunk": chunk, "reason": str(error)})
+            return False
+        if not store.begin(job, chunk, self._heartbeat(0)):
             return False
         done = False
         try:
-            done = await self._run_all()
+            done = await self._run_all(first)
         except Blocked as blocked:
-            log.warning("a chunk cannot go on", extra={"job": job, "chunk": chunk, "reason": str(blocked)})
+            log.warning("a chunk cannot continue", extra={"job": job, "chunk": chunk, "reason": str(blocked)})
             store.set_trouble(job, str(blocked))
         finally:
             if not done and self._results and store.path(job).exists():
@@ -70,14 +76,13 @@ class Chunk:
             store.end(job, chunk)
         return done
 
-    async def _run_all(self) -> bool:
-        first = sum(self._store.meta(self._job).chunks[: self._chunk - 1])
-        items = [(first + index, line) for index, line in enumerate(self._store.items(self._job, self._chunk))]
+    async def _run_all(self, first: int) -> bool:
         self._results = {result.item: result for result in self._store.partial(self._job, self._chunk)}
+        items = enumerate(self._store.items(self._job, self._chunk), first)
         left = iter([(number, line) for number, line in items if number not in self._results])
         self._moved_at = asyncio.get_running_loop().time()
-        ticket = self._store.ticket(self._job)
-        async with AsyncClient(self._options.url, api_key=ticket, policy=Policy(max_backoff_s=1.0)) as client:
+        token = self._store.token(self._job)
+        async with AsyncClient(self._options.url, api_key=token, policy=Policy(max_backoff_s=1.0)) as client:
             workers = [asyncio.create_task(self._work(client, left)) for _ in range(self._options.at_once)]
             try:
                 if not await self._watch(workers):
@@ -88,9 +93,9 @@ class Chunk:
         return True
 
     async def _watch(self, workers: list[asyncio.Task[None]]) -> bool:
-        """Until all is done, with a beat every `BEAT_S`; False if it is to be left."""
-        for beat in count(1):
-            ended, going = await asyncio.wait(workers, timeout=BEAT_S, return_when=asyncio.FIRST_EXCEPTION)
+        """Send a heartbeat every `HEARTBEAT_S` until all items are done; False if the chunk has to stop early."""
+        for number in count(1):
+            ended, going = await asyncio.wait(workers, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in ended:
                 task.result()
             if not going:
@@ -99,27 +104,27 @@ class Chunk:
                 return False
             if self._why and asyncio.get_running_loop().time() - self._moved_at > AWAY_S:
                 raise Blocked(self._why)
-            self._store.beat(self._job, self._chunk, self._beat(beat))
-        raise AssertionError("count() ends never")
+            self._store.heartbeat(self._job, self._chunk, self._heartbeat(number))
+        raise AssertionError("unreachable")
 
-    def _beat(self, number: int) -> Beat:
-        return Beat(self._runner, number, len(self._results))
+    def _heartbeat(self, number: int) -> Heartbeat:
+        return Heartbeat(self._runner, number, len(self._results))
 
     async def _work(self, client: AsyncClient, left: Iterator[tuple[int, bytes]]) -> None:
         for number, line in left:
-            self._results[number] = await self._insist(client, number, decode_item(line))
+            self._results[number] = await self._run_item(client, number, decode_item(line))
             self._moved_at, self._why = asyncio.get_running_loop().time(), ""
             if self._in_trouble:
                 self._in_trouble = False
                 self._store.set_trouble(self._job, "")
 
-    async def _insist(self, client: AsyncClient, number: int, item: JobItem) -> JobResult:
-        """Ask until there is an answer that is not our fault; a service that cannot be reached is waited for."""
+    async def _run_item(self, client: AsyncClient, number: int, item: JobItem) -> JobResult:
+        """Retry until the answer is not the service's fault; wait for a service that cannot be reached."""
         failures = 0
         for attempt in count():
             try:
-                result = await self._ask(client, number, item)
-                if not _our_fault(result) or (failures := failures + 1) == ATTEMPTS:
+                result = await self._send(client, number, item)
+                if not _retryable(result) or (failures := failures + 1) == ATTEMPTS:
                     return result
             except CallerError as error:
                 if error.status == 401:
@@ -128,43 +133,34 @@ class Chunk:
             except InfraFailure as error:
                 failures += 1
                 if failures == ATTEMPTS:
-                    return JobResult(number, call=error.result, error=None if error.result else _failed(error))
+                    failed = None if error.result else JobError("infra_failure", str(error))
+                    return JobResult(number, call=error.result, error=failed)
             except Unavailable as error:
                 self._why = str(error)
             except ProtocolError as error:
                 raise Blocked(str(error)) from error
             await asyncio.sleep(min(PAUSE_MOST_S, PAUSE_S * 2 ** min(attempt, 10)))
-        raise AssertionError("count() ends never")
+        raise AssertionError("unreachable")
 
-    async def _ask(self, client: AsyncClient, number: int, item: JobItem) -> JobResult:
+    async def _send(self, client: AsyncClient, number: int, item: JobItem) -> JobResult:
         if item.call is not None:
-            # The same key whoever runs the chunk: what was answered lately is not run again.
+            # Every runner uses the same key: a gateway that has the result does not run the item again.
             call = msgspec.structs.replace(item.call, idempotency_key=f"{self._job}:{number}")
-            return JobResult(number, call=_own(await client.run(call, priority="bulk", deadline_s=DEADLINE_S)))
+            result = await client.run(call, priority="bulk", deadline_s=DEADLINE_S)
+            result.index = 0  # the position in the client's request means nothing here
+            return JobResult(number, call=result)
         if item.judge is not None:
-            judgement = await client.judge(item.judge, priority="bulk", deadline_s=DEADLINE_S)
-            return JobResult(number, judge=judgement)
-        assert item.verify is not None, "checked when the job came in"
+            return JobResult(number, judge=await client.judge(item.judge, priority="bulk", deadline_s=DEADLINE_S))
+        assert item.verify is not None, "validated when the job was received"
         [verification] = await client.verify_many([item.verify], priority="bulk", deadline_s=DEADLINE_S)
         return JobResult(number, verify=verification)
 
 
-def _own(result: Result) -> Result:
-    result.index = 0  # a place in a request that nobody sees
-    return result
-
-
-def _our_fault(result: JobResult) -> bool:
-    if result.judge is not None:
-        return result.judge.retryable
-    found: Result | Verification | None = result.call or result.verify
+def _retryable(result: JobResult) -> bool:
+    found = result.call or result.judge or result.verify
     return found is not None and found.retryable
 
 
-def _failed(error: ExecError) -> JobError:
-    return JobError("infra_failure", str(error))
-
-
 def run_chunk(store: JobStore, job: str, chunk: int, options: ChunkOptions, stopping: threading.Event) -> bool:
-    """In a thread of its own: the files are waited for. Set `stopping` to have it leave. True if the chunk is done now."""
+    """For a thread of its own, since it waits for files. Set `stopping` to stop it early. True if the chunk is done now."""
     return asyncio.run(Chunk(store, job, chunk, options, stopping).run())

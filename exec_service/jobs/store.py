@@ -1,18 +1,18 @@
-"""The folder of bulk jobs. All that is known of a job is in its files; whoever can read the folder can go on with it.
+"""The folder of bulk jobs. It holds the whole state of every job: any process that can read it can continue a job.
 
-    JOB/meta.json             what it is; written once
+    JOB/meta.json             the job's description, with the version of this layout; written once
     JOB/chunks/00001.jsonl    its items; written once
-    JOB/results/00001.jsonl   the proof that the chunk is done: written aside, then renamed
-    JOB/tallies/00001.jsonl   how its items ended; there before its results are
-    JOB/partial/00001.jsonl   results of a chunk that was left before its end
-    JOB/running/00001.jsonl   whoever works on the chunk writes here how far it is, every `BEAT_S`
+    JOB/results/00001.jsonl   its results; the chunk is done once this file exists
+    JOB/outcomes/00001.jsonl  how many items ended in which way; written before the results
+    JOB/partial/00001.jsonl   results of a chunk whose runner stopped before the end
+    JOB/running/00001.jsonl   heartbeat of the chunk's runner, written every `HEARTBEAT_S`
     JOB/state                 `paused` or `cancelled`, if it is
-    JOB/trouble               why a chunk could not go on
-    JOB/ticket                lets whoever runs the chunks call as the job's tenant; gone when the job has ended
+    JOB/trouble               why a chunk could not continue
+    JOB/token                 lets a jobs worker call as the job's tenant; removed when the job ends
 
-A job appears by the renaming of its whole folder. A chunk that two work on at once is finished by both and counts once: its
-results are one file. Nobody compares the clocks of two machines: who works on a chunk counts, and who watches sees whether
-the count changes.
+A job appears when its complete folder is renamed. If two runners run the same chunk, both finish it and it counts once: its
+results are one file. Clocks of two machines are never compared: a runner counts its heartbeats, and a watcher checks that the
+count grows.
 """
 
 from __future__ import annotations
@@ -21,75 +21,53 @@ import contextlib
 import hmac
 import os
 import re
-import secrets
 import shutil
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from exec_service.config import ConfigError
+from exec_service.jobs.draft import Draft
+from exec_service.jobs.files import (
+    Heartbeat,
+    JobMeta,
+    NoSuchJob,
+    chunk_numbers,
+    idle_s,
+    outcome,
+    read_lines,
+    read_meta,
+    read_text,
+    write_file,
+)
 from exec_wire.messages.calls import encode_json
 from exec_wire.messages.jobs import JobResult, JobState, decode_job_result
 
-TICKET_PREFIX = "exj_"
+TOKEN_PREFIX = "exj_"
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{12}")
-DRAFT_S = 86400.0  # what nobody has added to for so long is not being received any more
-_FOLDERS = ("chunks", "results", "tallies", "partial", "running")
+DRAFT_S = 86400.0  # a draft without a change for this long was abandoned
 _encode_lines = msgspec.json.Encoder().encode_lines
-
-
-class JobMeta(Struct, frozen=True):
-    id: str
-    tenant: str
-    created: str
-    chunks: list[int]  # the number of items in each
-    name: str = ""
-    version: int = 1  # of the folder's layout
-
-    @property
-    def items(self) -> int:
-        return sum(self.chunks)
-
-
-class Beat(Struct, frozen=True):
-    """How far a chunk is. `count` changes with every beat, so that a standstill can be seen without a clock."""
-
-    runner: str
-    count: int
-    done: int
-
-
-class NoSuchJob(Exception):
-    """There is none of this name."""
-
-
-_decode_meta = msgspec.json.Decoder(JobMeta).decode
-_decode_beat = msgspec.json.Decoder(Beat).decode
-_decode_tally = msgspec.json.Decoder(dict[str, int]).decode
+_decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
+_decode_outcomes = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class JobStore:
-    """The folder; every method is one small act on files, so use a thread where an event loop must not wait."""
+    """Every method does one small operation on files; call it in a thread where an event loop must not block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ConfigError(f"the folder of bulk jobs, {folder}: {error.strerror}") from None
-        self._counted: dict[str, tuple[set[int], Counter[str]]] = {}  # chunks by job, and how their items ended
+            raise ConfigError(f"cannot create the folder of bulk jobs, {folder}: {error.strerror}") from None
+        self._counted: dict[str, tuple[set[int], Counter[str]]] = {}  # by job: chunks, and how their items ended
         self._counting = threading.Lock()  # each caller of `outcomes` is a thread of its own
 
-    # -- jobs -------------------------------------------------------------------------------------------------------------
-
     def draft(self, tenant: str, name: str = "") -> Draft:
-        return Draft(self, f"{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(6)}", tenant, name)
+        return Draft(self.folder, tenant, name)
 
     def ids(self) -> list[str]:
         """The oldest first."""
@@ -100,14 +78,14 @@ class JobStore:
             raise NoSuchJob(job)
         return self.folder / job
 
+    def _file(self, job: str, folder: str, chunk: int) -> Path:
+        return self.path(job) / folder / f"{chunk:05}.jsonl"
+
     def meta(self, job: str) -> JobMeta:
-        try:
-            return _decode_meta((self.path(job) / "meta.json").read_bytes())
-        except FileNotFoundError:
-            raise NoSuchJob(job) from None
+        return read_meta(self.path(job))
 
     def state(self, meta: JobMeta, done: int | None = None) -> JobState:
-        text = _text(self.path(meta.id) / "state")
+        text = read_text(self.path(meta.id) / "state")
         if text == "cancelled":
             return "cancelled"
         if (len(self.chunks_done(meta.id)) if done is None else done) == len(meta.chunks):
@@ -115,12 +93,12 @@ class JobStore:
         return "paused" if text == "paused" else "running"
 
     def set_state(self, job: str, state: JobState) -> None:
-        """`running` takes a pause back."""
+        """`running` ends a pause."""
         path = self.path(job) / "state"
         if state == "running":
             path.unlink(missing_ok=True)
         else:
-            write(path, state.encode())
+            write_file(path, state.encode())
 
     def is_to_run(self, job: str) -> bool:
         """False if it was paused, cancelled or removed."""
@@ -128,100 +106,97 @@ class JobStore:
         return path.exists() and not (path / "state").exists()
 
     def trouble(self, job: str) -> str:
-        return _text(self.path(job) / "trouble")
+        return read_text(self.path(job) / "trouble")
 
-    def set_trouble(self, job: str, words: str) -> None:
-        """Empty words: there is none any more. Of a job that was removed meanwhile nobody wants to know."""
+    def set_trouble(self, job: str, reason: str) -> None:
         path = self.path(job) / "trouble"
-        with contextlib.suppress(FileNotFoundError):
-            if words:
-                write(path, words.encode())
+        with contextlib.suppress(FileNotFoundError):  # the job was removed, or has no trouble
+            if reason:
+                write_file(path, reason.encode())
             else:
                 path.unlink()
 
     def remove(self, job: str) -> None:
-        """Out of sight first: half a job is never seen."""
+        """Rename first, then delete: no reader sees half a job."""
         aside = self.folder / f".gone-{job}"
         with contextlib.suppress(FileNotFoundError):
             self.path(job).rename(aside)
-        with self._counting:  # after the renaming: see `outcomes`
+        with self._counting:  # after the rename: see `outcomes`
             self._counted.pop(job, None)
         shutil.rmtree(aside, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what was left by gateways that died while they received or removed a job."""
+        """Remove the remains of gateways that died while they received or removed a job."""
         for entry in os.scandir(self.folder):
-            if entry.name.startswith((".new-", ".gone-")) and _idle_s(Path(entry), "chunks") > DRAFT_S:
+            if entry.name.startswith((".new-", ".gone-")) and idle_s(Path(entry), "chunks") > DRAFT_S:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def idle_s(self, job: str) -> float:
-        """Since its last chunk was finished, or its state was changed."""
-        return _idle_s(self.path(job), "results")
+        """Since a chunk was finished or the state changed."""
+        return idle_s(self.path(job), "results")
 
-    # -- tickets ----------------------------------------------------------------------------------------------------------
+    # -- token ------------------------------------------------------------------------------------------------------------
 
-    def ticket(self, job: str) -> str:
-        secret = _text(self.path(job) / "ticket")
-        return f"{TICKET_PREFIX}{job}.{secret}" if secret else ""
+    def token(self, job: str) -> str:
+        secret = read_text(self.path(job) / "token")
+        return f"{TOKEN_PREFIX}{job}.{secret}" if secret else ""
 
-    def tenant_of(self, ticket: str) -> str | None:
-        """Whose job it is that this ticket belongs to; None if it is none, or the job has ended."""
-        job = ticket.removeprefix(TICKET_PREFIX).partition(".")[0]
+    def tenant_of(self, token: str) -> str | None:
+        """The tenant of the job that this token belongs to; None if the token is unknown or the job has ended."""
+        job = token.removeprefix(TOKEN_PREFIX).partition(".")[0]
         with contextlib.suppress(NoSuchJob):
-            known = self.ticket(job)
-            if known and hmac.compare_digest(known.encode(), ticket.encode("utf-8", "surrogatepass")):
+            known = self.token(job)
+            if known and hmac.compare_digest(known.encode(), token.encode("utf-8", "surrogatepass")):
                 return self.meta(job).tenant
         return None
 
-    def retire(self, job: str) -> None:
-        """It has ended: nobody needs to call in its name any more."""
-        (self.path(job) / "ticket").unlink(missing_ok=True)
+    def revoke_token(self, job: str) -> None:
+        (self.path(job) / "token").unlink(missing_ok=True)
 
     # -- chunks -----------------------------------------------------------------------------------------------------------
 
     def chunks_done(self, job: str) -> set[int]:
-        return _numbers(self.path(job) / "results")
+        return chunk_numbers(self.path(job) / "results")
 
     def is_done(self, job: str, chunk: int) -> bool:
         return self._file(job, "results", chunk).exists()
 
     def items(self, job: str, chunk: int) -> list[bytes]:
-        return _lines(self._file(job, "chunks", chunk))
+        return read_lines(self._file(job, "chunks", chunk))
 
     def save(self, job: str, chunk: int, results: Iterable[JobResult]) -> None:
-        """The chunk is done, unless somebody else was faster."""
+        """The chunk is done, unless another runner was faster."""
         ordered = sorted(results, key=lambda result: result.item)
         if self.is_done(job, chunk):
             return
-        write(self._file(job, "tallies", chunk), encode_json(Counter(map(outcome, ordered))))
-        write(self._file(job, "results", chunk), _encode_lines(ordered))
+        write_file(self._file(job, "outcomes", chunk), encode_json(Counter(map(outcome, ordered))))
+        write_file(self._file(job, "results", chunk), _encode_lines(ordered))
         self._file(job, "partial", chunk).unlink(missing_ok=True)
 
     def save_partial(self, job: str, chunk: int, results: Iterable[JobResult]) -> None:
-        write(self._file(job, "partial", chunk), _encode_lines(sorted(results, key=lambda result: result.item)))
+        write_file(self._file(job, "partial", chunk), _encode_lines(sorted(results, key=lambda result: result.item)))
 
     def partial(self, job: str, chunk: int) -> list[JobResult]:
         try:
-            return [decode_job_result(line) for line in _lines(self._file(job, "partial", chunk))]
+            return [decode_job_result(line) for line in read_lines(self._file(job, "partial", chunk))]
         except FileNotFoundError:
             return []
 
-    def left(self, job: str) -> dict[int, int]:
-        """Chunks that were left before their end, and how many items of each are done."""
-        folder = self.path(job) / "partial"
+    def partly_done(self, job: str) -> dict[int, int]:
+        """Chunks whose runner stopped before the end, and how many items of each are done."""
         found = {}
-        for chunk in _numbers(folder):
-            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+        for chunk in chunk_numbers(self.path(job) / "partial"):
+            with contextlib.suppress(FileNotFoundError):  # finished in the meantime
                 found[chunk] = self._file(job, "partial", chunk).read_bytes().count(b"\n")
         return found
 
     def outcomes(self, job: str, done: set[int]) -> dict[str, int]:
-        """How the items of these finished chunks ended. A finished chunk never changes: it is read once and counted once."""
+        """How the items of these finished chunks ended. A finished chunk never changes: it is read and counted once."""
         with self._counting:
             counted, outcomes = self._counted.setdefault(job, (set(), Counter()))
             for chunk in done - counted:
-                with contextlib.suppress(FileNotFoundError):  # the job was removed meanwhile
-                    outcomes.update(_decode_tally(self._file(job, "tallies", chunk).read_bytes()))
+                with contextlib.suppress(FileNotFoundError):  # the job was removed in the meantime
+                    outcomes.update(_decode_outcomes(self._file(job, "outcomes", chunk).read_bytes()))
                     counted.add(chunk)
             if not self.path(job).exists():
                 del self._counted[job]
@@ -229,138 +204,41 @@ class JobStore:
             return dict(outcomes)
 
     def forget_outcomes_except(self, jobs: Iterable[str]) -> None:
-        """Other jobs were removed, perhaps by another gateway."""
+        """The others were removed, perhaps by another gateway."""
         with self._counting:
             for job in self._counted.keys() - set(jobs):
                 del self._counted[job]
 
     def result_file(self, job: str, chunk: int) -> Path | None:
-        """Where its results are: all of them, or what there is of a chunk that was left."""
-        whole, part = self._file(job, "results", chunk), self._file(job, "partial", chunk)
-        return whole if whole.exists() else part if part.exists() else None
+        """The file with all results of the chunk, or else with its partial results."""
+        paths = (self._file(job, folder, chunk) for folder in ("results", "partial"))
+        return next((path for path in paths if path.exists()), None)
 
-    # -- who works on what ------------------------------------------------------------------------------------------------
+    # -- heartbeats -------------------------------------------------------------------------------------------------------
 
-    def begin(self, job: str, chunk: int, beat: Beat) -> bool:
-        """False if somebody works on it already."""
+    def begin(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
+        """False if another runner has the chunk."""
         try:
             with open(self._file(job, "running", chunk), "xb") as file:
-                file.write(encode_json(beat))
+                file.write(encode_json(heartbeat))
         except FileExistsError:
             return False
         return True
 
-    def beat(self, job: str, chunk: int, beat: Beat) -> None:
-        with contextlib.suppress(FileNotFoundError):  # of a job that was removed; `is_to_run` says so too
-            write(self._file(job, "running", chunk), encode_json(beat), lasting=False)
+    def heartbeat(self, job: str, chunk: int, heartbeat: Heartbeat) -> None:
+        with contextlib.suppress(FileNotFoundError):  # the job was removed; `is_to_run` tells the runner
+            write_file(self._file(job, "running", chunk), encode_json(heartbeat), durable=False)
 
     def end(self, job: str, chunk: int) -> None:
         self._file(job, "running", chunk).unlink(missing_ok=True)
 
-    def running(self, job: str) -> dict[int, Beat]:
-        beats = {}
-        for chunk in _numbers(self.path(job) / "running"):
+    def running(self, job: str) -> dict[int, Heartbeat]:
+        heartbeats = {}
+        for chunk in chunk_numbers(self.path(job) / "running"):
             try:
-                beats[chunk] = _decode_beat(self._file(job, "running", chunk).read_bytes())
-            except FileNotFoundError:  # ended meanwhile
+                heartbeats[chunk] = _decode_heartbeat(self._file(job, "running", chunk).read_bytes())
+            except FileNotFoundError:  # ended in the meantime
                 continue
-            except msgspec.DecodeError:  # just being begun, or whoever began it died in that moment
-                beats[chunk] = Beat("", 0, 0)
-        return beats
-
-    def _file(self, job: str, folder: str, chunk: int) -> Path:
-        return self.path(job) / folder / f"{chunk:05}.jsonl"
-
-
-class Draft:
-    """A job that is being received; seen by nobody before `finish`. Use as a context manager."""
-
-    def __init__(self, store: JobStore, id: str, tenant: str, name: str) -> None:
-        self._store, self.id, self._tenant, self._name = store, id, tenant, name
-        self._path = store.folder / f".new-{id}"
-        self._sizes: list[int] = []
-        for folder in _FOLDERS:
-            (self._path / folder).mkdir(parents=True, mode=0o700)
-
-    def __enter__(self) -> Draft:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
-
-    @property
-    def items(self) -> int:
-        return sum(self._sizes)
-
-    def add_chunk(self, lines: list[bytes]) -> None:
-        self._sizes.append(len(lines))
-        write(self._path / "chunks" / f"{len(self._sizes):05}.jsonl", b"\n".join(lines) + b"\n")
-
-    def finish(self) -> JobMeta:
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        meta = JobMeta(self.id, self._tenant, created, self._sizes, self._name)
-        write(self._path / "ticket", secrets.token_hex(32).encode())
-        write(self._path / "meta.json", encode_json(meta))
-        self._path.rename(self._store.path(self.id))
-        return meta
-
-
-def outcome(result: JobResult) -> str:
-    """One word for how an item ended."""
-    if result.call is not None:
-        return result.call.status
-    if result.judge is not None:
-        return result.judge.verdict
-    if result.verify is not None:
-        return {True: "equal", False: "unequal", None: result.verify.status}[result.verify.equal]
-    return result.error.code if result.error is not None else "nothing"
-
-
-def write(path: Path, content: bytes, *, lasting: bool = True) -> None:
-    """Aside, to the disk, then renamed: whoever sees the file sees all of it; if `lasting` also after the power went."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            if lasting:
-                file.flush()
-                os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def _idle_s(folder: Path, *inside: str) -> float:
-    """Since anything in the folder, or in these folders of it, came or went."""
-    times = []
-    for name in (".", *inside):
-        with contextlib.suppress(FileNotFoundError):
-            times.append((folder / name).stat().st_mtime)
-    return time.time() - max(times, default=0.0)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _lines(path: Path) -> list[bytes]:
-    """Split at newlines only: a carriage return may stand between two words of JSON."""
-    return [line for line in path.read_bytes().split(b"\n") if line]
-
-
-def _numbers(folder: Path) -> set[int]:
-    try:
-        return set(_names(folder))
-    except FileNotFoundError:
-        return set()
-
-
-def _names(folder: Path) -> Iterator[int]:
-    for entry in os.scandir(folder):
-        stem = entry.name.partition(".")[0]
-        if stem.isdigit():  # else it is being written
-            yield int(stem)
+            except msgspec.DecodeError:  # `begin` has not written yet, or its process died there
+                heartbeats[chunk] = Heartbeat("", 0, 0)
+        return heartbeats

@@ -1,6 +1,6 @@
-"""A model's answer: what of its text is the answer, and the comparisons that need no sandbox.
+"""Extracts the answer from a model's text, and compares answers where no sandbox is needed.
 
-All of it takes time in proportion to the text at most, whatever the text is.
+Everything here takes linear time at most, whatever the text is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from exec_service.judging.checkers import LONGEST_NUMBER, close
 from exec_wire.messages.verifying import Verify
 
-BOX_CHARS, BOX_TRIES = 10_000, 8  # the longest content of a box; boxes looked at, from the last
-TEXT_CHARS = 10_000  # of a text in which a number or a letter is looked for: its end
+BOX_CHARS, BOX_TRIES = 10_000, 8  # the longest content of a box; how many boxes are tried, from the last
+TEXT_CHARS = 10_000  # at the end of a text, in which a number or a letter is searched
 DEFAULT_TOLERANCE = 1e-6
 
-# Nothing below can match a stretch of text in two ways, so that none of it takes more than linear time.
+# No pattern can match the same text in two ways, so that none takes more than linear time.
 _BRACE = re.compile(r"\\.|[{}]", re.S)
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|operatorname) ?\{([^{}]*)\}")
 _NOISE = re.compile(r"\\[,;!: ]|\\left|\\right|\\?[$%]|\\[()\[\]]|[£€¥]")
@@ -40,7 +40,7 @@ class Extracted(NamedTuple):
 
 
 def extract(answer: str, how: str) -> Extracted | None:
-    """What counts of an answer; None if what was asked for is not in it."""
+    """The answer in a text; None if the text has none of the requested form."""
     finders: dict[str, list[Callable[[str], Extracted | None]]] = {
         "auto": [last_box, last_answer, Extracted],
         "boxed": [last_box],
@@ -80,7 +80,7 @@ def last_answer(text: str) -> Extracted | None:
 
 
 def as_latex(text: str) -> str:
-    """An expression without any sign that it is one, put into a box.
+    """Put an expression that has no LaTeX marks into a box.
 
     Math-Verify looks for $…$, \\boxed{…} and numbers; in a bare `\\sqrt 2` it finds 2. Numbers and prose are left to it.
     """
@@ -90,20 +90,13 @@ def as_latex(text: str) -> str:
 
 
 class NotComparable(ValueError):
-    """The truth is not of the kind that was asked for; the message is for the caller."""
+    """The truth is not of the requested kind; the message is for the caller."""
 
 
 def equal(item: Verify, answer: str) -> bool:
-    match item.kind:
-        case "exact":
-            return answer.strip() == item.truth.strip()
-        case "numeric":
-            return equal_numbers(answer, item)
-        case _:
-            return equal_choices(answer, item.truth)
-
-
-# -- numbers --------------------------------------------------------------------------------------------------------------
+    if item.kind == "exact":
+        return answer.strip() == item.truth.strip()
+    return equal_numbers(answer, item) if item.kind == "numeric" else equal_choices(answer, item.truth)
 
 
 def equal_numbers(answer: str, item: Verify) -> bool:
@@ -125,7 +118,7 @@ def equal_numbers(answer: str, item: Verify) -> bool:
 
 
 def read_number(text: str) -> float | None:
-    """The last number of a text. Thousands' commas, `a/b`, `\\frac`, `\\times 10^n` are known; $ and % are dropped."""
+    """The last number of a text. Understands commas of thousands, `a/b`, `\\frac`, `\\times 10^n`; ignores $ and %."""
     text = " ".join(text[-TEXT_CHARS:].replace("−", "-").split())  # noqa: RUF001
     text = _FRACTION.sub(lambda match: f" {match[1] or match[3]}/{match[2] or match[4]} ", _WRAPPED.sub(r"\1", text))
     text = _NOISE.sub("", _POWER_OF_TEN.sub(r"e\1", text))
@@ -143,9 +136,6 @@ def read_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# -- letters --------------------------------------------------------------------------------------------------------------
-
-
 def equal_choices(answer: str, truth: str) -> bool:
     wanted = _only_choices(truth)
     if not wanted:
@@ -154,7 +144,7 @@ def equal_choices(answer: str, truth: str) -> bool:
 
 
 def read_choices(text: str) -> set[str]:
-    """The text as letters, else the last letter that is said to be the answer, else the last one that stands like a choice."""
+    """The text as letters; else the last letter named as the answer; else the last letter that looks like a choice."""
     text = text[-TEXT_CHARS:]
     if only := _only_choices(text):
         return only

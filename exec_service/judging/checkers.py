@@ -1,7 +1,7 @@
-"""Is an output what was expected? Every checker but `program`, which runs in a sandbox.
+"""Compares an output with the expected one: every checker but `program`, which runs in a sandbox.
 
-Nothing here holds the event loop for long: long texts are compared piece by piece. What is told of a difference says where it
-is and not what would be right: such words end up in prompts.
+Long texts are compared piece by piece, so that the event loop is never blocked for long. A message says where the texts differ,
+never what is expected: messages end up in prompts.
 """
 
 from __future__ import annotations
@@ -15,25 +15,22 @@ from typing import Any
 
 from exec_wire.messages.judging import Checker
 
-PAIRS_PER_TURN = 2000  # of the event loop; about 2 ms
-LONGEST_NUMBER = 400  # characters; reading a number takes more than linear time
+PAIRS_PER_TURN = 2000  # per turn of the event loop; about 2 ms
+LONGEST_NUMBER = 400  # characters; parsing a number takes more than linear time
 _TOKEN = re.compile(r"\S+")
 _NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.I | re.A)
 
 
 async def difference(checker: Checker, output: str, expected: str) -> str:
-    """Where the two differ; empty if they do not."""
+    """Where the two differ; empty if they are equal."""
     if output == expected:
         return ""
-    match checker.kind:
-        case "exact":
-            return "the output differs"
-        case "lines":
-            return await _first_difference("line", lines(output), lines(expected), str.__eq__)
-        case "float":
-            return await _first_difference("token", tokens(output), tokens(expected), _close_tokens(checker))
-        case _:
-            return await _first_difference("token", tokens(output), tokens(expected), str.__eq__)
+    if checker.kind == "exact":
+        return "the output differs"
+    if checker.kind == "lines":
+        return await _first_difference("line", lines(output), lines(expected), str.__eq__)
+    same = _close_tokens(checker) if checker.kind == "float" else str.__eq__
+    return await _first_difference("token", tokens(output), tokens(expected), same)
 
 
 async def _first_difference(unit: str, got: Iterator[str], wanted: Iterator[str], same: Callable[[str, str], bool]) -> str:
@@ -54,7 +51,7 @@ def tokens(text: str) -> Iterator[str]:
 
 
 def lines(text: str) -> Iterator[str]:
-    """Without what is blank at the end of each line, and without empty lines at the end."""
+    """Without trailing white space of each line, and without empty lines at the end."""
     text, start = text.rstrip(), 0
     while start < len(text):
         end = text.find("\n", start)
@@ -63,11 +60,8 @@ def lines(text: str) -> Iterator[str]:
         start = end + 1
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------------
-
-
 def number(token: str) -> float | None:
-    """Decimal notation, inf and nan. What is too large for a float is a text like any other."""
+    """Decimal notation, inf and nan. None if it is no number, or too large for a float."""
     if len(token) > LONGEST_NUMBER or not _NUMBER.fullmatch(token):
         return None
     value = float(token)
@@ -92,11 +86,8 @@ def _close_tokens(checker: Checker) -> Callable[[str, str], bool]:
     return same
 
 
-# -- JSON values ----------------------------------------------------------------------------------------------------------
-
-
 async def same_value(checker: Checker, got: Any, wanted: Any) -> bool:
-    """As JSON has it: 1 is 1.0 and not true; the order of keys says nothing. A `float` checker tolerates in numbers."""
+    """Equal as JSON: 1 equals 1.0 but not true, in any order of keys. A `float` checker compares numbers with its tolerance."""
     abs_tol, rel_tol = (checker.abs_tol, checker.rel_tol) if checker.kind == "float" else (0.0, 0.0)
     pairs, seen = [(got, wanted)], 0
     while pairs:
@@ -127,7 +118,7 @@ def _is_number(value: object) -> bool:
 
 
 def _close_numbers(a: float, b: float, abs_tol: float, rel_tol: float) -> bool:
-    if a == b:  # exact also for whole numbers beyond 2^53
+    if a == b:  # exact for integers beyond 2^53 too
         return True
     if not (abs_tol or rel_tol):
         return a != a and b != b  # both nan

@@ -1,7 +1,7 @@
-"""Python programs of our own around those of callers: one that calls a function, one that runs a checker.
+"""Python programs that wrap those of callers: one calls a function, one runs a checker.
 
-A function's sandbox gets its arguments and hands back what it returned, in a file. What it says there is a claim like any
-output: it is compared outside, with a value that the sandbox has never seen.
+The sandbox of a function gets the arguments and returns the value in a file. That file is as untrusted as any output: the
+gateway compares it with the expected value, which the sandbox never gets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 RETURNED = "returned.json"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-# A value that is written out so much longer than the expected one is not equal to it: a number has at most 25 characters.
+# A value whose JSON is so much longer than the expected one cannot be equal to it: a number has at most 25 characters.
 MUCH_LONGER, SHORT_CHARS = 32, 1024
 
 _HARNESS = """\
@@ -56,14 +56,14 @@ try:
     exec(compile(SOURCE, "checker.py", "exec", dont_inherit=True), {{"__name__": "__main__", "__builtins__": __builtins__}})
 except SystemExit:
     raise
-except BaseException:  # Python would end with 1, which would be a verdict
+except BaseException:  # Python would exit with 1, which is a verdict
     traceback.print_exc()
     sys.exit(3)
 """
 
 
 def is_name(text: str) -> bool:
-    """`solve`, or `Solution.solve`: of an object that is made without arguments."""
+    """`solve`, or `Solution.solve`: a method of an object that is created without arguments."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -73,12 +73,12 @@ def harness(code: str, function: str) -> str:
 
 
 def python_checker(code: str) -> str:
-    """A program that ends with 1 only if `code` says so."""
+    """A program that exits with 1 only if `code` does so itself."""
     return _CHECKER.format(source=quoted(code))
 
 
 def quoted(code: str) -> str:
-    """A literal that keeps its lines: a worker chooses the interpreter by the imports that it sees at their beginnings."""
+    """A literal with the same lines: a worker picks the profile by the imports at the beginnings of lines."""
     escaped = code.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r").replace("\0", "\\x00")
     return f'"""\\\n{escaped}"""'
 
@@ -99,7 +99,7 @@ def load(text: str) -> Any:
 
 
 def returned_text(files: dict[str, str]) -> str | None:
-    """What the function returned, as JSON; None if nothing was handed back."""
+    """The returned value as JSON; None if the function did not return."""
     encoded = files.get(RETURNED)
     return None if encoded is None else base64.b64decode(encoded).decode("utf-8", "replace")
 

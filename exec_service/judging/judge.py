@@ -1,8 +1,8 @@
-"""One judgement: a program is run on each test, and what came out is compared here, where the program has never been.
+"""One judgement: runs a program on each test and compares the output in the gateway, outside of the program's sandbox.
 
-Three things are kept apart: what the program did is a verdict; what we did wrong is tried again and then leaves the judgement
-without a score (INFRA, retryable); what the caller's checker did wrong does so too (INFRA, not retryable). A checker that fails
-on an output is at fault only if it also fails on the expected output.
+Three kinds of failure: a program's failure is a verdict; a failure of the service is retried, then the judgement has no score
+(INFRA, retryable); a failure of the caller's checker has no score either (INFRA, not retryable). A checker that fails on an
+output is to blame only if it also fails on the expected output.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from typing import Any
 
 from exec_service.dispatch.errand import LEAST_PLACES, Errand, raise_first
 from exec_service.judging.checkers import difference, same_value
@@ -18,8 +19,8 @@ from exec_wire.messages.calls import Call, Limits, Result, Sandbox, Status, cut_
 from exec_wire.messages.judging import Judge, Judgement, Test, Verdict, VerdictName
 from exec_wire.supervisor import stop
 
-# Their programs start without being compiled. Any other language is compiled by the first test alone, lest every test
-# takes a slot to wait for the same compiler.
+# Programs in other languages are compiled by the first test alone: otherwise every test would hold a slot during the same
+# compilation.
 INTERPRETED = frozenset({"python", "bash", "javascript"})
 CHECKER_FILES = ["input.txt", "output.txt", "expected.txt"]
 CALL_OVERHEAD_BYTES = 512
@@ -38,7 +39,7 @@ _ENDS: dict[Status, VerdictName] = {
 
 
 def bytes_of(judge: Judge, most_at_once: int = LEAST_PLACES) -> int:
-    """What its calls take in memory when as many as possible are in the line."""
+    """Memory of its calls when as many as possible wait in the queue."""
     copies = min(most_at_once, len(judge.tests))
     tests = sum(len(test.stdin) + len(test.expected) for test in judge.tests)
     return copies * (len(judge.code) + len(judge.checker.code)) + tests + len(judge.tests) * CALL_OVERHEAD_BYTES
@@ -52,6 +53,9 @@ class Judging:
         self._checker_compiled = judge.checker.language in INTERPRETED
         self._compiling_checker = asyncio.Lock()
         self._compile_error = ""
+        # The fields of its calls that are the judgement's own.
+        names = ("deadline_s", "tags", "tenant", "priority", "require_tier")
+        self._fields: dict[str, Any] = {name: getattr(judge, name) for name in names}
 
     async def judge(self) -> Judgement:
         began = time.monotonic()
@@ -66,47 +70,36 @@ class Judging:
         if self._judge.language not in INTERPRETED:
             alone = [await self._test(0)]
             if alone[0].verdict == "CE":
-                return alone + [Verdict(index, "CE", test.id) for index, test in self._tests_from(1)]
+                return alone + self._all_from(1, "CE")
             if self._ends_all(alone[0]):
-                return alone + self._skipped(1)
-        return self._until_first_failure(alone + await self._in_parallel(len(alone)))
+                return alone + self._all_from(1, "SKIPPED")
+        verdicts = alone + await self._in_parallel(len(alone))
+        # Tests that ran beside the first failure and happened to end before it count as skipped too.
+        failed = next((index for index, verdict in enumerate(verdicts) if self._ends_all(verdict)), len(verdicts))
+        return verdicts[: failed + 1] + self._all_from(failed + 1, "SKIPPED")
 
     async def _in_parallel(self, start: int) -> list[Verdict]:
-        self._tasks = {index: asyncio.create_task(self._test(index)) for index, _ in self._tests_from(start)}
+        self._tasks = {index: asyncio.create_task(self._test(index)) for index in range(start, len(self._judge.tests))}
         tasks = self._tasks.values()
         try:
             if tasks:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
                 raise_first(done)
-            return [self._skipped_one(index) if task.cancelled() else task.result() for index, task in self._tasks.items()]
+            skipped = self._all_from(start, "SKIPPED")
+            return [skip if task.cancelled() else task.result() for skip, task in zip(skipped, tasks, strict=True)]
         finally:
             await stop(tasks)
 
     def _ends_all(self, verdict: Verdict) -> bool:
         return self._judge.stop_on_fail and verdict.verdict != "AC"
 
-    def _until_first_failure(self, verdicts: list[Verdict]) -> list[Verdict]:
-        """What ran beside the first failure and happened to end before it was not looked at either."""
-        for index, verdict in enumerate(verdicts):
-            if self._ends_all(verdict):
-                return verdicts[: index + 1] + self._skipped(index + 1)
-        return verdicts
-
-    def _tests_from(self, start: int) -> list[tuple[int, Test]]:
-        return list(enumerate(self._judge.tests))[start:]
-
-    def _skipped(self, start: int) -> list[Verdict]:
-        return [self._skipped_one(index) for index, _ in self._tests_from(start)]
-
-    def _skipped_one(self, index: int) -> Verdict:
-        return Verdict(index, "SKIPPED", self._judge.tests[index].id)
-
-    # -- one test ---------------------------------------------------------------------------------------------------------
+    def _all_from(self, start: int, name: VerdictName) -> list[Verdict]:
+        return [Verdict(index, name, test.id) for index, test in enumerate(self._judge.tests[start:], start)]
 
     async def _test(self, index: int) -> Verdict:
         judge, test = self._judge, self._judge.tests[index]
         result = await self._errand.run(self._call(test))
-        verdict = await self._look_at(result, test)
+        verdict = await self._verdict(result, test)
         verdict.index, verdict.id = index, test.id
         verdict.result = slim(result, index, test.id, judge.output_chars)
         if self._ends_all(verdict):
@@ -125,19 +118,14 @@ class Judging:
             limits=test.limits or judge.limits,
             compile_args=judge.compile_args,
             fetch_files=[RETURNED] if judge.function else [],
-            deadline_s=judge.deadline_s,
-            tags=judge.tags,
-            tenant=judge.tenant,
-            priority=judge.priority,
-            require_tier=judge.require_tier,
+            **self._fields,
         )
 
-    async def _look_at(self, result: Result, test: Test) -> Verdict:
-        """The verdict on what a run left behind."""
+    async def _verdict(self, result: Result, test: Test) -> Verdict:
         if result.status != "ok":
             name = "INFRA" if result.blame == "infra" else _ENDS.get(result.status, "INFRA")
             self._compile_error = result.stderr if name == "CE" else self._compile_error
-            return Verdict(0, name, message=words(result), retryable=name == "INFRA" and result.retryable)
+            return Verdict(0, name, message=describe_end(result), retryable=name == "INFRA" and result.retryable)
         output = result.stdout
         if self._judge.function:
             returned = returned_text(result.files)
@@ -146,9 +134,9 @@ class Judging:
             output = returned
         limits = test.limits or self._judge.limits
         if (result.truncated or self._judge.function) and len(output.encode()) > limits.output_kb << 10:
-            return Verdict(0, "OLE", message="too much output to be looked at")
+            return Verdict(0, "OLE", message="too much output to compare")
         if self._judge.checker.kind == "program":
-            return await self._ask_checker(output, test)
+            return await self._run_checker(output, test)
         different = await self._difference(output, test)
         return Verdict(0, "WA" if different else "AC", message=different)
 
@@ -158,28 +146,26 @@ class Judging:
             return await difference(checker, output, test.expected)
         if output == test.expected:
             return ""
-        # Reading a value takes time in proportion to its length; this makes it the caller's choice and not the program's.
+        # The time to parse a value grows with its length: this bounds it by the caller's value, not the program's.
         if far_longer(output, test.expected):
             return "the returned value is far longer than the expected one"
         try:
             value = load(output)
         except ValueError:
-            return "what was handed back is not JSON"
+            return "the returned value is not JSON"
         return "" if await same_value(checker, value, load(test.expected)) else "the returned value differs"
 
-    # -- a checker program ------------------------------------------------------------------------------------------------
-
-    async def _ask_checker(self, output: str, test: Test) -> Verdict:
-        result = await self._run_checker(self._checker_call(output, test))
+    async def _run_checker(self, output: str, test: Test) -> Verdict:
+        result = await self._checker_result(output, test)
         if (verdict := _verdict_of_checker(result)) is not None:
             return verdict
-        failed = f"the checker failed on this output: {words(result)}"
+        failed = f"the checker failed on this output: {describe_end(result)}"
         if result.status == "compile_error":
             return Verdict(0, "INFRA", message=failed)
-        expected = await self._run_checker(self._checker_call(test.expected, test))
+        expected = await self._checker_result(test.expected, test)
         on_expected = _verdict_of_checker(expected)
         if on_expected is None:
-            return Verdict(0, "INFRA", message=f"{failed}; on the expected output it fails too: {words(expected)}")
+            return Verdict(0, "INFRA", message=f"{failed}; on the expected output it fails too: {describe_end(expected)}")
         match on_expected.verdict:
             case "AC":
                 return Verdict(0, "WA", message=failed)
@@ -188,16 +174,17 @@ class Judging:
             case _:
                 return on_expected
 
-    async def _run_checker(self, call: Call) -> Result:
+    async def _checker_result(self, output: str, test: Test) -> Result:
+        call = self._checker_call(output, test)
         if self._checker_compiled:
             return await self._errand.run(call)
-        async with self._compiling_checker:  # the first one alone, as with the program
+        async with self._compiling_checker:  # the first one compiles alone, as with the program
             result = await self._errand.run(call)
             self._checker_compiled = True
             return result
 
     def _checker_call(self, output: str, test: Test) -> Call:
-        judge, checker = self._judge, self._judge.checker
+        checker = self._judge.checker
         contents = [text.encode("utf-8", "surrogatepass") for text in (test.stdin, output, test.expected)]
         room_mb = Limits().file_mb + (sum(map(len, contents)) >> 20)
         return Call(
@@ -206,18 +193,14 @@ class Judging:
             files={name: base64.b64encode(content).decode() for name, content in zip(CHECKER_FILES, contents, strict=True)},
             argv=CHECKER_FILES,
             limits=Limits(file_mb=room_mb),
-            deadline_s=judge.deadline_s,
-            tags=judge.tags,
-            tenant=judge.tenant,
-            priority=judge.priority,
-            require_tier=judge.require_tier,
+            **self._fields,
         )
 
 
 def _verdict_of_checker(result: Result) -> Verdict | None:
-    """None if the checker said neither yes nor no."""
+    """None if the checker neither accepted nor rejected the output."""
     if result.blame == "infra":
-        return Verdict(0, "INFRA", message=f"the checker could not be run: {words(result)}", retryable=result.retryable)
+        return Verdict(0, "INFRA", message=f"the checker could not be run: {describe_end(result)}", retryable=result.retryable)
     if result.status == "cancelled":
         return Verdict(0, "SKIPPED", message="cancelled")
     if result.status in ("ok", "error") and result.exit_code in (0, 1):
@@ -229,12 +212,12 @@ def _verdict_of_checker(result: Result) -> Verdict | None:
 def judgement_of(judge: Judge, verdicts: list[Verdict]) -> Judgement:
     failed = [verdict for verdict in verdicts if verdict.verdict != "AC"]
     unjudged = [verdict for verdict in verdicts if verdict.verdict == "INFRA"]
-    # Skipped after a failure is by design; any other was cancelled.
-    called_off = any(verdict.verdict == "SKIPPED" for verdict in (failed[:1] if judge.stop_on_fail else failed))
+    # A test skipped after a failure is by design; any other skipped test was cancelled.
+    cancelled = any(verdict.verdict == "SKIPPED" for verdict in (failed[:1] if judge.stop_on_fail else failed))
     passed = len(verdicts) - len(failed)
     return Judgement(
-        verdict="INFRA" if unjudged else "SKIPPED" if called_off else failed[0].verdict if failed else "AC",
-        score=None if unjudged or called_off else passed / len(verdicts),
+        verdict="INFRA" if unjudged else "SKIPPED" if cancelled else failed[0].verdict if failed else "AC",
+        score=None if unjudged or cancelled else passed / len(verdicts),
         passed=passed,
         total=len(verdicts),
         tests=verdicts,
@@ -244,7 +227,7 @@ def judgement_of(judge: Judge, verdicts: list[Verdict]) -> Judgement:
 
 
 def slim(result: Result, index: int, id: str, output_chars: int) -> Result:
-    """As one of many in an answer: what was printed is cut, what was fetched for us and what is the same in all is left out."""
+    """As one of many in an answer: output is cut; fetched files and fields that are the same in all results are left out."""
     result.index, result.id = index, id
     result.truncated = result.truncated or max(len(result.stdout), len(result.stderr)) > output_chars
     result.stdout = cut_middle(result.stdout, output_chars)
@@ -255,7 +238,7 @@ def slim(result: Result, index: int, id: str, output_chars: int) -> Result:
     return result
 
 
-def words(result: Result) -> str:
+def describe_end(result: Result) -> str:
     """One line on how a run ended."""
     match result.status:
         case "error":

@@ -1,6 +1,6 @@
-"""Answer verification: compared here, or by Math-Verify in a sandboxed call of its own.
+"""Verifies answers: compares them in the gateway, or runs Math-Verify in a sandboxed call.
 
-What Math-Verify gets is data: the program is ours. An expression that never ends costs its own call's time.
+Math-Verify gets the answer as data of a program of ours. An expression that it cannot finish costs only the time of its call.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from exec_service.judging.answers import Extracted, NotComparable, as_latex, equ
 from exec_wire.messages.calls import Call, Limits, Result, Timings, cut_middle
 from exec_wire.messages.verifying import Verification, Verify
 
-MATH_CHARS = 32_768  # of a text in which Math-Verify has to find the answer by itself: its end
+MATH_CHARS = 32_768  # at the end of a text, in which Math-Verify searches the answer
 SHOWN_CHARS = 1000
 MEMORY_MB = 1024
-# Its own time-outs are alarms, which nothing in C hears; the sandbox's limit holds for everything. The words that it prints
-# on its way tell afterwards how far it came.
+# Its own timeouts are signals, which do not interrupt C code; the sandbox's limit always holds. The lines that it prints tell
+# how far it came.
 PROGRAM = r"""
 import json, logging, sys
 from math_verify import parse, verify
@@ -51,11 +51,14 @@ async def verify(item: Verify, index: int, errand: Errand) -> Verification:
     began = time.monotonic()
     found = extract(item.answer, item.extract)
     if found is None:
-        verification = Verification(False, error=f"there is no {item.extract} answer in the text")
+        verification = Verification(False, error=f"the text has no {item.extract} answer")
     elif item.kind == "math":
         verification = from_result(await errand.run(_call(item, found)))
     else:
-        verification = _compare_here(item, found.text)
+        try:
+            verification = Verification(equal(item, found.text))
+        except NotComparable as error:
+            verification = Verification(None, "rejected", "client", error=str(error))
     verification.id, verification.index = item.id, index
     verification.extracted = None if found is None else cut_middle(found.text, SHOWN_CHARS)
     verification.timings.total_ms = round((time.monotonic() - began) * 1000, 3)
@@ -63,16 +66,9 @@ async def verify(item: Verify, index: int, errand: Errand) -> Verification:
     return verification
 
 
-def _compare_here(item: Verify, answer: str) -> Verification:
-    try:
-        return Verification(equal(item, answer))
-    except NotComparable as error:
-        return Verification(None, "rejected", "client", error=str(error))
-
-
 def _call(item: Verify, found: Extracted) -> Call:
     answer, truth = found.text[-MATH_CHARS:], item.truth
-    if item.extract != "none":  # else both are Math-Verify's own business
+    if item.extract != "none":  # else Math-Verify extracts both
         answer, truth = f"\\boxed{{{answer}}}" if found.boxed else as_latex(answer), as_latex(truth)
     return Call(
         code=PROGRAM,
@@ -86,7 +82,7 @@ def _call(item: Verify, found: Extracted) -> Call:
 
 
 def from_result(result: Result) -> Verification:
-    """Whose fault it is that there is no verdict depends on how far it came: us, the caller's truth, or the model's answer."""
+    """Without a verdict, the blame depends on how far it came: the service, the caller's truth, or the model's answer."""
     timings = Timings(result.timings.queue_ms, result.timings.start_ms, result.timings.run_ms)
     made = Verification(None, result.status, result.blame, result.retryable, error=result.error, timings=timings)
     printed = result.stdout.splitlines()

@@ -37,7 +37,7 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import CallRequest, Origin
 from exec_service.dispatch.workers import Fleet
 from exec_service.refusals import Refusal
-from exec_service.sessions import Desk, with_warnings
+from exec_service.sessions import SessionRouter, with_warnings
 from exec_service.telemetry.logs import log_request
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.keys import Keys
@@ -103,7 +103,7 @@ class SessionMethod(NamedTuple):
 
     request: proto.Message
     answer: proto.Message
-    ask: Callable[[Desk, Validator, dict[str, Any], Origin], Awaitable[Struct]]
+    ask: Callable[[SessionRouter, Validator, dict[str, Any], Origin], Awaitable[Struct]]
 
 
 SESSION_METHODS = {
@@ -184,7 +184,7 @@ class GrpcDoor:
         fleet: Fleet,
         metrics: Metrics,
         keys: Keys | None,
-        desk: Desk,
+        desk: SessionRouter,
         *,
         cluster: bool = False,
     ) -> None:

@@ -1,13 +1,15 @@
-"""What `GET /v1/stats` shows: the last two minutes by the second, the last failures, the last runs by their steps.
+"""Statistics for `GET /v1/stats`: the last two minutes second by second, recent failures, recent training runs by step.
 
-Kept in this process's memory and bounded whatever callers send. Prometheus keeps the history (`telemetry.metrics`).
+They live in this process's memory, which is bounded whatever callers send. Prometheus keeps the history (`telemetry.metrics`).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from bisect import bisect_left
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from math import log2
 
 import msgspec
@@ -20,62 +22,62 @@ WINDOW_S = 60
 RUNS_KEPT = 20
 STEPS_KEPT = 500  # per run
 TENANTS_KEPT = 100  # per second
-FAILURES_KEPT = 50  # of ours, and as many of programs: the latter are many and must not push out the former
+FAILURES_KEPT = 50  # of the service, and as many of programs, which must not displace the few of the service
 STAGES = ("queue", "start", "run", "total")
+EMPTY_SECOND = SecondStats()
 _PER_OCTAVE = 8
 
 
 class Sketch:
-    """How many times were about so long: in buckets that grow by 9 %, so a quantile is right to a twentieth of its value."""
+    """A histogram whose buckets grow by 9 %, so that a quantile is within 5 % of its value."""
 
     __slots__ = ("_counts", "_most")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
         self._most = 0.0
 
     def add(self, ms: float) -> None:
         bucket = round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80
-        counts = self._counts
-        counts[bucket] = counts[bucket] + 1 if bucket in counts else 1
+        self._counts[bucket] += 1
         if ms > self._most:
             self._most = ms
 
     def merge(self, other: Sketch) -> None:
-        for bucket, count in other._counts.items():
-            self._counts[bucket] = self._counts.get(bucket, 0) + count
+        self._counts.update(other._counts)
         self._most = max(self._most, other._most)
 
     def quantiles(self) -> Quantiles:
         if not self._counts:
             return Quantiles()
-        p50, p90, p99 = (self._quantile(share) for share in (0.5, 0.9, 0.99))
+        buckets = sorted(self._counts)
+        ranks = list(accumulate(self._counts[bucket] for bucket in buckets))
+        found = (buckets[bisect_left(ranks, share * ranks[-1])] for share in (0.5, 0.9, 0.99))
+        p50, p90, p99 = (round(min(2 ** (bucket / _PER_OCTAVE), self._most), 3) for bucket in found)
         return Quantiles(p50, p90, p99, round(self._most, 3))
-
-    def _quantile(self, share: float) -> float:
-        rank, seen = share * sum(self._counts.values()), 0
-        for bucket in sorted(self._counts):
-            seen += self._counts[bucket]
-            if seen >= rank:
-                return round(min(2 ** (bucket / _PER_OCTAVE), self._most), 3)
-        return round(self._most, 3)
 
 
 class Second:
-    __slots__ = ("at", "blames", "stages", "tenants")
+    __slots__ = ("at", "blames", "calls", "slot_ms", "stages")
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.blames: Counter[Blame] = Counter()
         self.stages = {stage: Sketch() for stage in STAGES}
-        self.tenants: dict[str, list[float]] = {}  # calls and milliseconds of a slot
+        self.calls: Counter[str] = Counter()  # by tenant
+        self.slot_ms: dict[str, float] = {}  # by tenant
 
-    def charge(self, tenant: str, slot_ms: float) -> None:
-        if tenant not in self.tenants and len(self.tenants) >= TENANTS_KEPT:
-            return
-        have = self.tenants.setdefault(tenant, [0, 0.0])
-        have[0] += 1
-        have[1] += slot_ms
+    def note(self, result: Result, tenant: str) -> None:
+        self.blames[result.blame] += 1
+        timings = result.timings
+        self.stages["queue"].add(timings.queue_ms)
+        self.stages["total"].add(timings.total_ms)
+        if timings.run_ms:  # it ran
+            self.stages["start"].add(timings.start_ms)
+            self.stages["run"].add(timings.run_ms)
+        if tenant in self.calls or len(self.calls) < TENANTS_KEPT:
+            self.calls[tenant] += 1
+            self.slot_ms[tenant] = self.slot_ms.get(tenant, 0.0) + slot_ms(result)
 
     def stats(self) -> SecondStats:
         total = self.stages["total"].quantiles()
@@ -104,21 +106,13 @@ class Step:
             statuses[status] += count
             blames[blame] += count
         calls = blames.total()
-        return StepStats(
-            step=number,
-            calls=calls,
-            statuses=dict(statuses),
-            blames=dict(blames),
-            tool_error_rate=rate(blames["model"], calls),
-            infra_fault_rate=rate(blames["infra"], calls),
-            queue_ms=self.queue.quantiles(),
-            total_ms=self.total.quantiles(),
-            slot_s=round(self.slot_ms / 1000, 3),
-        )
+        rates = rate(blames["model"], calls), rate(blames["infra"], calls)
+        times = self.queue.quantiles(), self.total.quantiles()
+        return StepStats(number, calls, dict(statuses), dict(blames), *rates, *times, round(self.slot_ms / 1000, 3))
 
 
 class Run:
-    """One training run; its steps in the order in which they began."""
+    """One training run; its steps in the order of their first call."""
 
     def __init__(self) -> None:
         self.blames: Counter[Blame] = Counter()
@@ -136,7 +130,7 @@ class Run:
         self.steps[step].note(result)
 
 
-class Tally:
+class LiveStats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since = clock()
@@ -144,26 +138,20 @@ class Tally:
         self._failures: dict[bool, deque[tuple[float, Failure]]] = {ours: deque(maxlen=FAILURES_KEPT) for ours in (True, False)}
         self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
-    # -- writing ----------------------------------------------------------------------------------------------------------
-
     def note(self, result: Result, tenant: str, tags: Tags) -> None:
         now = self._clock()
-        second = self._second(now)
-        second.blames[result.blame] += 1
-        second.charge(tenant, slot_ms(result))
-        timings, stages = result.timings, second.stages
-        stages["queue"].add(timings.queue_ms)
-        stages["total"].add(timings.total_ms)
-        if timings.run_ms:  # what never ran has no times of running
-            stages["start"].add(timings.start_ms)
-            stages["run"].add(timings.run_ms)
+        self._second(now).note(result, tenant)
         if result.blame in ("infra", "model"):
             self._failures[result.blame == "infra"].append((now, _failure(result, tenant, tags)))
         if tags.run:
-            self._run(tenant, tags.run).note(result, tags.step, now)
+            key = (tenant, tags.run)
+            run = self._runs.get(key) or self._runs.setdefault(key, Run())
+            self._runs.move_to_end(key)
+            if len(self._runs) > RUNS_KEPT:
+                self._runs.popitem(last=False)
+            run.note(result, tags.step, now)
 
-    def note_left(self) -> None:
-        """A caller who left before the answer."""
+    def note_cancelled(self) -> None:
         self._second(self._clock()).blames["client"] += 1
 
     def _second(self, now: float) -> Second:
@@ -174,24 +162,13 @@ class Tally:
                 self._seconds.popleft()
         return self._seconds[-1]
 
-    def _run(self, tenant: str, name: str) -> Run:
-        key = (tenant, name)
-        if key not in self._runs:
-            self._runs[key] = Run()
-            if len(self._runs) > RUNS_KEPT:
-                self._runs.popitem(last=False)
-        self._runs.move_to_end(key)
-        return self._runs[key]
-
-    # -- reading ----------------------------------------------------------------------------------------------------------
-
     @property
     def uptime_s(self) -> float:
         return round(self._clock() - self._since, 1)
 
     @property
     def window_s(self) -> float:
-        """A service that has just begun has a short one, so that its rates are not too small."""
+        """Shorter just after the start, so that rates are not too small."""
         return min(float(WINDOW_S), max(1.0, self.uptime_s))
 
     def _recent(self) -> Iterable[Second]:
@@ -209,48 +186,40 @@ class Tally:
         return {stage: sketch.quantiles() for stage, sketch in merged.items()}
 
     def seconds(self) -> list[SecondStats]:
-        """The last whole ones; the one that runs would look like a fall."""
-        known = {second.at: second for second in self._seconds}
+        """Complete seconds only: the current one would look like a drop."""
+        known = {second.at: second.stats() for second in self._seconds}
         now = int(self._clock())
-        empty = SecondStats()
-        return [known[at].stats() if at in known else empty for at in range(now - SECONDS_KEPT, now)]
+        return [known.get(at, EMPTY_SECOND) for at in range(now - SECONDS_KEPT, now)]
 
     def tenants(self, only: str | None = None) -> list[TenantShare]:
-        sums: dict[str, list[float]] = {}
+        calls: Counter[str] = Counter()
+        slot_ms: defaultdict[str, float] = defaultdict(float)
         for second in self._recent():
-            for tenant, (calls, ms) in second.tenants.items():
-                have = sums.setdefault(tenant, [0, 0.0])
-                have[0] += calls
-                have[1] += ms
-        all_ms = sum(ms for _, ms in sums.values())
-        shares = [
-            TenantShare(tenant, int(calls), round(ms / 1000, 3), rate(ms, all_ms))
-            for tenant, (calls, ms) in sums.items()
-            if only is None or tenant == only
-        ]
+            calls.update(second.calls)
+            for tenant, ms in second.slot_ms.items():
+                slot_ms[tenant] += ms
+        all_ms = sum(slot_ms.values())
+        wanted = [(tenant, ms) for tenant, ms in slot_ms.items() if only is None or tenant == only]
+        shares = [TenantShare(tenant, calls[tenant], round(ms / 1000, 3), rate(ms, all_ms)) for tenant, ms in wanted]
         return sorted(shares, key=lambda share: -share.slot_s)
 
     def failures(self, only: str | None = None) -> list[Failure]:
         now = self._clock()
-        both = [*self._failures[True], *self._failures[False]]
-        both.sort(key=lambda entry: -entry[0])
-        return [_aged(failure, now - at) for at, failure in both if only is None or failure.tenant == only]
+        newest_first = sorted([*self._failures[True], *self._failures[False]], key=lambda entry: -entry[0])
+        return [
+            msgspec.structs.replace(failure, seconds_ago=round(now - at, 1))
+            for at, failure in newest_first
+            if only is None or failure.tenant == only
+        ]
 
     def runs(self, only: str | None = None) -> list[RunSummary]:
-        now = self._clock()
-        return [
-            RunSummary(
-                name,
-                tenant,
-                run.blames.total(),
-                rate(run.blames["model"], run.blames.total()),
-                rate(run.blames["infra"], run.blames.total()),
-                run.last_step,
-                round(now - run.seen_at, 1),
-            )
-            for (tenant, name), run in reversed(self._runs.items())
-            if only is None or tenant == only
-        ]
+        now, found = self._clock(), []
+        for (tenant, name), run in reversed(self._runs.items()):
+            if only is None or tenant == only:
+                calls = run.blames.total()
+                rates = rate(run.blames["model"], calls), rate(run.blames["infra"], calls)
+                found.append(RunSummary(name, tenant, calls, *rates, run.last_step, round(now - run.seen_at, 1)))
+        return found
 
     def run(self, name: str, tenant: str) -> RunStats:
         run = self._runs.get((tenant, name))
@@ -281,7 +250,3 @@ def _failure(result: Result, tenant: str, tags: Tags) -> Failure:
         worker=result.worker,
         request_id=result.request_id,
     )
-
-
-def _aged(failure: Failure, age_s: float) -> Failure:
-    return msgspec.structs.replace(failure, seconds_ago=round(age_s, 1))

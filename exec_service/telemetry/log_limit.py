@@ -1,4 +1,4 @@
-"""Bounds how often the same warning or error is logged, and says how many were left out."""
+"""Limits how often the same warning or error is logged, and logs how many were left out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-SAME_AT_MOST, WINDOW_S = 20, 10.0  # of one message, whatever is filled in
-KINDS_AT_MOST = 1000  # of messages that are told apart
+SAME_AT_MOST, WINDOW_S = 20, 10.0  # of one message template
+KINDS_AT_MOST = 1000  # templates that are counted separately
 
 
 class _Window:
@@ -18,16 +18,16 @@ class _Window:
 
 
 class RepeatLimit(logging.Filter):
-    """For a handler. Below WARNING nothing is limited: a line per request is wanted.
+    """A filter for a handler. Records below WARNING are not limited: one line per request is wanted.
 
-    Messages are the same if their logger, level and text before formatting are; errors with a traceback also by its type.
+    Two records are the same if logger, level, message template and the type of their exception are the same.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, window_s: float = WINDOW_S) -> None:
         super().__init__()
         self._clock, self._window_s = clock, window_s
         self._windows: dict[tuple[object, ...], _Window] = {}
-        self._lock = threading.RLock()  # what the garbage collector finalises meanwhile may log
+        self._lock = threading.RLock()  # a finalizer may log while this thread holds the lock
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
@@ -42,8 +42,8 @@ class RepeatLimit(logging.Filter):
             window.left_out += 1
             is_first = window.left_out == 1
         if is_first:
-            with suppress(RuntimeError):  # no thread can be had now
-                self._tell_later(record.name, record.levelno, window, str(record.msg)[:200])
+            with suppress(RuntimeError):  # no thread can be started now
+                self._report_later(record, window)
         return False
 
     def _window_of(self, key: tuple[object, ...]) -> _Window:
@@ -51,19 +51,19 @@ class RepeatLimit(logging.Filter):
         window = self._windows.get(key)
         if window is None and len(self._windows) >= KINDS_AT_MOST:
             self._windows = {known: window for known, window in self._windows.items() if window.ends_at > now}
-            if len(self._windows) >= KINDS_AT_MOST:  # text that was formatted before it was logged: one kind
+            if len(self._windows) >= KINDS_AT_MOST:  # text that was formatted before it was logged: count as one kind
                 key = key[:2]
                 window = self._windows.get(key)
         if window is None or window.ends_at <= now:
             window = self._windows[key] = _Window(now + self._window_s)
         return window
 
-    def _tell_later(self, logger: str, level: int, window: _Window, text: str) -> None:
-        """At the end of the window, whether or not anything more is logged."""
+    def _report_later(self, record: logging.LogRecord, window: _Window) -> None:
+        """At the end of the window, whether or not more is logged."""
 
-        def tell() -> None:
+        def report(logger: str = record.name, level: int = record.levelno, text: str = str(record.msg)[:200]) -> None:
             logging.getLogger(logger).log(level, "left out %d more messages like this: %s", window.left_out, text)
 
-        timer = threading.Timer(self._window_s, tell)
+        timer = threading.Timer(self._window_s, report)
         timer.daemon = True
         timer.start()

@@ -1,44 +1,85 @@
-"""Counters and histograms that are cheap to write and are put together when somebody looks.
+"""Counters and histograms that are cheap to write; their samples are assembled when Prometheus scrapes.
 
-prometheus_client's own take a lock each time, and its histogram walks the buckets: 0.8 and 1.1 µs, and a call writes eleven of
-them. Here one event loop writes, so a dictionary does: all that is noted of a call takes 14 µs instead of 24.
+prometheus_client's own take a lock for each write, and its histogram walks the buckets: 0.8 and 1.1 µs, eleven times per call.
+Here only one event loop writes, so a dictionary is enough: all metrics of a call take 14 µs instead of 24.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from exec_service.telemetry.logs import dropped_lines
 from exec_wire.supervisor import Supervisor
 
 Labels = tuple[str, ...]
+OTHER = "other"
+NONE = "none"  # for a call that names none: Prometheus treats an empty label as missing
 
 
-def counted(name: str, help: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    """A counter of what somebody else counts."""
+def counter_of(name: str, help: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """A counter with one label, of numbers that are counted elsewhere."""
     family = CounterMetricFamily(name, help, labels=[label])
     for value, count in counts.items():
         family.add_metric([value], count)
     return family
 
 
-def task_failures(supervisor: Supervisor) -> CounterMetricFamily:
-    help = "Unexpected failures of long-lived tasks of this process, each of which was started again"
-    return counted("exec_task_failures", help, "task", supervisor.failures)
+def gauge_of(name: str, help: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
 
 
-def dropped_log_lines() -> CounterMetricFamily:
+def process_metrics(supervisor: Supervisor) -> Iterator[CounterMetricFamily]:
+    help = "Unexpected failures of long-lived tasks of this process, each of which was restarted"
+    yield counter_of("exec_task_failures", help, "task", supervisor.failures)
     help = "Log lines that were dropped because standard error was not read fast enough"
-    return CounterMetricFamily("exec_log_lines_dropped", help, dropped_lines())
+    yield CounterMetricFamily("exec_log_lines_dropped", help, dropped_lines())
 
 
-class Counts(Collector):
-    """A counter. `rest`: what the labels after the first can be, where known. When the first has a new value, all of these
-    begin at 0: a rate does not see a counter come into being.
+class BoundedLabels:
+    """Label values that callers choose. At most `most` names are labels at a time; the others are `other`.
+
+    A name is replaced only after `idle_s` without use. Otherwise many names in turn would replace each other, and every
+    replacement creates new series.
+    """
+
+    def __init__(
+        self, most: int, idle_s: float, forget: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._idle_s, self._forget, self._clock = most, idle_s, forget, clock
+        self._seen: OrderedDict[str, float] = OrderedDict()  # least recently used first
+
+    def label(self, name: str) -> str:
+        if not name:
+            return NONE
+        if name not in self._seen and not self._make_room():
+            return OTHER
+        self._seen[name] = self._clock()
+        self._seen.move_to_end(name)
+        return name
+
+    def _make_room(self) -> bool:
+        if len(self._seen) < self._most:
+            return True
+        oldest, seen_at = next(iter(self._seen.items()))
+        if self._clock() - seen_at < self._idle_s:
+            return False
+        del self._seen[oldest]
+        self._forget(oldest)
+        return True
+
+
+class FastCounter(Collector):
+    """A counter. `rest`: the known values of the labels after the first. A new value of the first label starts all of these at
+    0: `rate()` misses the first increment of a series that appears with it.
     """
 
     def __init__(self, name: str, help: str, labels: Sequence[str], rest: Collection[Labels] = ()) -> None:
@@ -58,7 +99,7 @@ class Counts(Collector):
         self._counts.setdefault(values, 0.0)
 
     def forget(self, first: str) -> None:
-        """All whose first label has this value."""
+        """Remove every series whose first label has this value."""
         self._counts = {values: count for values, count in self._counts.items() if values[0] != first}
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -68,12 +109,12 @@ class Counts(Collector):
         yield family
 
 
-class Times(Collector):
+class FastHistogram(Collector):
     """A histogram of seconds with one label."""
 
     def __init__(self, name: str, help: str, label: str, bounds: Sequence[float]) -> None:
         self._name, self._help, self._label, self._bounds = name, help, label, bounds
-        self._counts: dict[str, list[int]] = {}  # by bucket, not cumulated; the last is for what is beyond the bounds
+        self._counts: dict[str, list[int]] = {}  # per bucket, not cumulative; the last one is beyond the bounds
         self._sums: dict[str, float] = {}
 
     def add(self, value: str, seconds: float) -> None:

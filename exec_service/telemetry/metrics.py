@@ -1,26 +1,24 @@
-"""What the gateway counts, in a registry of its own.
+"""Metrics of the gateway, in a registry of its own.
 
-Labels are bounded: what callers choose freely (runs, tenants) is a label for the last few only (`recent_names`), and no metric
-has two such labels, since series multiply. Steps are no label at all: `GET /v1/stats?run=…` has them (`tally`).
+Labels are bounded: names that callers choose (runs, tenants) are labels for the most recent ones only (`BoundedLabels`), and no
+metric has two such labels, since series multiply. Steps are no label: `GET /v1/stats?run=…` has them (`live_stats`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.workers import Fleet
-from exec_service.telemetry.label_limit import RecentNames
-from exec_service.telemetry.live_stats import Tally, slot_ms
+from exec_service.telemetry.live_stats import LiveStats, slot_ms
 from exec_service.telemetry.logs import log_infra
-from exec_service.telemetry.metric_types import Counts, Times, counted, dropped_log_lines, task_failures
+from exec_service.telemetry.metric_types import BoundedLabels, FastCounter, FastHistogram, counter_of, gauge_of, process_metrics
 from exec_service.telemetry.tracing import Traces
 from exec_wire.messages.calls import BLAME, Blame, Result, Status, Tags
 from exec_wire.problems import PROBLEMS
@@ -39,17 +37,25 @@ ROUTES = (
     *("/api/v2/execute", "/api/v2/runtimes"),
     *("/v1/stats", "/v1/jobs", *PAGE_ROUTES),
 )
-SESSION_PREFIXES = ("/v1/sessions/", "/sessions/")  # what follows is an id
+SESSION_PREFIXES = ("/v1/sessions/", "/sessions/")  # followed by an id
 SESSION_EVENTS = {
-    "started": "Sessions started, forks not counted",
-    "forks": "Forks made of sessions",
-    "rollbacks": "Sessions that returned to their checkpoint",
+    "started": "Sessions started, without forks",
+    "forks": "Forks of sessions",
+    "rollbacks": "Sessions rolled back to their checkpoint",
     "expired": "Sessions ended because nobody used them",
     "lost": "Sessions lost with their zygote",
 }
-RUNS = TENANTS = 20  # that have a label of their own
-IDLE_S = 300.0  # and keep it for so long
-OWN_DOOR = "own"  # of a call that came through none of those for other clients
+GAUGES = {
+    "in_flight": "Calls accepted and not yet delivered",
+    "in_flight_bytes": "Bytes of accepted calls and undelivered results",
+    "waiting": "Calls that wait in the gateway for a credit",
+    "released": "Calls released to workers and unanswered",
+    "queue_up": "1 if the job queue is available",
+    "queue_oldest_seconds": "How long the call that waits longest for a credit has waited",
+}
+RUNS = TENANTS = 20  # with a label of their own
+IDLE_S = 300.0  # for which a name keeps its label
+NO_ADAPTER = "own"  # label of a call that came by our own HTTP or gRPC endpoints
 NO_TAGS = Tags()
 ENDS = tuple(BLAME.items())  # a status with another blame than its usual one is counted when it happens
 BLAMES = tuple((blame,) for blame in get_args(Blame))
@@ -61,102 +67,76 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.tally = Tally()
+        self.live_stats = LiveStats()
         self.traces: Traces | None = None
-        self._call = self._counter("exec_calls", "Calls by what became of them", "status", "blame")
-        self._door_call = self._counter(
-            "exec_door_calls", "Calls by the door they came through", "door", "status", "blame", rest=ENDS
-        )
-        self._stage = self._times(
-            "exec_stage_seconds", "Time of a call in each stage: waiting, starting, running, all", "stage"
-        )
-        self._profile_start = self._times(
-            "exec_profile_start_seconds", "Time to start a program, by warm interpreter", "profile"
-        )
-        self._runs = RecentNames(RUNS, IDLE_S, self._forget_run)
+        self._call = self._counter("exec_calls", "Calls by status and blame", "status", "blame")
+        by_adapter = "Calls by the adapter that translated them"
+        self._adapter_call = self._counter("exec_adapter_calls", by_adapter, "adapter", "status", "blame", rest=ENDS)
+        self._stage = self._histogram("exec_stage_seconds", "Time of a call per stage: queue, start, run, total", "stage")
+        starts = "Time to start a program, by profile of the warm interpreter"
+        self._profile_start = self._histogram("exec_profile_start_seconds", starts, "profile")
+        self._runs = BoundedLabels(RUNS, IDLE_S, self._forget_run)
         self._run_call = self._counter("exec_run_calls", "Calls by training run", "run", "status", "blame", rest=ENDS)
-        self._run_total = self._times("exec_run_call_seconds", "Time from acceptance to result, by training run", "run")
-        self._tenants = RecentNames(TENANTS, IDLE_S, self._forget_tenant)
+        self._run_total = self._histogram("exec_run_call_seconds", "Time from acceptance to result, by training run", "run")
+        self._tenants = BoundedLabels(TENANTS, IDLE_S, self._forget_tenant)
         self._tenant_call = self._counter("exec_tenant_calls", "Calls by tenant", "tenant", "blame", rest=BLAMES)
-        self._tenant_slot = self._counter("exec_tenant_slot_seconds", "Time that programs had a slot, by tenant", "tenant")
+        self._tenant_slot = self._counter("exec_tenant_slot_seconds", "Time that programs held a slot, by tenant", "tenant")
         self._rejected = self._counter("exec_rejected", "Requests refused, by problem code", "reason")
         self._request = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
         self._grpc_request = self._counter("exec_grpc_requests", "gRPC requests by method and status code", "method", "code")
+        self._late = self._counter("exec_late_answers", "Answers dropped because their call was already answered or cancelled")
+        self._republished = self._counter("exec_republished", "Calls published again because the queue had lost them")
+        self._late.begin()
+        self._republished.begin()
         for status, blame in ENDS:
             self._call.begin(status, blame)
         for code in PROBLEMS:
             self._rejected.begin(code)
-        self._late = Counter(
-            "exec_late_answers",
-            "Answers dropped because their call was already answered or cancelled",
-            registry=self.registry,
-        )
 
-        self._republished = Counter(
-            "exec_republished",
-            "Calls published again because the queue had lost them",
-            registry=self.registry,
-        )
-
-    def watch(self, fleet: Fleet, **depths: Callable[[], float]) -> None:
-        """Gauges that are read when somebody looks: `depths` is in_flight, in_flight_bytes, waiting, released, queue_up and
-        queue_oldest_seconds."""
-        help_of = {
-            "in_flight": "Calls accepted and not yet delivered",
-            "in_flight_bytes": "Bytes of accepted calls and undelivered results",
-            "waiting": "Calls waiting in the gateway for a place at the workers",
-            "released": "Calls released to workers and unanswered",
-            "queue_up": "1 if the job queue can be used",
-            "queue_oldest_seconds": "How long the call that waits longest for a place at the workers has waited",
-        }
-        for name, read in depths.items():
-            Gauge(f"exec_{name}", help_of[name], registry=self.registry).set_function(read)
-        Gauge("exec_workers", "Live workers", registry=self.registry).set_function(lambda: len(fleet.workers))
-        Gauge("exec_slots", "Slots of all live workers", registry=self.registry).set_function(lambda: fleet.slots)
-        tiers = Gauge("exec_sandbox_tier", "Live workers by the isolation tier they offer", ["tier"], registry=self.registry)
-        for tier in TIERS:
-            tiers.labels(tier).set_function(partial(fleet.workers_of, tier))
-        self.registry.register(Layers(fleet))
-        self.registry.register(SessionsOfWorkers(fleet))
+    def watch(self, fleet: Fleet, **gauges: Callable[[], float]) -> None:
+        """Gauges that are read at each scrape: a function for each name of `GAUGES`."""
+        for name, read in gauges.items():
+            Gauge(f"exec_{name}", GAUGES[name], registry=self.registry).set_function(read)
+        self.registry.register(WorkersCollector(fleet))
 
     def watch_tasks(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
-        self.registry.register(Trouble(supervisor, queue))
+        self.registry.register(FaultsCollector(supervisor, queue))
 
-    def finished(self, result: Result, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
-        """Count a result, and log it if it is our fault."""
+    def finished(self, result: Result, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
+        """Count a result; log it if the blame is `infra`."""
         timings = result.timings
-        run = self._count(result.status, result.blame, door, tenant, tags)
+        run = self._count(result.status, result.blame, adapter, tenant, tags)
         total_s = timings.total_ms / 1000
         self._run_total.add(run, total_s)
         self._stage.add("queue", timings.queue_ms / 1000)
         self._stage.add("total", total_s)
-        if timings.run_ms:  # what never ran has no times of running
+        if timings.run_ms:  # it ran
             start_s = timings.start_ms / 1000
             self._stage.add("start", start_s)
             self._stage.add("run", timings.run_ms / 1000)
             self._profile_start.add(result.sandbox.profile or "none", start_s)
             self._tenant_slot.add(self._tenants.label(tenant), amount=slot_ms(result) / 1000)
-        self.tally.note(result, tenant, tags)
+        self.live_stats.note(result, tenant, tags)
         if result.blame == "infra":
             log_infra(result, tenant)
         if self.traces is not None:
-            self.traces.call(result, door or OWN_DOOR, tenant, tags)
+            self.traces.call(result, adapter or NO_ADAPTER, tenant, tags)
 
-    def cancelled(self, door: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
-        self._count("cancelled", "client", door, tenant, tags)
-        self.tally.note_left()
+    def cancelled(self, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
+        self._count("cancelled", "client", adapter, tenant, tags)
+        self.live_stats.note_cancelled()
 
     def late(self) -> None:
-        self._late.inc()
+        self._late.add()
 
     def republished(self, calls: int) -> None:
-        self._republished.inc(calls)
+        self._republished.add(amount=calls)
 
     def rejected(self, code: str) -> None:
         self._rejected.add(code)
 
     def request(self, path: str, code: int) -> str:
-        """Gives the label of its route: a path that we do not serve does not become one of its own."""
+        """Count a request and return the label of its route; unknown paths share one label."""
         route = path
         for prefix in SESSION_PREFIXES:
             if route.startswith(prefix):
@@ -172,11 +152,11 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _count(self, status: Status, blame: Blame, door: str, tenant: str, tags: Tags) -> str:
-        """Gives the label of its run."""
+    def _count(self, status: Status, blame: Blame, adapter: str, tenant: str, tags: Tags) -> str:
+        """Return the label of the run."""
         run = self._runs.label(tags.run)
         self._call.add(status, blame)
-        self._door_call.add(door or OWN_DOOR, status, blame)
+        self._adapter_call.add(adapter or NO_ADAPTER, status, blame)
         self._run_call.add(run, status, blame)
         self._tenant_call.add(self._tenants.label(tenant), blame)
         return run
@@ -189,58 +169,47 @@ class Metrics:
         self._tenant_call.forget(tenant)
         self._tenant_slot.forget(tenant)
 
-    def _counter(self, name: str, help: str, *labels: str, rest: Collection[tuple[str, ...]] = ()) -> Counts:
-        return self._registered(Counts(name, help, labels, rest))
+    def _counter(self, name: str, help: str, *labels: str, rest: Collection[tuple[str, ...]] = ()) -> FastCounter:
+        return self._registered(FastCounter(name, help, labels, rest))
 
-    def _times(self, name: str, help: str, label: str) -> Times:
-        return self._registered(Times(name, help, label, STAGE_BUCKETS_S))
+    def _histogram(self, name: str, help: str, label: str) -> FastHistogram:
+        return self._registered(FastHistogram(name, help, label, STAGE_BUCKETS_S))
 
-    def _registered(self, family: F) -> F:
-        self.registry.register(family)
-        return family
+    def _registered(self, collector: F) -> F:
+        self.registry.register(collector)
+        return collector
 
 
-class Layers(Collector):
-    """A gauge per layer of isolation. Which ones there are is known only when the workers have said so."""
+class WorkersCollector(Collector):
+    """What the live workers report in their heartbeats."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        gauges = GaugeMetricFamily("exec_sandbox_layer", "1 if every live worker has this layer of isolation", labels=["layer"])
-        for layer, everywhere in self._fleet.layer_everywhere().items():
-            gauges.add_metric([layer], everywhere)
-        yield gauges
+    def collect(self) -> Iterator[Metric]:
+        fleet, workers = self._fleet, self._fleet.workers
+        yield GaugeMetricFamily("exec_workers", "Live workers", len(workers))
+        yield GaugeMetricFamily("exec_slots", "Slots of all live workers", fleet.slots)
+        tiers = {tier: fleet.workers_of(tier) for tier in TIERS}
+        yield gauge_of("exec_sandbox_tier", "Live workers by the isolation tier they offer", "tier", tiers)
+        help = "1 if every live worker has this layer of isolation"
+        yield gauge_of("exec_sandbox_layer", help, "layer", fleet.layer_everywhere())
+        sessions = {worker.id: worker.sessions for worker in workers}
+        yield gauge_of("exec_sessions", "Live sessions and forks of sessions", "worker", sessions)
+        memory = {worker.id: worker.session_memory_bytes for worker in workers}
+        yield gauge_of("exec_session_memory_bytes", "Memory in use by sessions", "worker", memory)
+        for event, help in SESSION_EVENTS.items():
+            counts = {worker.id: worker.session_counts.get(event, 0) for worker in workers}
+            yield counter_of(f"exec_sessions_{event}", help, "worker", counts)
 
 
-class Trouble(Collector):
-    """What should never happen: tasks that fail, messages that cannot be read."""
+class FaultsCollector(Collector):
+    """Counts that should stay at 0: failed tasks, unreadable messages, dropped log lines."""
 
     def __init__(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
         self._supervisor, self._queue = supervisor, queue
 
     def collect(self) -> Iterator[Metric]:
-        yield task_failures(self._supervisor)
+        yield from process_metrics(self._supervisor)
         help = "Messages from workers and other gateways that could not be read, by kind"
-        yield counted("exec_unreadable_messages", help, "kind", self._queue.unreadable)
-        yield dropped_log_lines()
-
-
-class SessionsOfWorkers(Collector):
-    """What the workers say of their sessions."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def collect(self) -> Iterator[Metric]:
-        live = GaugeMetricFamily("exec_sessions", "Live sessions and forks of sessions", labels=["worker"])
-        memory = GaugeMetricFamily("exec_session_memory_bytes", "Memory in use by sessions", labels=["worker"])
-        for worker in self._fleet.workers:
-            live.add_metric([worker.id], worker.sessions)
-            memory.add_metric([worker.id], worker.session_memory_bytes)
-        yield from (live, memory)
-        for event, help in SESSION_EVENTS.items():
-            counter = CounterMetricFamily(f"exec_sessions_{event}", help, labels=["worker"])
-            for worker in self._fleet.workers:
-                counter.add_metric([worker.id], worker.session_counts.get(event, 0))
-            yield counter
+        yield counter_of("exec_unreadable_messages", help, "kind", self._queue.unreadable)

@@ -1,4 +1,4 @@
-"""A port for operators: metrics and health of a process of a cluster, away from the port that callers use."""
+"""A port for operators: metrics and health of a process of a cluster, separate from the callers' port."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from exec_wire.supervisor import Supervisor, stop
 MAX_CONNECTIONS = 64
 
 
-class SideDoor:
-    """`/metrics`, `/healthz` and `/readyz`; the latter is 503 with the words of `not_ready_because` while there are any."""
+class MetricsApp:
+    """`/metrics`, `/healthz` and `/readyz`, which answers 503 with the reason while `not_ready_because` gives one."""
 
     def __init__(self, metrics: Callable[[], bytes], not_ready_because: Callable[[], str]) -> None:
         self._metrics, self._not_ready_because = metrics, not_ready_because
@@ -35,15 +35,15 @@ class SideDoor:
             case "/healthz":
                 return PlainTextResponse("ok\n")
             case "/readyz":
-                why = self._not_ready_because()
-                return PlainTextResponse(f"{why or 'ready'}\n", 503 if why else 200)
+                reason = self._not_ready_because()
+                return PlainTextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
             case _:
-                return PlainTextResponse("here are /metrics, /healthz and /readyz\n", 404)
+                return PlainTextResponse("this port serves /metrics, /healthz and /readyz\n", 404)
 
 
 @contextlib.asynccontextmanager
-async def side_door(app: SideDoor, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
-    """Open until the end of the block; gives its URL. Raises `PortTaken`."""
+async def metrics_server(app: MetricsApp, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
+    """Serves until the end of the block; yields the URL. Raises `PortTaken`."""
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -55,11 +55,11 @@ async def side_door(app: SideDoor, host: str, port: int, supervisor: Supervisor)
         ended.clear()
         servers[:] = [Server(config, started.set)]
         try:
-            await servers[0].serve(sockets=[sock.dup()])  # a server closes its sockets when it ends
+            await servers[0].serve(sockets=[sock.dup()])  # the server closes the sockets it gets
         finally:
             ended.set()
         if servers[0].should_exit:
-            await asyncio.Event().wait()  # the end that was wanted: the task is about to be cancelled
+            await asyncio.Event().wait()  # stopped on purpose: wait to be cancelled
 
     serving = supervisor.start("metrics", serve)
     try:

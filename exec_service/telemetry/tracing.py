@@ -1,7 +1,7 @@
-"""Calls as spans for OpenTelemetry, sent to a collector (OTLP over HTTP).
+"""Sends a span for each call to an OpenTelemetry collector (OTLP over HTTP).
 
-A span is made when its call has landed, from the times that are in every result: nothing is carried along the way, workers know
-nothing of it, and a service that sends no traces neither imports OpenTelemetry nor pays for it.
+A span is made when its call has ended, from the timings in the result: workers take no part in tracing, and a service without
+a collector does not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Traces:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)), resource=Resource.create({"service.name": "exec-service"})
         )
-        # In a thread of its own; what a collector that is away cannot take is dropped when the queue is full.
+        # Exports in a thread of its own; drops spans while its queue is full because the collector is unavailable.
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
         self._tracer = self._provider.get_tracer("exec_service")
         self._context_of = TraceContextTextMapPropagator().extract
         self._as_parent = trace.set_span_in_context
         self._server, self._failed = trace.SpanKind.SERVER, trace.Status(trace.StatusCode.ERROR)
 
-    def call(self, result: Result, door: str, tenant: str, tags: Tags) -> None:
-        """A span from acceptance to now, with one for each stage in it."""
+    def call(self, result: Result, adapter: str, tenant: str, tags: Tags) -> None:
+        """A span from acceptance to now, with a child span for each stage."""
         timings, end = result.timings, time.time_ns()
         begin = end - _ns(timings.total_ms)
         span = self._tracer.start_span(
@@ -46,12 +46,12 @@ class Traces:
             context=self._context_of({"traceparent": result.traceparent}),
             kind=self._server,
             start_time=begin,
-            attributes=attributes_of(result, door, tenant, tags),
+            attributes=attributes_of(result, adapter, tenant, tags),
         )
         if span.is_recording():
             parent, at = self._as_parent(span), begin
             for stage, ms in (("queue", timings.queue_ms), ("start", timings.start_ms), ("run", timings.run_ms)):
-                until = min(end, at + _ns(ms))  # a recorded result has the times of its own run
+                until = min(end, at + _ns(ms))  # a recorded result has the timings of an earlier run
                 if until > at:
                     self._tracer.start_span(f"exec.{stage}", context=parent, start_time=at).end(until)
                 at = until
@@ -60,15 +60,15 @@ class Traces:
         span.end(end)
 
     async def close(self) -> None:
-        """Send what is left. In a thread: a collector may be slow or away."""
+        """Send the remaining spans, in a thread: the collector may be slow or unavailable."""
         await asyncio.to_thread(self._provider.shutdown)
 
 
-def attributes_of(result: Result, door: str, tenant: str, tags: Tags) -> dict[str, str | int]:
+def attributes_of(result: Result, adapter: str, tenant: str, tags: Tags) -> dict[str, str | int]:
     known: dict[str, str | int | None] = {
         "exec.status": result.status,
         "exec.blame": result.blame,
-        "exec.door": door,
+        "exec.adapter": adapter,
         "exec.tenant": tenant,
         "exec.run": tags.run,
         "exec.step": tags.step,

@@ -1,4 +1,4 @@
-"""What a worker of a cluster counts, read when somebody looks."""
+"""Metrics of a worker, read at each scrape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from exec_service.telemetry.metric_types import counted, dropped_log_lines, task_failures
+from exec_service.telemetry.metric_types import counter_of, process_metrics
 from exec_wire.supervisor import Supervisor
 from worker.consumer import Consumer
 from worker.echo import EchoPool
@@ -17,7 +17,7 @@ from worker.pool import Pool
 
 class WorkerMetrics(Collector):
     def __init__(self, pool: Pool | EchoPool, consumer: Consumer, supervisor: Supervisor | None = None) -> None:
-        """`supervisor`: of a worker in a process of its own; else the gateway tells of its tasks."""
+        """`supervisor`: of a worker in a process of its own; else the gateway reports its tasks."""
         self._pool, self._consumer, self._supervisor = pool, consumer, supervisor
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -28,24 +28,21 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         pool, consumer = self._pool, self._consumer
-        answers = CounterMetricFamily("exec_worker_answers", "Answers by what became of the call", labels=["status", "blame"])
+        answers = CounterMetricFamily("exec_worker_answers", "Answers by status and blame", labels=["status", "blame"])
         for labels, count in consumer.answered.items():
             answers.add_metric(labels, count)
         yield answers
         yield GaugeMetricFamily("exec_worker_slots", "Programs that can run at the same time", pool.slots)
-        yield GaugeMetricFamily("exec_worker_busy", "Programs that run", pool.slots - pool.free_slots)
-        yield GaugeMetricFamily("exec_worker_queue_up", "1 if the job queue can be used", not consumer.queue_is_away)
-        yield GaugeMetricFamily("exec_worker_draining", "1 if nothing more is taken", consumer.draining)
+        yield GaugeMetricFamily("exec_worker_busy", "Programs that run now", pool.slots - pool.free_slots)
+        yield GaugeMetricFamily("exec_worker_queue_up", "1 if the job queue is available", not consumer.queue_is_away)
+        yield GaugeMetricFamily("exec_worker_draining", "1 if the worker takes no more jobs", consumer.draining)
         yield CounterMetricFamily("exec_worker_taken", "Jobs taken from the queue", consumer.taken)
-        yield CounterMetricFamily(
-            "exec_worker_taken_again", "Of these, delivered before, here or elsewhere", consumer.taken_again
-        )
-        yield CounterMetricFamily(
-            "exec_worker_started_again", "Programs started again because they were lost with a zygote", consumer.started_again
-        )
-        yield CounterMetricFamily("exec_worker_zygote_restarts", "Warm interpreters replaced", pool.zygote_restarts)
+        again = "Of these, jobs delivered before, to this or another worker"
+        yield CounterMetricFamily("exec_worker_taken_again", again, consumer.taken_again)
+        again = "Programs started again because their zygote died"
+        yield CounterMetricFamily("exec_worker_started_again", again, consumer.started_again)
+        yield CounterMetricFamily("exec_worker_zygote_restarts", "Zygotes replaced", pool.zygote_restarts)
         help = "Entries of the job queue that could not be read, by kind"
-        yield counted("exec_worker_unreadable_entries", help, "kind", consumer.unreadable)
+        yield counter_of("exec_worker_unreadable_entries", help, "kind", consumer.unreadable)
         if self._supervisor is not None:
-            yield task_failures(self._supervisor)
-            yield dropped_log_lines()
+            yield from process_metrics(self._supervisor)

@@ -1,8 +1,8 @@
-"""What one tenant may have and what it has now: calls in flight, calls per minute, limits of its programs, priority.
+"""Limits of one tenant and how much of them is in use: calls in flight, calls per minute, limits of its programs, priority.
 
-There are accounts only where there are keys (`tenants.keys`). Gateways tell each other about every second what tenants use
-of their limits. A gateway gives out what the others leave of a limit. It also leaves an equal part to every gateway that had to
-refuse the tenant, so that a tenant may use one gateway or all of them.
+Accounts exist only with keys (`tenants.keys`). About once a second gateways tell each other what tenants use of their limits. A
+gateway grants what the others leave of a limit, and reserves an equal share for every gateway that had to refuse the tenant, so
+that a tenant may use one gateway or all of them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from exec_wire.queue.protocol import GatewayInfo, TenantUse
 LimitName = Literal["wall_s", "cpu_s", "memory_mb", "output_kb", "processes", "file_mb"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the most urgent first
 MINUTE_S = 60.0
-LATE_S = 3.0  # after `retry_after_s`, in which whoever was refused comes again
+LATE_S = 3.0  # after `retry_after_s`, within which a refused caller tries again
 
 M = TypeVar("M", bound=Struct)
 
 
 class Allowance(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a tenant may have, as the file of keys says it. 0 stands for no limit of its own."""
+    """Limits of a tenant in the key file. 0 means no limit of its own."""
 
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # its share when several tenants wait
     max_calls: Annotated[int, Meta(ge=0)] = 0  # accepted and not yet delivered
     calls_per_minute: Annotated[int, Meta(ge=0)] = 0
     max_limits: dict[LimitName, Annotated[float, Meta(gt=0)]] = {}
-    max_priority: Priority = "train"  # what asks for more is served with this
+    max_priority: Priority = "train"  # a call with a higher one gets this
 
 
 class Account:
-    """One tenant's, for as long as the gateway lives; `allowance` changes when the file of keys does."""
+    """Of one tenant, while the gateway runs; `allowance` changes with the key file."""
 
     def __init__(
         self,
@@ -52,27 +52,25 @@ class Account:
         self.calls = 0  # in flight
         self._retry_after_max_s, self._clock = retry_after_max_s, clock
         self._rate = CompletionRate(clock)
-        self._spent = 0.0  # of the calls per minute; falls to 0 within a minute
+        self._spent = 0.0  # calls of this minute; refills to 0 within a minute
         self._spent_at = clock()
-        self._spending = 1  # gateways at which the tenant has spent some of its minute
-        self._wants_until = float("-inf")  # it was refused, and may come again by then
-        self._elsewhere = self._kept = TenantUse()  # what is used at other gateways; the same with what is kept for them
-
-    # -- how many ---------------------------------------------------------------------------------------------------------
+        self._spending = 1  # gateways that accepted calls of the tenant in this minute
+        self._wants_until = float("-inf")  # it was refused, and is expected to try again until then
+        self._elsewhere = self._kept = TenantUse()  # use at other gateways; the same with reserves
 
     def check(self, calls: int) -> None:
-        """Raise a `Refusal` if so many do not fit now, or never will."""
+        """Raise a `Refusal` if this many calls do not fit now, or never will."""
         self._check_in_flight(calls)
         self._check_minute(calls)
 
     def take_up(self, calls: int) -> None:
-        """They were accepted: they count for this minute, and are charged."""
+        """They were accepted: count them for this minute, and charge them."""
         self._refill()
         self._spent += calls
         self.charge(calls)
 
     def charge(self, calls: int) -> None:
-        """They are in flight until `give_back`."""
+        """Count them as in flight until `give_back`."""
         self.calls += calls
 
     def give_back(self, calls: int) -> None:
@@ -80,18 +78,18 @@ class Account:
         self._rate.note(calls, 0)
 
     def give_back_unused(self, calls: int) -> None:
-        """Of a reservation: nothing was completed."""
+        """Give back calls of a reservation that did not run."""
         self.calls -= calls
 
     def use(self) -> TenantUse | None:
-        """For the other gateways; None if there is nothing to say."""
+        """What this gateway tells the others; None if nothing is in use."""
         self._refill()
         use = TenantUse(self.calls, round(self._spent, 3), self._clock() < self._wants_until)
         limited = self.allowance.max_calls or self.allowance.calls_per_minute
         return use if limited and use != TenantUse() else None
 
     def learn(self, others: Sequence[GatewayInfo]) -> None:
-        """From the other gateways."""
+        """Take over what the other gateways tell."""
         self._refill()
         uses = [use for other in others if (use := other.tenants.get(self.tenant)) is not None]
         calls, minute = (most / (1 + len(uses)) for most in (self.allowance.max_calls, self.allowance.calls_per_minute))
@@ -104,17 +102,17 @@ class Account:
 
     def _check_in_flight(self, calls: int) -> None:
         most = self.allowance.max_calls
-        elsewhere = (self._kept if self.calls else self._elsewhere).calls  # else two large requests keep each other out
+        # A tenant without calls here is not held to the reserves: two large requests would block each other for ever.
+        elsewhere = (self._kept if self.calls else self._elsewhere).calls
         over = self.calls + elsewhere + calls - most
         if not most or over <= 0:
             return
         self._fits_at_all(calls, most, "in flight")
         per_s, _ = self._rate.per_s()
         wait_s = min(self._retry_after_max_s, max(1.0, over / per_s if per_s else self._retry_after_max_s))
-        words = f"{self.calls} of the {most} calls that this key may have in flight are"
-        if elsewhere:
-            words += f", {elsewhere} more are at other gateways or kept for them"
-        raise self._refuse("tenant_busy", f"{words}; {calls} more do not fit", wait_s)
+        more = f", and {elsewhere} at other gateways or reserved for them" if elsewhere else ""
+        detail = f"this key may have {most} calls in flight; it has {self.calls}{more}; {calls} more do not fit"
+        raise self._refuse("tenant_busy", detail, wait_s)
 
     def _check_minute(self, calls: int) -> None:
         most = self.allowance.calls_per_minute
@@ -124,19 +122,19 @@ class Account:
         self._refill()
         left = most - self._spent - (self._kept if self._spent else self._elsewhere).spent
         if calls > left:
-            words = f"this key may make {most} calls per minute; {max(0, int(left))} are left now"
-            raise self._refuse("rate_limited", words, (calls - left) * MINUTE_S / most + 0.05)
+            detail = f"this key may make {most} calls per minute; {max(0, int(left))} are left now"
+            raise self._refuse("rate_limited", detail, (calls - left) * MINUTE_S / most + 0.05)
 
-    def _refuse(self, code: str, words: str, wait_s: float) -> Refusal:
+    def _refuse(self, code: str, detail: str, wait_s: float) -> Refusal:
         self._wants_until = self._clock() + wait_s + LATE_S
-        return Refusal(code, words, retry_after_s=round(wait_s, 1))
+        return Refusal(code, detail, retry_after_s=round(wait_s, 1))
 
     def _fits_at_all(self, calls: int, most: int, what: str) -> None:
         if calls > most:
             raise Refusal("too_many_calls", f"{calls} calls in one request; this key may have {most} {what}", field="$.calls")
 
     def _refill(self) -> None:
-        """The minute refills once, however many gateways the tenant has spent it at."""
+        """All gateways together refill the minute once, so each refills its part."""
         most, now = self.allowance.calls_per_minute, self._clock()
         refilled = (now - self._spent_at) * most / MINUTE_S / self._spending
         self._spent = max(0.0, min(self._spent, float(most)) - refilled)
@@ -146,16 +144,14 @@ class Account:
         self._refill()
         self.allowance = allowance
 
-    # -- which ------------------------------------------------------------------------------------------------------------
-
     def permit(self, call: Call, index: int) -> Call:
-        """The call as this tenant's own, or a refusal that names what is not allowed."""
+        """The call as one of this tenant. Raises `NotPermitted` with the field that is not allowed."""
         self.check_tenant(call.tenant, index)
         limits = self.permit_limits(call.limits, index)
         return self.own(call if limits is call.limits else msgspec.structs.replace(call, limits=limits))
 
     def own(self, message: M) -> M:
-        """Make a message that was decoded for this request the tenant's. In place: copying each call would cost more."""
+        """Set tenant and priority of a message of this request. In place: copying each call would cost more."""
         force_setattr(message, "tenant", self.tenant)
         priority = getattr(message, "priority", None)
         if priority is not None and self.allowance.max_priority != "train":
@@ -167,7 +163,7 @@ class Account:
             raise NotPermitted("foreign_tenant", "this key belongs to another tenant", index, ".tenant")
 
     def permit_limits(self, limits: Limits, index: int = 0, at: str = ".limits") -> Limits:
-        """As given; the CPU time that follows from the wall time is lowered to what the key allows."""
+        """The given limits; a default CPU time, which follows from the wall time, is lowered to the key's."""
         self.check_limits(limits, index, at)
         return self.lowered_limits(limits) if limits.cpu_s is None and "cpu_s" in self.allowance.max_limits else limits
 
@@ -182,7 +178,7 @@ class Account:
             raise NotPermitted("beyond_limits", f"{name} is {value:g}; with this key at most {most:g}", index, inside)
 
     def lowered(self, call: Call) -> Call:
-        """With no limit above the key's."""
+        """With every limit lowered to the key's."""
         limits = self.lowered_limits(call.limits)
         return call if limits is call.limits else msgspec.structs.replace(call, limits=limits)
 

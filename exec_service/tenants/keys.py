@@ -1,11 +1,11 @@
-"""Who may call: API keys in a file, each of one tenant. The file holds hashes; the keys themselves are nowhere.
+"""API keys in a file, each of one tenant. The file holds hashes; the keys themselves are not stored.
 
     {"keys": [{"id": "1f0a93c2", "hash": "sha256:…", "tenant": "lab", "created": "2026-01-31"}],
      "tenants": {"lab": {"weight": 2, "max_calls": 20000, "calls_per_minute": 60000,
                          "max_limits": {"memory_mb": 1024}, "max_priority": "eval"}}}
 
-A key is 256 random bits, so one round of SHA-256 is enough: there is nothing to guess and no dictionary to try. The running
-gateway looks at the file every `REREAD_S`; one that cannot be read leaves everything as it was, and is reported in the log.
+A key is 256 random bits, so one round of SHA-256 is enough: a dictionary attack is useless. A running gateway checks the file
+every `REREAD_S`; if it cannot be read, the gateway logs that and keeps the keys that it has.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from exec_wire.queue.protocol import GatewayInfo, TenantUse
 log = logging.getLogger("exec_service.tenants.keys")
 
 REREAD_S = 1.0
-PREFIX = "exs_"  # so that people, and scanners of leaked secrets, can tell what it is
+PREFIX = "exs_"  # so that people, and scanners for leaked secrets, recognise a key
 MAX_HEADER = 1024
 NO_LIMITS = Allowance()
 
 
 class KeyEntry(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    id: GivenLabel  # to speak of a key without saying it: the beginning of its hash
+    id: GivenLabel  # names a key without revealing it: the beginning of its hash
     hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
     tenant: GivenLabel
     created: str = ""
-    operator: bool = False  # sees the figures of all tenants
+    operator: bool = False  # may see the statistics of all tenants
 
 
 class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,40 +65,40 @@ class Keys:
         self._path, self._retry_after_max_s = path, retry_after_max_s
         self._state: tuple[int, ...] | None = None  # of the file when it was read
         self._content = KeyFile()
-        self._tenants: dict[str, str] = {}  # hash -> tenant
-        self._operators: frozenset[str] = frozenset()  # hashes
+        self._entries: dict[str, KeyEntry] = {}  # by hash
         self._accounts: dict[str, Account] = {}
         self._others: list[GatewayInfo] = []
         self._reread()
-        if not self._tenants:
+        if not self._entries:
             raise ConfigError(f"{path} has no keys; make one: exec-service keys add --file {path} --tenant NAME")
 
     def account(self, authorization: str) -> Account:
-        """Of whoever sent this header (or, over gRPC, this metadata)."""
-        tenant = self._tenants.get(hash_of(secret_of(authorization)))
-        if tenant is None:
-            raise Refusal("unauthenticated", "this key is not known here; it may have been removed")
-        return self._account(tenant)
+        """The account of the key in this header (in gRPC: metadata)."""
+        entry = self._entries.get(hash_of(secret_of(authorization)))
+        if entry is None:
+            raise Refusal("unauthenticated", "unknown API key; it may have been removed")
+        return self._account(entry.tenant)
 
     def is_operator(self, authorization: str) -> bool:
-        return hash_of(secret_of(authorization)) in self._operators
+        entry = self._entries.get(hash_of(secret_of(authorization)))
+        return entry is not None and entry.operator
 
     def account_of(self, tenant: str) -> Account:
-        """For those who call in a tenant's name, as long as the tenant has a key."""
-        if tenant not in self._tenants.values():
-            raise Refusal("unauthenticated", "the tenant of this job has no key any more")
+        """For bulk jobs, which call as their tenant while the tenant has a key."""
+        if all(entry.tenant != tenant for entry in self._entries.values()):
+            raise Refusal("unauthenticated", "the tenant of this job no longer has a key")
         return self._account(tenant)
 
     def weight(self, tenant: str) -> float:
-        """Its share when several tenants wait."""
+        """Its share of the slots when several tenants wait."""
         return self._content.allowance(tenant).weight
 
     def use(self) -> dict[str, TenantUse]:
-        """What the tenants use of their limits here, for the other gateways."""
+        """What tenants use of their limits at this gateway."""
         return {tenant: use for tenant, account in self._accounts.items() if (use := account.use()) is not None}
 
     def learn(self, others: list[GatewayInfo]) -> None:
-        """What the tenants use at the other gateways."""
+        """Take over what tenants use at the other gateways."""
         self._others = others
         for account in self._accounts.values():
             account.learn(others)
@@ -109,16 +109,15 @@ class Keys:
             try:
                 self._reread()
             except ConfigError as error:
-                log.error("the file of keys cannot be used; the keys read before stay in force", extra={"reason": str(error)})
+                log.error("cannot read the key file; keeping the keys read before", extra={"reason": str(error)})
 
     def _reread(self) -> None:
         state = state_of(self._path)
         if state == self._state:
             return
-        self._state = state  # also if what follows fails: what is wrong is said once, not every second
+        self._state = state  # even if reading fails: log the error once, not every second
         self._content = read_keys(self._path)
-        self._tenants = {entry.hash: entry.tenant for entry in self._content.keys}
-        self._operators = frozenset(entry.hash for entry in self._content.keys if entry.operator)
+        self._entries = {entry.hash: entry for entry in self._content.keys}
         for tenant, account in self._accounts.items():
             account.change(self._content.allowance(tenant))
 
@@ -130,7 +129,7 @@ class Keys:
 
 
 def secret_of(authorization: str) -> str:
-    """`Bearer KEY`; or Basic with the key as password, which is what a client sends that can be told nothing but a URL."""
+    """`Bearer KEY`; or Basic with the key as password, which clients send that can be given only a URL."""
     scheme, _, rest = authorization[:MAX_HEADER].partition(" ")
     if scheme.lower() == "bearer" and rest.strip():
         return rest.strip()
@@ -145,7 +144,7 @@ def hash_of(secret: str) -> str:
 
 
 def state_of(path: Path) -> tuple[int, ...]:
-    """Changes when the file does: rewritten, replaced, gone, or a link to it moved."""
+    """Changes when the file is rewritten, replaced or removed, or a link to it changes."""
     try:
         found = path.stat()
     except OSError:
@@ -157,20 +156,17 @@ def read_keys(path: Path) -> KeyFile:
     try:
         content = msgspec.json.decode(path.read_bytes(), type=KeyFile)
     except OSError as error:
-        raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a file of keys: {error}") from None
+        raise ConfigError(f"{path} is not a valid key file: {error}") from None
     hashes = [entry.hash for entry in content.keys]
     if len(set(hashes)) < len(hashes):
-        raise ConfigError(f"{path}: a key is in it twice; each has one tenant")
+        raise ConfigError(f"{path} contains a key twice; a key has one tenant")
     return content
 
 
-# -- changing the file ----------------------------------------------------------------------------------------------------
-
-
 def add_key(path: Path, tenant: str, *, operator: bool = False, **allowance: object) -> tuple[str, KeyEntry]:
-    """A new key, which is not kept anywhere, and its entry. What is given of the allowance holds for the tenant from now on."""
+    """Return a new key, which is not stored, and its entry. The given parts of the allowance replace the tenant's."""
     secret = PREFIX + secrets.token_urlsafe(32)
     hashed = hash_of(secret)
     entry = KeyEntry(hashed.partition(":")[2][:8], hashed, tenant, datetime.now(UTC).date().isoformat(), operator)
@@ -186,18 +182,18 @@ def remove_key(path: Path, id: str) -> KeyEntry:
         found = [entry for entry in content.keys if entry.id == id]
         if not found:
             known = ", ".join(f"{entry.id} ({entry.tenant})" for entry in content.keys) or "none"
-            raise ConfigError(f"{path} has no key {id!r}; there are: {known}")
+            raise ConfigError(f"{path} has no key {id!r}; known keys: {known}")
         write({"keys": [entry for entry in content.keys if entry not in found], "tenants": content.tenants})
     return found[0]
 
 
 @contextlib.contextmanager
 def changing(path: Path) -> Iterator[tuple[KeyFile, Callable[[object], None]]]:
-    """What the file holds (nothing if there is none), and a function that replaces it. One at a time."""
+    """Lock the file; yield its content (empty if there is no file) and a function that replaces it."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise ConfigError(f"cannot change the keys in {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot change the key file {path}: {error.strerror}") from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield (read_keys(path) if path.exists() else KeyFile()), lambda content: _replace(path, content)
@@ -206,7 +202,7 @@ def changing(path: Path) -> Iterator[tuple[KeyFile, Callable[[object], None]]]:
 
 
 def _replace(path: Path, content: object) -> None:
-    """Whole or not at all: a gateway may read at any moment."""
+    """Atomically: a gateway may read at any moment."""
     encoded = msgspec.json.encode(content)
     try:
         msgspec.json.decode(encoded, type=KeyFile)
@@ -215,7 +211,7 @@ def _replace(path: Path, content: object) -> None:
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
             new.write(msgspec.json.format(encoded, indent=2) + b"\n")
-            if path.exists():  # the service may be another user than the one who adds keys
+            if path.exists():  # the service may run as another user than the one who adds keys
                 old = path.stat()
                 os.fchmod(new.fileno(), old.st_mode & 0o777)
                 if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):

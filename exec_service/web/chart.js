@@ -1,4 +1,4 @@
-// Small charts of the last two minutes, drawn as SVG: stacked areas and lines, with a reading under the pointer.
+// Small SVG charts of the last two minutes: stacked areas and lines, with the values under the pointer.
 
 import { count, make, shape, swatch } from "./dom.js";
 
@@ -9,8 +9,8 @@ const BOTTOM = 20;
 const TOP = 6;
 
 /**
- * options: title, areas and lines: [[kind, words]], read(point) -> words, format(value) -> words, log: whether the scale is.
- * draw(points): each an object with a number per kind, oldest first, one per second.
+ * options: title; areas and lines: [[kind, label]]; read(point) -> text; format(value) -> text; log: a logarithmic scale.
+ * draw(points): one per second, oldest first, each an object with a number per kind.
  */
 export class Chart {
   constructor(figure, options) {
@@ -18,7 +18,7 @@ export class Chart {
     this.points = [];
     this.svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", preserveAspectRatio: "none" });
     this.readOut = make("span.read-out");
-    const legend = [...this.options.areas, ...this.options.lines].map(([kind, words]) => make("span", swatch(kind), words));
+    const legend = [...this.options.areas, ...this.options.lines].map(([kind, label]) => make("span", swatch(kind), label));
     figure.replaceChildren(make("figcaption", make("h2", options.title), this.readOut), this.svg, make("div.legend", ...legend));
     this.at = null;
     this.svg.addEventListener("pointermove", (event) => this.point(event));
@@ -39,7 +39,7 @@ export class Chart {
     if (!points.length) return;
     const scale = this.scale(points);
     this.svg.replaceChildren(...this.rules(scale), ...this.stacks(points, scale), ...this.strokes(points, scale), ...this.cross());
-    this.say();
+    this.showValues();
   }
 
   x(index) {
@@ -69,7 +69,7 @@ export class Chart {
     const texts = ticks.map((tick) => shape("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, this.options.format(tick)));
     const last = this.points.length;
     const times = [[0, `${last} s ago`, "start"], [last - 1, "now", "end"]];
-    const feet = times.map(([index, words, anchor]) => shape("text", { x: this.x(index), y: HEIGHT - 4, "text-anchor": anchor }, words));
+    const feet = times.map(([index, text, anchor]) => shape("text", { x: this.x(index), y: HEIGHT - 4, "text-anchor": anchor }, text));
     return [...lines, ...texts, ...feet];
   }
 
@@ -106,15 +106,15 @@ export class Chart {
     this.draw(this.points);
   }
 
-  say() {
+  showValues() {
     const at = this.at ?? this.points.length - 1;
-    const words = this.options.read(this.points[at]);
-    this.readOut.textContent = this.at === null ? words : `${this.points.length - at} s ago: ${words}`;
+    const text = this.options.read(this.points[at]);
+    this.readOut.textContent = this.at === null ? text : `${this.points.length - at} s ago: ${text}`;
     this.svg.ariaLabel = `${this.options.title}, now: ${this.options.read(this.points.at(-1))}`;
   }
 }
 
-/** Where a line on a logarithmic scale has values; it has none where nothing was measured. */
+/** The parts of a line that have values: on a logarithmic scale there are none where nothing was measured. */
 function segments(points, kind, log) {
   const found = [[]];
   points.forEach((point, index) => {

@@ -1,4 +1,4 @@
-// Elements made from text: nothing here or elsewhere turns a string into markup.
+// Creates elements from text. No script of this page turns a string into markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -18,34 +18,34 @@ export function shape(tag, attributes = {}, ...children) {
   return element;
 }
 
+export function button(spec, onClick, ...children) {
+  const element = make(spec, ...children);
+  element.type = "button";
+  element.addEventListener("click", onClick);
+  return element;
+}
+
 export const find = (id) => document.getElementById(id);
 
 /** A table: columns are [title, cell-maker, class]. */
 export function table(columns, rows) {
-  const head = make("tr", ...columns.map(([title, , kind]) => header(title, kind)));
+  const head = make("tr", ...columns.map(([title, , kind]) => make(kind === "number" ? "th.number" : "th", title)));
+  for (const title of head.children) title.scope = "col";
   const body = rows.map((row) => make("tr", ...columns.map(([, cell, kind]) => make(kind ? `td.${kind}` : "td", cell(row)))));
   return make("table", make("thead", head), make("tbody", ...body));
 }
 
-function header(title, kind) {
-  const element = make(kind === "number" ? "th.number" : "th", title);
-  element.scope = "col";
-  return element;
-}
-
 /** A bar that is full at 1. */
-export function meter(share, words) {
+export function meter(share, label) {
   const fill = make("i");
   fill.style.width = `${Math.min(100, Math.max(0, share * 100))}%`;
   const bar = make("div.meter", fill);
-  bar.role = "img";
-  bar.ariaLabel = words;
-  return bar;
+  return Object.assign(bar, { role: "img", ariaLabel: label });
 }
 
 export const swatch = (kind) => make(`span.swatch.c-${kind}`);
 
-// -- numbers for people --
+// -- numbers as text --
 
 export function duration(ms) {
   if (ms >= 100_000) return `${(ms / 1000).toFixed(0)} s`;

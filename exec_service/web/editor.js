@@ -1,7 +1,7 @@
-// A text area that is pleasant to write programs in: line numbers, Tab indents, Enter keeps the indentation.
+// A text area for programs: line numbers, Tab indents, Enter keeps the indentation.
 
 export function prepareEditor(code, gutter) {
-  let leaving = false; // Esc was pressed: the next Tab moves on, as it does elsewhere
+  let leaving = false; // after Esc the next Tab moves the focus
   code.addEventListener("input", () => number(code, gutter));
   code.addEventListener("scroll", () => (gutter.scrollTop = code.scrollTop));
   code.addEventListener("keydown", (event) => {
@@ -18,13 +18,13 @@ export function prepareEditor(code, gutter) {
   new ResizeObserver(() => (gutter.style.height = `${code.offsetHeight}px`)).observe(code);
 }
 
-/** The text of an editor, replaced as a whole. */
+/** Replace the whole text of an editor. */
 export function fill(code, gutter, text) {
   code.value = text;
   number(code, gutter);
 }
 
-/** Ctrl and Enter send the form while its view is shown. */
+/** Ctrl+Enter submits the form while its view is shown. */
 export function sendByKey(view, form) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !view.hidden) {
@@ -34,10 +34,8 @@ export function sendByKey(view, form) {
   });
 }
 
-/** As if typed, so that undo works. */
-function type(text) {
-  document.execCommand("insertText", false, text);
-}
+/** Insert text as if typed, so that undo works. */
+const type = (text) => document.execCommand("insertText", false, text);
 
 function indentation(code) {
   const line = code.value.slice(0, code.selectionStart).split("\n").at(-1);

@@ -1,55 +1,34 @@
-// The last two minutes of the service, asked for once a second while somebody looks.
+// The live view: the last two minutes of the service, fetched once a second while the view is shown.
 
 import { Chart } from "./chart.js";
-import { ago, count, duration, find, make, meter, percent, swatch, table } from "./dom.js";
-import { ask } from "./service.js";
+import { ago, button, count, duration, find, make, meter, percent, swatch, table } from "./dom.js";
+import { ask, Poller } from "./service.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120;
-const STAGES = [["queue", "waiting"], ["start", "starting"], ["run", "running"], ["total", "in all"]];
+const STAGES = [["queue", "waiting"], ["start", "starting"], ["run", "running"], ["total", "total"]];
+const RATES = [
+  ["Calls", (one) => count(one.calls), "number"],
+  ["Programs failed", (one) => percent(one.tool_error_rate), "number"],
+  ["Service failed", (one) => percent(one.infra_fault_rate), "number"],
+];
 
-const depths = []; // what is inside now, as seen each second while the view was open
+const depths = []; // queue and slots, once a second while the view was open
 let charts = null;
-let timer = null;
 let chosenRun = null;
 let latest = null;
-let asked = 0;
 
-export function prepareLive() {
-  find("failure-filter").addEventListener("change", () => latest && showFailures(latest.failures));
-  document.addEventListener("visibilitychange", () => (document.hidden || find("live").hidden ? stop() : start()));
+export const poller = new Poller(find("live"), "/v1/stats", EVERY_MS, show, (error) =>
+  showTrouble(error.status ? `No statistics: ${error.message}` : "No answer from the service; trying again every second."));
+find("failure-filter").addEventListener("change", () => latest && showFailures(latest.failures));
+
+function showTrouble(text) {
+  find("banner").textContent = text;
+  find("banner").hidden = !text;
 }
 
-export function start() {
-  if (timer === null) timer = setInterval(refresh, EVERY_MS);
-  refresh();
-}
-
-export function stop() {
-  clearInterval(timer);
-  timer = null;
-}
-
-async function refresh() {
-  const number = ++asked;
-  try {
-    const stats = await ask("/v1/stats");
-    if (number !== asked) return; // a later one is on its way
-    latest = stats;
-    show(stats);
-    if (chosenRun) await showSteps(chosenRun);
-    trouble("");
-  } catch (error) {
-    if (number === asked) trouble(error.status ? `No figures: ${error.message}` : "No answer from the service; trying again every second.");
-  }
-}
-
-function trouble(words) {
-  find("banner").textContent = words;
-  find("banner").hidden = !words;
-}
-
-function show(stats) {
+async function show(stats) {
+  latest = stats;
   const { now } = stats;
   depths.push({ waiting: now.waiting, queue: now.waiting, busy: now.busy, slots: now.slots });
   if (depths.length > KEPT) depths.shift();
@@ -64,7 +43,9 @@ function show(stats) {
   showFailures(stats.failures);
   showRuns(stats.runs);
   find("live-note").textContent =
-    `Rates, latencies and shares are of the last ${stats.window_s.toFixed(0)} s of this gateway, which is up for ${ago(stats.uptime_s).replace(" ago", "")}. Prometheus has the rest at /metrics.`;
+    `Rates, latencies and shares cover the last ${stats.window_s.toFixed(0)} s of this gateway, which has been up for ${ago(stats.uptime_s).replace(" ago", "")}. All metrics for Prometheus: /metrics.`;
+  if (chosenRun) await showSteps(chosenRun);
+  showTrouble("");
 }
 
 function makeCharts() {
@@ -74,11 +55,11 @@ function makeCharts() {
     calls: new Chart(find("chart-calls"), {
       title: "Calls per second",
       areas: blames,
-      read: (point) => `${count(calls(point))} calls/s, ${count(point.model)} failed, ${count(point.infra)} by our fault`,
+      read: (point) => `${count(calls(point))} calls/s, ${count(point.model)} failed, ${count(point.infra)} failed by the service`,
     }),
     latency: new Chart(find("chart-latency"), {
       title: "Latency",
-      lines: [["p50", "half of the calls within"], ["p99", "99 of 100 within"]],
+      lines: [["p50", "p50: half of the calls are faster"], ["p99", "p99: 99 % are faster"]],
       log: true,
       format: (ms) => (ms >= 1000 ? `${ms / 1000} s` : `${ms} ms`),
       read: (point) => (point.p99 ? `p50 ${duration(point.p50)}, p99 ${duration(point.p99)}` : "no calls"),
@@ -103,10 +84,10 @@ function tiles({ now, calls_per_s, latency_ms, seconds, workers, tiers }) {
   return [
     tile("calls", "Calls per second", count(calls_per_s), "", `${count(all)} in the last minute`),
     tile("latency", "Latency", latency_ms.total.p50 ? duration(latency_ms.total.p50) : "–", "p50", `p99 ${latency_ms.total.p99 ? duration(latency_ms.total.p99) : "–"}`),
-    tile("queue", "Waiting", count(now.waiting), "calls", now.waiting ? `the oldest for ${duration(now.oldest_wait_s * 1000)}` : `${count(now.in_flight)} inside`),
+    tile("queue", "Waiting", count(now.waiting), "calls", now.waiting ? `the oldest for ${duration(now.oldest_wait_s * 1000)}` : `${count(now.in_flight)} in flight`),
     tile("slots", "Busy slots", String(now.busy), `of ${now.slots}`, `${workers.length} worker${workers.length === 1 ? "" : "s"}`, now.slots === 0),
-    tile("tool-errors", "Programs that failed", percent(all ? sums.model / all : 0), "", "their own fault"),
-    tile("infra", "Service’s failures", percent(rate), "", "not the programs’ fault", rate > 0.01),
+    tile("tool-errors", "Programs failed", percent(all ? sums.model / all : 0), "", "blame: the program"),
+    tile("infra", "Service failed", percent(rate), "", "blame: the service", rate > 0.01),
     tile("tier", "Isolation", names || "no worker", "", "S strongest, E none", !names),
   ];
 }
@@ -122,7 +103,7 @@ function put(id, rows, none, columns) {
 }
 
 function showWorkers(workers) {
-  put("workers", workers, "No worker is alive: calls wait until their deadlines.", [
+  put("workers", workers, "No live worker: calls wait until their deadlines.", [
     ["Worker", (one) => one.id, "text"],
     ["Tier", (one) => one.tier],
     ["Busy", (one) => meter(one.slots ? one.busy / one.slots : 0, `${one.busy} of ${one.slots} slots are busy`)],
@@ -132,8 +113,8 @@ function showWorkers(workers) {
 
 function showTenants(tenants) {
   put("tenants", tenants.slice(0, 12), "Nothing ran in the last minute.", [
-    ["Tenant", (one) => one.tenant || "(none named)", "text"],
-    ["Share of the slots’ time", (one) => meter(one.share, percent(one.share))],
+    ["Tenant", (one) => one.tenant || "(none)", "text"],
+    ["Share of slot time", (one) => meter(one.share, percent(one.share))],
     ["", (one) => percent(one.share), "number"],
     ["Calls", (one) => count(one.calls), "number"],
   ]);
@@ -141,17 +122,17 @@ function showTenants(tenants) {
 
 function showStages(latency) {
   put("stages", STAGES.filter(([stage]) => latency[stage]), "", [
-    ["Stage", ([stage, words]) => make("span", swatch(stage), words)],
+    ["Stage", ([stage, label]) => make("span", swatch(stage), label)],
     ["p50", ([stage]) => duration(latency[stage].p50), "number"],
     ["p90", ([stage]) => duration(latency[stage].p90), "number"],
     ["p99", ([stage]) => duration(latency[stage].p99), "number"],
-    ["most", ([stage]) => duration(latency[stage].most), "number"],
+    ["max", ([stage]) => duration(latency[stage].most), "number"],
   ]);
 }
 
 function showFailures(failures) {
   const wanted = find("failure-filter").value;
-  put("failures", failures.filter((one) => !wanted || one.blame === wanted).slice(0, 60), "None. Good.", [
+  put("failures", failures.filter((one) => !wanted || one.blame === wanted).slice(0, 60), "No failures.", [
     ["When", (one) => ago(one.seconds_ago), "number"],
     ["Status", (one) => make(`span.tag.is-${one.blame}`, one.status)],
     ["What", (one) => one.error || ending(one), "text"],
@@ -168,36 +149,30 @@ function ending({ exit_code, signal }) {
 function showRuns(runs) {
   put("runs", runs, "No call has named a run yet (tags.run).", [
     ["Run", (one) => runButton(one), "text"],
-    ["Calls", (one) => count(one.calls), "number"],
-    ["Programs failed", (one) => percent(one.tool_error_rate), "number"],
-    ["Service failed", (one) => percent(one.infra_fault_rate), "number"],
+    ...RATES,
     ["Last step", (one) => (one.last_step === null ? "–" : String(one.last_step)), "number"],
     ["Seen", (one) => ago(one.seconds_ago), "number"],
   ]);
 }
 
 function runButton({ run, tenant }) {
-  const button = make("button.link", tenant ? `${run} (${tenant})` : run);
-  button.type = "button";
-  button.addEventListener("click", () => {
+  const choose = () => {
     chosenRun = { run, tenant };
     showSteps(chosenRun);
-  });
-  return button;
+  };
+  return button("button.link", choose, tenant ? `${run} (${tenant})` : run);
 }
 
 async function showSteps({ run, tenant }) {
   const found = await ask(`/v1/stats?${new URLSearchParams({ run, tenant })}`);
   find("steps").hidden = false;
   const steps = found.steps.slice(-100).reverse();
-  find("steps").replaceChildren(make("p.hint", `Steps of ${run}, the last first`), table([
+  find("steps").replaceChildren(make("p.hint", `Steps of ${run}, newest first`), table([
     ["Step", (one) => (one.step === null ? "–" : String(one.step)), "number"],
-    ["Calls", (one) => count(one.calls), "number"],
-    ["Programs failed", (one) => percent(one.tool_error_rate), "number"],
-    ["Service failed", (one) => percent(one.infra_fault_rate), "number"],
-    ["Waited, p99", (one) => duration(one.queue_ms.p99), "number"],
+    ...RATES,
+    ["Queue wait, p99", (one) => duration(one.queue_ms.p99), "number"],
     ["p50", (one) => duration(one.total_ms.p50), "number"],
     ["p99", (one) => duration(one.total_ms.p99), "number"],
-    ["slowest", (one) => duration(one.total_ms.most), "number"],
+    ["max", (one) => duration(one.total_ms.most), "number"],
   ], steps));
 }

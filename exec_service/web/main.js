@@ -1,4 +1,4 @@
-// The page: which view is shown, the theme, and what the service says of itself.
+// The page: the view that is shown, the theme, and the state of the service in the header.
 
 import { find, make } from "./dom.js";
 import * as live from "./live.js";
@@ -19,13 +19,11 @@ function showView() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${TITLES[wanted]}exec-service`;
-  if (wanted === "live") live.start();
-  else live.stop();
-  if (wanted === "sessions") sessions.look();
-  else sessions.stopLooking();
+  live.poller.update();
+  sessions.poller.update();
 }
 
-async function learn() {
+async function showState() {
   try {
     const info = await ask("/v1/info");
     offer(info);
@@ -34,7 +32,7 @@ async function learn() {
     find("state").replaceChildren("version ", make("b", info.version), " · ", make("b", workers), " · ", make("b", `${info.slots} slots`), " · tier ", make("b", info.tier));
   } catch (error) {
     find("state").textContent = error.status ? error.message : "no answer from the service";
-    if (!error.status) setTimeout(learn, 2000);
+    if (!error.status) setTimeout(showState, 2000);
   }
 }
 
@@ -57,12 +55,11 @@ function prepareTheme() {
 
 prepareTheme();
 prepareKeyDialog(() => {
-  learn();
+  showState();
   showView();
 });
 preparePlayground();
 sessions.prepareSessions();
-live.prepareLive();
 window.addEventListener("hashchange", showView);
 showView();
-learn();
+showState();

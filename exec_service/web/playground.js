@@ -1,10 +1,10 @@
-// Write a program, run it, see what became of it.
+// The playground: write a program, run it, read the result.
 
-import { bytes, duration, find, make, swatch } from "./dom.js";
+import { button, bytes, duration, find, make, swatch } from "./dom.js";
 import { fill, prepareEditor, sendByKey } from "./editor.js";
 import { banner, output, refusal } from "./report.js";
 import { ask } from "./service.js";
-import { verdict } from "./words.js";
+import { verdict } from "./verdict.js";
 
 const HISTORY = 12;
 const LIMITS = [
@@ -42,7 +42,7 @@ export function preparePlayground() {
   load(EXAMPLES.Hello);
 }
 
-/** What the service offers: languages, and the default and most of every limit. */
+/** Fill the form from `/v1/info`: languages, and the default and maximum of every limit. */
 export function offer(info) {
   const chosen = find("language").value || "python";
   find("language").replaceChildren(...info.languages.map((name) => make("option", name)));
@@ -54,9 +54,8 @@ export function offer(info) {
 
 function limitField(name, title, step, limits) {
   const field = make("input");
-  Object.assign(field, { type: "number", name, id: `limit-${name}`, min: step, max: limits.maximum[name], step: "any" });
+  Object.assign(field, { type: "number", name, id: `limit-${name}`, min: step, max: limits.maximum[name], step: "any", required: true });
   field.value = limits.default[name];
-  field.required = true;
   return make("label", title, field);
 }
 
@@ -74,13 +73,11 @@ function setLimits(limits = {}) {
   }
 }
 
-// -- running --
-
 function callOfForm() {
   const limits = Object.fromEntries(
     LIMITS.map(([name]) => [name, Number(find(`limit-${name}`)?.value)]).filter(([, value]) => Number.isFinite(value) && value > 0),
   );
-  if (limits.cpu_s === defaults.cpu_s) delete limits.cpu_s; // the service's default follows from the wall time
+  if (limits.cpu_s === defaults.cpu_s) delete limits.cpu_s; // the service derives its default from the wall time
   return {
     code: find("code").value,
     language: find("language").value || "python",
@@ -125,28 +122,19 @@ function remember(entry) {
 
 function show(entry) {
   find("result-body").hidden = false;
-  find("result-body").replaceChildren(...(entry.error ? [named(whyNot(entry.error))] : report(entry)));
+  find("result-body").replaceChildren(...(entry.error ? [named("verdict", failure(entry.error))] : report(entry)));
   find("history").hidden = results.length < 2;
   find("history").replaceChildren(...results.map((other) => historyButton(other, other === entry)));
 }
 
 function historyButton(entry, shown) {
   const status = entry.error ? "not run" : entry.result.status;
-  const button = make("button", `${entry.number} · ${status}`);
-  button.type = "button";
-  button.ariaPressed = String(shown);
-  button.addEventListener("click", () => show(entry));
-  return button;
+  return Object.assign(button("button", () => show(entry), `${entry.number} · ${status}`), { ariaPressed: String(shown) });
 }
 
-// -- a result --
+const named = (id, box) => Object.assign(box, { id });
 
-function named(box) {
-  box.id = "verdict";
-  return box;
-}
-
-function whyNot(error) {
+function failure(error) {
   return error.name === "AbortError" ? banner("client", "Stopped", "You stopped it; the service killed the program.") : refusal(error);
 }
 
@@ -154,13 +142,13 @@ function report({ call, result }) {
   const limits = { ...defaults, ...call.limits };
   limits.cpu_s = call.limits.cpu_s ?? 2 * limits.wall_s + 1;
   const { what, whose } = verdict(result, limits);
-  const parts = [named(banner(result.blame, what, whose))];
-  if (result.error) parts.push(output("What the service says", result.error));
+  const parts = [named("verdict", banner(result.blame, what, whose))];
+  if (result.error) parts.push(output("Message of the service", result.error));
   if (result.stdout) parts.push(output("Output", result.stdout, "stdout"));
   if (result.value !== null && result.value !== "None") parts.push(output("Value", result.value, "value"));
   if (result.stderr) parts.push(output("Errors", result.stderr, "stderr", "err"));
   if (!result.stdout && !result.stderr && result.value === null) parts.push(make("p.none-yet", "It printed nothing."));
-  if (result.truncated) parts.push(make("p.hint", "The middle of the output was cut; the cut is marked."));
+  if (result.truncated) parts.push(make("p.hint", "The output was too long: its middle is cut out, and the cut is marked."));
   parts.push(timings(result.timings), usage(result, limits), origin(result));
   return parts;
 }
@@ -173,11 +161,9 @@ function timings(times) {
     bar.style.width = `${(100 * ms) / whole}%`;
     return bar;
   });
-  const legend = stages.map(([kind, words, ms]) => make("span", swatch(kind), `${words} `, make("b", duration(ms))));
-  const box = make("section.facts", make("h3", "Where the time went"), make("div.stack", ...bars),
-    make("div.legend", ...legend, make("span", "in all ", make("b", duration(times.total_ms)))));
-  box.id = "timings";
-  return box;
+  const legend = stages.map(([kind, label, ms]) => make("span", swatch(kind), `${label} `, make("b", duration(ms))));
+  const total = make("span", "total ", make("b", duration(times.total_ms)));
+  return named("timings", make("section.facts", make("h3", "Time by stage"), make("div.stack", ...bars), make("div.legend", ...legend, total)));
 }
 
 function usage({ usage: used, exit_code, signal }, limits) {
@@ -189,15 +175,12 @@ function usage({ usage: used, exit_code, signal }, limits) {
     signal === null ? ["Exit code", exit_code === null ? "–" : String(exit_code), ""] : ["Signal", String(signal), ""],
   ];
   const pairs = rows.map(([name, value, most]) => make("div", make("dt", name), make("dd", value, " ", make("span.hint", most))));
-  const box = make("section.facts", make("h3", "What it used"), make("dl.pairs", ...pairs));
-  box.id = "usage";
-  return box;
+  return named("usage", make("section.facts", make("h3", "Usage"), make("dl.pairs", ...pairs)));
 }
 
 function origin(result) {
   const { tier, layers, profile } = result.sandbox;
   const box = [`tier ${tier}`, profile && `interpreter ${profile}`, result.worker && `worker ${result.worker}`].filter(Boolean).join(" · ");
-  const details = make("details", make("summary", `Sandbox: ${box}`),
+  return make("details", make("summary", `Sandbox: ${box}`),
     make("p.hint", layers.length ? `Layers: ${layers.join(", ")}.` : "No layers."), make("p.hint", "Request ", make("code", result.request_id)));
-  return details;
 }

@@ -1,10 +1,10 @@
-// Talks to the service. A key, where one is asked for, is kept in this tab's session storage.
+// Sends requests to the service. The API key, if it needs one, is in this tab's session storage.
 
 import { find } from "./dom.js";
 
 const KEY = "exec-key";
 
-/** What the service refused, in its own words (problem+json). */
+/** The service refused a request; `problem` is its problem+json. */
 export class Refused extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -21,16 +21,45 @@ export async function ask(path, options = {}) {
   throw new Refused(response.status, problem);
 }
 
+/** Fetches `path` every `everyMs` while `view` is shown. Ignores an answer that a later request or `outdate` overtook. */
+export class Poller {
+  #timer = null;
+  #asked = 0;
+
+  constructor(view, path, everyMs, show, fail) {
+    Object.assign(this, { view, path, everyMs, show, fail });
+    document.addEventListener("visibilitychange", () => this.update());
+  }
+
+  /** Start or stop, as the view is shown or hidden. */
+  update() {
+    clearInterval(this.#timer);
+    if (document.hidden || this.view.hidden) return;
+    this.#timer = setInterval(() => this.refresh(), this.everyMs);
+    this.refresh();
+  }
+
+  outdate() {
+    this.#asked += 1;
+  }
+
+  async refresh() {
+    const number = ++this.#asked;
+    try {
+      const answer = await ask(this.path);
+      if (number === this.#asked) await this.show(answer);
+    } catch (error) {
+      if (number === this.#asked) this.fail(error);
+    }
+  }
+}
+
 function headers(body) {
   const key = sessionStorage.getItem(KEY);
   return {
     ...(body === undefined ? {} : { "content-type": "application/json" }),
     ...(key ? { authorization: `Bearer ${key}` } : {}),
   };
-}
-
-export function hasKey() {
-  return sessionStorage.getItem(KEY) !== null;
 }
 
 /** Open the dialog, unless it is open or the user has just closed it. */
@@ -61,5 +90,5 @@ export function prepareKeyDialog(changed) {
   find("key-forget").addEventListener("click", () => close(""));
   dialog.addEventListener("cancel", () => (dismissed = true));
   find("key-button").addEventListener("click", () => askForKey({ again: true }));
-  find("key-button").hidden = !hasKey();
+  find("key-button").hidden = sessionStorage.getItem(KEY) === null;
 }

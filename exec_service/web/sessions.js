@@ -1,51 +1,41 @@
-// Sessions: write cells, run them, fork, roll back, interrupt, delete; and see the tree of forks.
+// The view of sessions: cells, and the tree of forks.
 
 import { bytes, duration, find, make } from "./dom.js";
 import { fill, prepareEditor, sendByKey } from "./editor.js";
-import { drawForest, Forest, walkByArrows } from "./forktree.js";
-import { picture } from "./picture.js";
-import { output, refusal } from "./report.js";
-import { ask } from "./service.js";
-import { MARK, verdict } from "./words.js";
+import { drawForest, Forest, walkByArrows } from "./fork_tree.js";
+import { output, picture, refusal } from "./report.js";
+import { ask, Poller } from "./service.js";
+import { MARK, verdict } from "./verdict.js";
 
-const EVERY_MS = 4000; // what others do with the sessions is seen that late
+const EVERY_MS = 4000; // delay until changes by others are seen
 const FIRST_CELL = "x = 20\nx + 1\n";
 
 const forest = new Forest();
 let chosen = "";
 let limits = {};
-let timer = null;
-let asked = 0;
+
+export const poller = new Poller(find("sessions"), "/v1/sessions", EVERY_MS, showAll, (error) => {
+  if (error.status !== 401) showRefusal(error, "The sessions cannot be listed");
+});
 
 export function prepareSessions() {
   prepareEditor(find("cell-code"), find("cell-gutter"));
   sendByKey(find("sessions"), find("cell"));
   walkByArrows(find("fork-tree"));
-  onSubmit("new-session", start);
+  onSubmit("new-session", create);
   onSubmit("cell", run);
   onSubmit("fork-form", fork);
   for (const [id, act] of [["roll-back", rollBack], ["interrupt", interrupt], ["end-session", end]]) find(id).addEventListener("click", act);
-  document.addEventListener("visibilitychange", () => (document.hidden || find("sessions").hidden ? stopLooking() : look()));
   show();
 }
 
-/** What the service offers: its warm interpreters, and the limits of a cell. */
+/** Fill the form from `/v1/info`: profiles, and the limits of a cell. */
 export function offerSessions(info) {
   const select = find("profile");
   const before = select.value;
   select.replaceChildren(...info.profiles.map((name) => make("option", name)));
   select.value = info.profiles.includes(before) ? before : info.profiles[0];
   limits = { ...info.limits.default, memory_mb: 1024 };
-}
-
-export function look() {
-  if (timer === null) timer = setInterval(refresh, EVERY_MS);
-  refresh();
-}
-
-export function stopLooking() {
-  clearInterval(timer);
-  timer = null;
 }
 
 function onSubmit(id, act) {
@@ -55,36 +45,27 @@ function onSubmit(id, act) {
   });
 }
 
-// -- what is asked of the service --
-
 const post = (path, body = {}) => ask(`/v1/sessions${path}`, { method: "POST", body: JSON.stringify(body) });
 
-async function refresh() {
-  const number = ++asked;
-  try {
-    const { sessions } = await ask("/v1/sessions");
-    if (number !== asked) return; // something has changed meanwhile
-    forest.noteAll(sessions);
-    if (!forest.get(chosen)) choose(firstAlive());
-    else show();
-  } catch (error) {
-    if (number === asked && error.status !== 401) say(error, "The sessions cannot be listed");
-  }
+function showAll({ sessions }) {
+  forest.noteAll(sessions);
+  if (!forest.get(chosen)) choose(firstAlive());
+  else show();
 }
 
-/** Do it, and say so if it was refused. Lists that are on their way do not know of it. */
-async function attempt(not, act) {
-  asked += 1;
+/** Run `act` and show a refusal. Pending lists are outdated afterwards. */
+async function attempt(failed, act) {
+  poller.outdate();
   find("session-says").replaceChildren();
   try {
     await act();
   } catch (error) {
-    say(error, not);
+    showRefusal(error, failed);
   }
-  await refresh();
+  await poller.refresh();
 }
 
-async function start() {
+async function create() {
   find("start-session").disabled = true;
   await attempt("Not started", async () => {
     const info = await post("", { profile: find("profile").value, auto_checkpoint: find("auto-checkpoint").checked });
@@ -144,12 +125,10 @@ const end = () =>
     choose(forest.get(session.parent)?.alive ? session.parent : firstAlive());
   });
 
-async function onChosen(not, act) {
+async function onChosen(failed, act) {
   const session = forest.get(chosen);
-  if (session) await attempt(not, () => act(session));
+  if (session) await attempt(failed, () => act(session));
 }
-
-// -- what is shown --
 
 function firstAlive() {
   return forest.all.find((session) => session.alive)?.id ?? forest.all[0]?.id ?? "";
@@ -163,8 +142,8 @@ function choose(id) {
   show({ cells: true });
 }
 
-function say(error, not) {
-  find("session-says").replaceChildren(refusal(error, not));
+function showRefusal(error, failed) {
+  find("session-says").replaceChildren(refusal(error, failed));
 }
 
 function show({ cells = false } = {}) {
@@ -194,9 +173,9 @@ function showFacts(session) {
   find("session-name").textContent = `Session ${name}`;
   const facts = [
     parent && `forked from ${parent.name}`,
-    session.gone ? "gone: deleted, or nobody asked anything of it for too long" : session.state,
+    session.gone ? "gone: deleted, or ended because nobody used it" : session.state,
     info.state === "ended" && info.error,
-    info.profile && `interpreter ${info.profile}`,
+    info.profile && `profile ${info.profile}`,
     info.memory_bytes && `${bytes(info.memory_bytes)} with its forks`,
     info.ttl_s && `ends after ${duration(info.ttl_s * 1000)} without a request`,
   ];
@@ -210,7 +189,7 @@ function showCells(session) {
 }
 
 function cellElement(cell) {
-  const notes = [cell.inherited && "run before the fork", cell.undone && "rolled back", cell.filesLeft && "its files stay"];
+  const notes = [cell.inherited && "run before the fork", cell.undone && "rolled back", cell.filesLeft && "its files are kept"];
   const head = make("div.cell-head", make("b", `[${cell.number}]`), make("span.hint", notes.filter(Boolean).join(" · ")));
   const code = make("pre.cell-code", cell.code.trimEnd());
   code.tabIndex = 0;
@@ -231,7 +210,7 @@ function outcome({ result, error }) {
   return parts;
 }
 
-/** Of what a cell shows besides its value: the picture, else its source as text. Nothing is taken for markup. */
+/** One display of a cell: a picture, or else its source as text. Nothing is rendered as markup. */
 function shown(data) {
   if (data["image/png"]) return picture(data["image/png"]);
   const [kind, text] = Object.entries(data).find(([type]) => type.startsWith("text/") || type === "image/svg+xml") ?? [];
@@ -241,6 +220,6 @@ function shown(data) {
 function ending(result) {
   const kept = { true: "", false: "The variables are lost." }[String(result.state_kept)] ?? "";
   const { what, whose } = verdict(result, limits);
-  const words = result.status === "ok" ? duration(result.usage.wall_s * 1000) : [what, result.error, result.blame === "infra" ? whose : "", kept].filter(Boolean).join(". ");
-  return make(`p.ending.tag.is-${result.blame}`, `${MARK[result.blame]} ${words}`);
+  const text = result.status === "ok" ? duration(result.usage.wall_s * 1000) : [what, result.error, result.blame === "infra" ? whose : "", kept].filter(Boolean).join(". ");
+  return make(`p.ending.tag.is-${result.blame}`, `${MARK[result.blame]} ${text}`);
 }

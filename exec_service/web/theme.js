@@ -1,4 +1,4 @@
-// Before the first paint, so that the page does not flash: the theme that was chosen here; the system's if none was.
+// Sets the chosen theme before the first paint, so that the page does not flash. Without a choice the system's applies.
 "use strict";
 (() => {
   const chosen = localStorage.getItem("theme");

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.ports import free_port
+from loadtest.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 TOPS = {"exec_client": {"exec_client", "exec_wire"}, "exec_service": {"exec_service", "worker"}, "grpo_roc": {"grpo_roc"}}

@@ -23,5 +23,5 @@ class Visitor:
         return made
 
     def door_calls(self, door: str, status: str, blame: str) -> float:
-        labels = {"door": door, "status": status, "blame": blame}
-        return self.gateway.metrics.registry.get_sample_value("exec_door_calls_total", labels) or 0.0
+        labels = {"adapter": door, "status": status, "blame": blame}
+        return self.gateway.metrics.registry.get_sample_value("exec_adapter_calls_total", labels) or 0.0

@@ -130,7 +130,7 @@ async def test_calls_have_the_doors_tenant_and_are_counted(here: Visitor) -> Non
     async with running(open_doors={"mcp": {"tenant": "agents", "max_calls": 5}}) as service:
         await call(service.client, code="say x")
         assert service.worker.calls[0].tenant == "agents"
-        assert await service.metric("exec_door_calls_total", door="mcp", status="ok", blame="none") == 1
+        assert await service.metric("exec_adapter_calls_total", adapter="mcp", status="ok", blame="none") == 1
 
 
 async def test_a_web_page_cannot_use_the_door() -> None:

@@ -16,7 +16,7 @@ from grpc_harness import caller, calls, drained, refused, results
 from exec_client import AsyncClient, Call
 from exec_service.api import keep_alive as sign_of_life
 from exec_service.rpc import server as grpc_api
-from exec_service.telemetry.metrics_server import SideDoor, side_door
+from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
 from exec_wire import proto
 from exec_wire.supervisor import Supervisor
 
@@ -241,8 +241,8 @@ async def test_url_without_a_path_is_answered_and_logged_as_no_error(
 
 
 async def test_metrics_port_has_the_same_bounds() -> None:
-    app = SideDoor(lambda: b"", lambda: "")
-    async with side_door(app, "127.0.0.1", 0, Supervisor()) as url:
+    app = MetricsApp(lambda: b"", lambda: "")
+    async with metrics_server(app, "127.0.0.1", 0, Supervisor()) as url:
         port = int(url.rsplit(":", 1)[1])
         async with peers(port, 100) as many:
             await many[-1].send(b"GET /healthz HTTP/1.1\r\nx: " + b"a" * 100_000)

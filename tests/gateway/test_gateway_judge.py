@@ -1,4 +1,4 @@
-"""`POST /v1/judge` and `/v1/verify` at the door: what is refused, what is tried again, what is charged."""
+"""`POST /v1/judge` and `/v1/verify` at the gateway: refusals, retries, and what is charged."""
 
 import asyncio
 from typing import Any
@@ -23,9 +23,6 @@ async def verify(service: Service, **fields: object) -> httpx.Response:
 def lines(response: httpx.Response) -> list[Verification]:
     assert response.headers["content-type"] == "application/x-ndjson"
     return sorted(msgspec.json.Decoder(Verification).decode_lines(response.content), key=lambda one: one.index)
-
-
-# -- judging ----------------------------------------------------------------------------------------------------------------
 
 
 async def test_answer_has_a_verdict_for_each_test(shared: Service) -> None:
@@ -196,9 +193,6 @@ async def test_caller_who_leaves_cancels_the_judgement(service: Service) -> None
     await until(lambda: len(service.worker.cancelled) == 4)
     await until(lambda: service.gateway.dispatch.admission.calls == 0)
     assert (len(service.worker.jobs), len(service.gateway.dispatch.waiting)) == (4, 0)
-
-
-# -- verifying --------------------------------------------------------------------------------------------------------------
 
 
 async def test_one_item_is_answered_as_json_and_many_as_lines(shared: Service) -> None:

@@ -9,9 +9,9 @@ import signal
 import pytest
 from gateway_harness import Service, lines, problem, raw_request, running, soon, until
 
-import exec_service.telemetry.logs as logs
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig
+from exec_service.telemetry.log_format import JsonLines
 from exec_wire.queue.memory import MemoryQueue
 from exec_wire.queue.protocol import WorkerInfo
 
@@ -214,7 +214,7 @@ class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.stream = io.StringIO()
-        self.setFormatter(logs.JsonLines())
+        self.setFormatter(JsonLines())
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream.write(self.format(record) + "\n")

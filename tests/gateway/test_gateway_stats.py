@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from gateway_harness import Service, problem, running, until
 
-from exec_service.telemetry import live_stats as tally
-from exec_service.telemetry import metrics
-from exec_service.telemetry.label_limit import RecentNames
-from exec_service.telemetry.live_stats import Sketch, Tally
+from exec_service.telemetry import live_stats, metrics
+from exec_service.telemetry.live_stats import LiveStats, Sketch
+from exec_service.telemetry.metric_types import BoundedLabels
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.keys import add_key
 from exec_wire.messages.calls import Result, Sandbox, Tags, Timings, verdict
@@ -39,13 +38,13 @@ async def test_stats_show_calls_latency_workers_shares_and_failures(service: Ser
     assert {one["tenant"]: one["calls"] for one in stats["tenants"]} == {"lab": 2, "": 1}
     assert sum(one["share"] for one in stats["tenants"]) == pytest.approx(1, abs=0.001)
     assert {(one["status"], one["blame"]) for one in stats["failures"]} == {("error", "model"), ("worker_lost", "infra")}
-    assert len(stats["seconds"]) == tally.SECONDS_KEPT
+    assert len(stats["seconds"]) == live_stats.SECONDS_KEPT
 
 
 def test_a_call_of_a_moment_ago_counts_also_if_a_second_has_begun_since() -> None:
     clock = Clock()
     clock.now = 999.9
-    told = Tally(clock)
+    told = LiveStats(clock)
     told.note(result(), "lab", Tags())
     clock.now = 1000.95
     assert [one.calls for one in told.tenants()] == [1] and told.calls_per_s() > 0
@@ -117,7 +116,7 @@ async def test_calls_are_counted_by_run_tenant_door_and_profile(service: Service
     assert await service.metric("exec_run_call_seconds_count", run="r") == 1
     assert await service.metric("exec_tenant_calls_total", tenant="lab", blame="model") == 1
     assert await service.metric("exec_tenant_slot_seconds_total", tenant="lab") == pytest.approx(0.003)
-    assert await service.metric("exec_door_calls_total", door="own", status="error", blame="model") == 1
+    assert await service.metric("exec_adapter_calls_total", adapter="own", status="error", blame="model") == 1
     assert await service.metric("exec_profile_start_seconds_count", profile="none") == 1
 
 
@@ -135,7 +134,7 @@ def test_only_the_last_runs_have_a_label_and_the_rest_is_other() -> None:
 
 def test_a_run_that_is_over_makes_room_and_its_series_go() -> None:
     clock, forgotten = Clock(), list[str]()
-    names = RecentNames(2, 300, forgotten.append, clock)
+    names = BoundedLabels(2, 300, forgotten.append, clock)
     assert [names.label(name) for name in ("a", "b", "c", "")] == ["a", "b", "other", "none"]
     clock.now += 200
     assert names.label("a") == "a"
@@ -170,19 +169,19 @@ def test_a_sketch_finds_quantiles_to_a_twentieth() -> None:
 
 def test_a_tally_is_bounded_whatever_is_sent() -> None:
     clock = Clock()
-    kept = Tally(clock)
+    kept = LiveStats(clock)
     for number in range(3000):
         clock.now += 0.1
         kept.note(result("error"), f"t{number}", Tags(run=f"r{number % 30}", step=number))
         kept.note(result("error"), "t", Tags(run="long", step=number))
-    assert len(kept.runs()) == tally.RUNS_KEPT
-    assert len(kept.run("long", "t").steps) == tally.STEPS_KEPT
-    assert len(kept.failures()) == tally.FAILURES_KEPT
-    assert len(kept._seconds) <= tally.SECONDS_KEPT + 1
+    assert len(kept.runs()) == live_stats.RUNS_KEPT
+    assert len(kept.run("long", "t").steps) == live_stats.STEPS_KEPT
+    assert len(kept.failures()) == live_stats.FAILURES_KEPT
+    assert len(kept._seconds) <= live_stats.SECONDS_KEPT + 1
 
 
 def test_failures_of_programs_do_not_push_out_those_of_the_service() -> None:
-    kept = Tally()
+    kept = LiveStats()
     kept.note(result("worker_lost"), "", Tags())
     for _ in range(200):
         kept.note(result("error"), "", Tags())
@@ -191,7 +190,7 @@ def test_failures_of_programs_do_not_push_out_those_of_the_service() -> None:
 
 def test_what_is_older_than_the_window_does_not_count() -> None:
     clock = Clock()
-    kept = Tally(clock)
+    kept = LiveStats(clock)
     kept.note(result(), "lab", Tags())
     clock.now += 200
     assert (kept.calls_per_s(), kept.tenants(), kept.latency_ms()["total"].p50) == (0, [], 0)

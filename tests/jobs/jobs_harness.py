@@ -13,7 +13,7 @@ import msgspec
 from gateway_harness import Service, running
 
 from exec_service.jobs.chunks import ChunkOptions
-from exec_service.jobs.keeper import LocalLine
+from exec_service.jobs.scheduler import LocalChunkQueue
 from exec_service.jobs.store import JobStore
 from exec_wire.messages.jobs import JobResult, JobStatus
 
@@ -71,5 +71,5 @@ async def jobs_running(folder: Path, *, at_once: int = 8, run: bool = True, **se
     async with running(jobs_dir=str(folder / "jobs"), **settings) as service:
         jobs = Jobs(service)
         if run:
-            service.gateway.keep_jobs(LocalLine(jobs.store, ChunkOptions(service.url, at_once)))
+            service.gateway.keep_jobs(LocalChunkQueue(jobs.store, ChunkOptions(service.url, at_once)))
         yield jobs

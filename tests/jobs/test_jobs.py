@@ -17,10 +17,10 @@ from gateway_harness import problem, running, until
 from jobs_harness import LINES, Jobs, body, calls, jobs_running
 
 from exec_service.api.jobs import JobDesk
-from exec_service.jobs import chunks
-from exec_service.jobs import keeper as jobs_keeper
+from exec_service.jobs import chunks, scheduler
 from exec_service.jobs import store as job_files
-from exec_service.jobs.store import Beat, JobMeta, JobStore
+from exec_service.jobs.files import Heartbeat, JobMeta
+from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
 from exec_service.tenants.keys import add_key, read_keys, remove_key
 from exec_wire.messages.calls import verdict
@@ -192,9 +192,6 @@ async def test_interactive_calls_pass_a_bulk_job(tmp_path: Path) -> None:
         assert len(jobs.service.worker.calls) < 2000
 
 
-# -- tenants --------------------------------------------------------------------------------------------------------------
-
-
 async def test_job_belongs_to_its_tenant_and_runs_as_it(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     secrets = {tenant: add_key(keys, tenant, max_limits={"wall_s": 20})[0] for tenant in ("lab", "rival")}
@@ -243,20 +240,20 @@ async def test_ticket_opens_only_what_runs_programs_and_only_while_its_job_runs(
     async with jobs_running(tmp_path, keys=str(keys), run=False) as open_jobs:
         lab = Jobs(open_jobs.service, {"authorization": f"Bearer {secret}"})
         job = await lab.submit(calls("say 1"))
-        ticket = open_jobs.store.ticket(job.id)
+        token = open_jobs.store.token(job.id)
 
-        async def batch(ticket: str) -> int:
-            headers = {"authorization": f"Bearer {ticket}"}
+        async def batch(token: str) -> int:
+            headers = {"authorization": f"Bearer {token}"}
             return (await open_jobs.service.client.post("/v1/batch", json={"calls": []}, headers=headers)).status_code
 
-        assert await batch(ticket) == 200
-        assert await batch(ticket[:-1] + "x") == await batch(f"exj_{job.id}.") == await batch("exj_../x.y") == 401
-        as_ticket = Jobs(open_jobs.service, {"authorization": f"Bearer {ticket}"})
+        assert await batch(token) == 200
+        assert await batch(token[:-1] + "x") == await batch(f"exj_{job.id}.") == await batch("exj_../x.y") == 401
+        as_job = Jobs(open_jobs.service, {"authorization": f"Bearer {token}"})
         for verb, path in (("GET", ""), ("GET", f"/{job.id}/results"), ("POST", f"/{job.id}/cancel")):
-            problem(await as_ticket.ask(verb, path), 401, "unauthenticated")
+            problem(await as_job.ask(verb, path), 401, "unauthenticated")
         remove_key(keys, entry.id)
         async with asyncio.timeout(30):
-            while await batch(ticket) != 401:  # noqa: ASYNC110 - the gateway decides
+            while await batch(token) != 401:  # noqa: ASYNC110 - the gateway decides
                 await asyncio.sleep(0.1)
         assert [known.tenant for known in read_keys(keys).keys] == ["rival"]
 
@@ -264,16 +261,16 @@ async def test_ticket_opens_only_what_runs_programs_and_only_while_its_job_runs(
 async def test_ticket_is_gone_when_the_job_has_ended(jobs: Jobs) -> None:
     store = jobs.store
     done, cancelled = await jobs.submit(calls("say 1")), await jobs.submit(calls("hold"))
-    assert store.ticket(done.id)
+    assert store.token(done.id)
     await jobs.ask("POST", f"/{cancelled.id}/cancel")
     await jobs.until(done.id, "done")
-    await until(lambda: not store.ticket(done.id) and not store.ticket(cancelled.id))
+    await until(lambda: not store.token(done.id) and not store.token(cancelled.id))
 
 
 async def test_job_that_cannot_go_on_says_why_and_is_tried_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(jobs_keeper, "TROUBLE_S", 1.2)
+    monkeypatch.setattr(scheduler, "TROUBLE_S", 1.2)
     monkeypatch.setattr("exec_service.tenants.keys.REREAD_S", 0.05)
     keys = tmp_path / "keys.json"
     secret, entry = add_key(keys, "lab")
@@ -285,15 +282,12 @@ async def test_job_that_cannot_go_on_says_why_and_is_tried_now_and_then(
         remove_key(keys, entry.id)
         await asyncio.sleep(0.3)
         open_jobs.service.worker.let_go.set()
-        await until(lambda: "no key any more" in open_jobs.store.trouble(job.id))
+        await until(lambda: "no longer has a key" in open_jobs.store.trouble(job.id))
         await asyncio.sleep(1.5)
-        assert 1 <= sum("cannot go on" in record.message for record in caplog.records) <= 3
+        assert 1 <= sum("cannot continue" in record.message for record in caplog.records) <= 3
         add_key(keys, "lab")
         await until(lambda: len(open_jobs.store.chunks_done(job.id)) == 6, 10)
         assert open_jobs.store.trouble(job.id) == ""
-
-
-# -- what the folder promises ---------------------------------------------------------------------------------------------
 
 
 async def test_job_goes_on_with_the_next_gateway(tmp_path: Path) -> None:
@@ -308,10 +302,10 @@ async def test_job_goes_on_with_the_next_gateway(tmp_path: Path) -> None:
 
 
 async def test_chunk_whose_runner_is_silent_is_handed_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_keeper, "STALE_S", 0.8)
+    monkeypatch.setattr(scheduler, "STALE_S", 0.8)
     async with jobs_running(tmp_path, run=False) as jobs:
         job = await jobs.submit(calls("say 1"))
-    assert JobStore(tmp_path / "jobs").begin(job.id, 1, Beat("died", 3, 0))
+    assert JobStore(tmp_path / "jobs").begin(job.id, 1, Heartbeat("died", 3, 0))
     async with jobs_running(tmp_path) as jobs:
         assert (await jobs.until(job.id, "done")).outcomes == {"ok": 1}
 
@@ -322,7 +316,7 @@ def test_chunk_that_is_run_twice_counts_once(tmp_path: Path) -> None:
         draft.add_chunk([b"{}", b"{}"])
         meta = draft.finish()
     first, second = ([JobResult(n, call=verdict("ok", stdout=who)) for n in (1, 0)] for who in ("first", "second"))
-    assert store.begin(meta.id, 1, Beat("a", 0, 0)) and not store.begin(meta.id, 1, Beat("b", 0, 0))
+    assert store.begin(meta.id, 1, Heartbeat("a", 0, 0)) and not store.begin(meta.id, 1, Heartbeat("b", 0, 0))
     store.save(meta.id, 1, first)
     store.save(meta.id, 1, second)
     path = store.result_file(meta.id, 1)
@@ -345,11 +339,11 @@ def finished_job(store: JobStore, chunks: int) -> JobMeta:
 def test_outcomes_are_counted_once_though_several_clients_ask_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decode_slowly(content: bytes, decode: Callable[[bytes], dict[str, int]] = job_files._decode_tally) -> dict[str, int]:
+    def decode_slowly(content: bytes, decode: Callable[[bytes], dict[str, int]] = job_files._decode_outcomes) -> dict[str, int]:
         time.sleep(0.02)  # so that all clients are counting
         return decode(content)
 
-    monkeypatch.setattr(job_files, "_decode_tally", decode_slowly)
+    monkeypatch.setattr(job_files, "_decode_outcomes", decode_slowly)
     desk = JobDesk(JobStore(tmp_path))
     meta = finished_job(desk.store, chunks=5)
     together = threading.Barrier(4)
@@ -381,6 +375,23 @@ async def test_outcomes_of_a_removed_job_are_forgotten_whoever_removed_it(jobs: 
     await jobs.ask("DELETE", f"/{here.id}")
     JobStore(jobs.store.folder).remove(elsewhere.id)
     await until(lambda: not jobs.store._counted)
+
+
+@pytest.mark.parametrize(("change", "readable"), [({}, True), ({"version": 1}, True), ({"version": 2, "chunks": "x"}, False)])
+async def test_folder_of_a_newer_version_is_refused_and_one_without_counts_as_the_first(
+    tmp_path: Path, change: dict[str, object], readable: bool
+) -> None:
+    async with jobs_running(tmp_path, run=False) as jobs:
+        job = await jobs.submit(calls("say 1"))
+        path = jobs.store.path(job.id) / "meta.json"
+        meta = json.loads(path.read_text())
+        assert meta.pop("version") == 1
+        path.write_text(json.dumps(meta | change))
+        answer, listed = await jobs.ask("GET", f"/{job.id}"), (await jobs.ask("GET", "")).json()["jobs"]
+        assert (answer.status_code, len(listed)) == ((200, 1) if readable else (404, 0))
+        options = chunks.ChunkOptions(jobs.service.url)
+        assert await asyncio.to_thread(chunks.run_chunk, jobs.store, job.id, 1, options, threading.Event()) is readable
+    assert readable or "has folder format 2, this process reads up to 1" in answer.json()["detail"]
 
 
 def test_half_a_job_is_never_seen(tmp_path: Path) -> None:

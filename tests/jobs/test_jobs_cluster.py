@@ -14,7 +14,7 @@ from jobs_harness import calls, jobs_running
 from redis_harness import need_redis
 from sandbox_harness import need_sandbox
 
-from exec_service.jobs.celery_tasks import CeleryLine
+from exec_service.jobs.celery_tasks import CeleryChunkQueue
 from loadtest.support.processes import ROOT, Part, environment
 from loadtest.support.redis_server import RedisServer
 
@@ -31,13 +31,13 @@ async def test_stopped_jobs_worker_leaves_its_chunk_with_what_it_has(tmp_path: P
     need_redis()
     with RedisServer() as redis:
         async with jobs_running(tmp_path, run=False) as jobs:
-            jobs.service.gateway.keep_jobs(CeleryLine(redis.url))
+            jobs.service.gateway.keep_jobs(CeleryChunkQueue(redis.url))
             with Part.jobs_worker(redis.url, "--gateway", jobs.service.url, jobs_dir=jobs.store.folder) as part:
                 job = await jobs.submit(calls(*["say x"] * 5, "hold"))
-                await until(lambda: any(beat.done == 5 for beat in jobs.store.running(job.id).values()), 10)
+                await until(lambda: any(heartbeat.done == 5 for heartbeat in jobs.store.running(job.id).values()), 10)
                 part.kill(signal.SIGTERM)
                 assert await asyncio.to_thread(part.wait, 10) == 0
-            assert (jobs.store.left(job.id), jobs.store.running(job.id)) == ({1: 5}, {})
+            assert (jobs.store.partly_done(job.id), jobs.store.running(job.id)) == ({1: 5}, {})
 
 
 def test_jobs_worker_says_what_is_missing(tmp_path: Path) -> None:

@@ -124,9 +124,6 @@ async def test_missing_language_is_refused_with_those_that_are_there(here: Court
     assert set((await here.client.info()).languages) >= {"python", "bash"}
 
 
-# -- compiling once -----------------------------------------------------------------------------------------------------------
-
-
 async def test_fifty_tests_of_one_cpp_program_compile_once(here: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     compilations = []
     compile_ = CompileCache._compile
@@ -142,9 +139,6 @@ async def test_fifty_tests_of_one_cpp_program_compile_once(here: Court, monkeypa
     assert len(compilations) == 1
     waits = [test.result.timings.start_ms for test in judgement.tests if test.result]
     assert waits[0] > 10 * sorted(waits)[25]  # the others did not wait for a compiler
-
-
-# -- stop_on_fail -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", ["python", "cpp"])
@@ -271,9 +265,6 @@ async def test_checkers_compare_what_was_printed(
     assert judgement.verdict == verdict
 
 
-# -- functions ----------------------------------------------------------------------------------------------------------------
-
-
 async def test_function_gets_its_arguments_and_its_value_is_compared(here: Court) -> None:
     code = """
 def solve(numbers, factor=1):
@@ -392,9 +383,6 @@ print("found" if "98765" + "4321" in seen else "nothing")
     for checker in (Checker(), Checker("program", code="raise SystemExit(0)")):
         judgement = await here.client.judge(code, [T("x", "987654321")], checker=checker)
         assert judgement.tests[0].result and judgement.tests[0].result.stdout == "nothing\n"
-
-
-# -- what is not the program's fault ------------------------------------------------------------------------------------------
 
 
 async def test_deadline_that_is_too_short_gives_no_score(here: Court) -> None:

@@ -1,11 +1,9 @@
-// Who was forked from whom, which of them live: as this tab has seen it. The service forgets what has ended; the tree does not.
+// The tree of sessions and forks as this tab has seen it. The service forgets ended sessions; the tree keeps them.
 
-import { bytes, make } from "./dom.js";
+import { button, bytes, make } from "./dom.js";
 
-const STATES = { idle: "idle", running: "running", ended: "ended", gone: "gone" };
-
-/** What the tab knows of one session. `cells` are those that were run from here, or inherited from the one it was forked from. */
-class Known {
+/** One session. `cells` are those that this tab ran, or that it inherited from the session it was forked from. */
+class Session {
   constructor(info, name, own) {
     Object.assign(this, { id: info.id, parent: info.parent ?? "", info, name, own });
     this.cells = [];
@@ -40,7 +38,7 @@ export class Forest {
     return this.all.filter((session) => session.parent === id);
   }
 
-  /** What the service says of a session; `own` if it was made from this tab. */
+  /** Take over what the service says of a session; `own` if this tab created it. */
   note(info, own = false) {
     const known = this.#sessions.get(info.id) ?? this.#add(info, own);
     known.info = info;
@@ -51,21 +49,21 @@ export class Forest {
 
   #add(info, own) {
     const parent = info.parent ? (this.get(info.parent) ?? this.#addGone(info.parent)) : null;
-    const session = new Known(info, parent ? `${parent.name}.${parent.forks}` : String(++this.#roots), own);
+    const session = new Session(info, parent ? `${parent.name}.${parent.forks}` : String(++this.#roots), own);
     session.forks = 1;
     if (parent) parent.forks += 1;
     this.#sessions.set(info.id, session);
     return session;
   }
 
-  /** It had forks, and had ended before anybody looked. */
+  /** A session that ended before this tab saw it, but whose forks live. */
   #addGone(id) {
     const session = this.#add({ id, state: "ended", cells: 0 }, false);
     session.gone = true;
     return session;
   }
 
-  /** All that the service has: others are gone. Of these only those stay that were made here or have forks that live. */
+  /** Take over the complete list. Sessions not in it are gone; of these, keep our own and those with live forks. */
   noteAll(infos) {
     const there = new Set(infos.map((info) => info.id));
     for (const session of this.all) session.gone = !there.has(session.id) && !session.pending;
@@ -93,21 +91,19 @@ function branch(forest, sessions, chosen, choose) {
 function node(session, isChosen, choose) {
   const { cells, memory_bytes: memory = 0, checkpoint } = session.info;
   const facts = [
-    STATES[session.state],
+    session.state,
     `${cells} cell${cells === 1 ? "" : "s"}`,
     session.parent || !memory || session.gone ? "" : bytes(memory),
     checkpoint && !session.gone ? "checkpoint" : "",
   ].filter(Boolean);
-  const button = make(`button.node.is-${session.state}`, make("i.dot"), make("b", session.name), make("span", facts.join(" · ")));
-  button.type = "button";
-  button.dataset.id = session.id;
-  button.dataset.state = session.state;
-  if (isChosen) button.setAttribute("aria-current", "true");
-  button.addEventListener("click", () => choose(session.id));
-  return button;
+  const parts = [make("i.dot"), make("b", session.name), make("span", facts.join(" · "))];
+  const row = button(`button.node.is-${session.state}`, () => choose(session.id), ...parts);
+  Object.assign(row.dataset, { id: session.id, state: session.state });
+  if (isChosen) row.setAttribute("aria-current", "true");
+  return row;
 }
 
-/** Arrow keys go from row to row, as drawn. */
+/** Arrow keys move the focus from row to row. */
 export function walkByArrows(box) {
   box.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];

@@ -1,8 +1,7 @@
-"""Keeps bulk jobs going: hands the chunks that nobody works on to whoever runs chunks, a few at a time, the jobs in turn.
+"""Hands chunks of bulk jobs that no runner has to a chunk queue, a few at a time, one job after the other.
 
-Every gateway has one; they need not know of each other, because a chunk that is handed out twice counts once, and the line in
-front of those who run chunks is kept short by all of them together. What was handed out and lost, with a Celery worker or with
-Redis, is handed out again: nobody's beat is seen.
+Every gateway has a scheduler. They do not coordinate: a chunk that is handed out twice counts once, and all of them together
+keep the chunk queue short. A chunk that was lost with a Celery worker or Redis has no heartbeat and is handed out again.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ from typing import NoReturn, Protocol
 from msgspec import Struct
 
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
-from exec_service.jobs.store import Beat, JobMeta, JobStore, NoSuchJob
+from exec_service.jobs.files import Heartbeat, JobMeta, NewerJob, NoSuchJob
+from exec_service.jobs.store import JobStore
 from exec_wire.messages.jobs import ENDED
 from exec_wire.queue.protocol import QueueUnavailable
 
-log = logging.getLogger("exec_service.jobs.store")
+log = logging.getLogger("exec_service.jobs.scheduler")
 
 LOOK_S = 0.5
-STALE_S = 5.0  # a chunk whose beat does not change for so long has nobody who works on it
-SENT_S = 5.0  # a chunk that was handed out and has no beat by then is handed out again
-TROUBLE_S = 10.0  # a job whose chunks cannot go on is tried so often, with one chunk
+STALE_S = 5.0  # a chunk whose heartbeat does not change for this long has no runner
+SENT_S = 5.0  # a chunk that was handed out and has no heartbeat by then is handed out again
+TROUBLE_S = 10.0  # between two attempts of a job whose chunks cannot continue; each attempt is one chunk
 SWEEP_S = 3600.0
 PACE_S = 60.0
 
 ChunkName = tuple[str, int]  # job, chunk
 
 
-class ChunkLine(Protocol):
-    """Where chunks wait for somebody who runs them."""
+class ChunkQueue(Protocol):
+    """Chunks that wait for a runner."""
 
     async def room(self) -> int:
-        """How many more it should hold."""
+        """How many more chunks it should hold."""
         ...
 
     async def put(self, job: str, chunk: int) -> None: ...
@@ -48,8 +48,8 @@ class ChunkLine(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalLine:
-    """Chunks are run here, in a thread: for a service on one machine, without Redis and Celery."""
+class LocalChunkQueue:
+    """Runs chunks in threads of this process: for a service on one machine, without Redis and Celery."""
 
     def __init__(self, store: JobStore, options: ChunkOptions, at_once: int = 1) -> None:
         self._store, self._options, self._at_once = store, options, at_once
@@ -58,7 +58,7 @@ class LocalLine:
         self._stopping = threading.Event()
 
     async def room(self) -> int:
-        return 2 * self._at_once - len(self._running)  # one waits for each that runs, so that no thread does
+        return 2 * self._at_once - len(self._running)  # one waits for each that runs, so that no thread idles
 
     async def put(self, job: str, chunk: int) -> None:
         loop = asyncio.get_running_loop()
@@ -78,21 +78,25 @@ class LocalLine:
 
 
 class Progress(Struct, frozen=True):
-    """How far a job is."""
-
     chunks_done: int
     done: int  # items
 
 
+def progress_of(store: JobStore, meta: JobMeta, done: set[int], heartbeats: dict[int, Heartbeat]) -> Progress:
+    begun = store.partly_done(meta.id) | {chunk: heartbeat.done for chunk, heartbeat in heartbeats.items()}
+    in_unfinished = sum(items for chunk, items in begun.items() if chunk not in done)
+    return Progress(len(done), sum(meta.chunks[chunk - 1] for chunk in done) + in_unfinished)
+
+
 class Pace:
-    """Items per second of the last minute, as far as somebody looked."""
+    """Items per second in the last minute."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, done: int) -> None:
         now = time.monotonic()
-        if self._seen and done < self._seen[-1][1]:  # a chunk was lost and begins anew
+        if self._seen and done < self._seen[-1][1]:  # a chunk was lost and starts over
             self._seen.clear()
         self._seen.append((now, done))
         while len(self._seen) > 2 and self._seen[1][0] < now - PACE_S:
@@ -105,53 +109,45 @@ class Pace:
         return (last - first) / (now - began) if last > first and now > began else None
 
 
-def progress_of(store: JobStore, meta: JobMeta, done: set[int], beats: dict[int, Beat]) -> Progress:
-    going = {chunk: beat.done for chunk, beat in beats.items()}
-    unfinished = {chunk: items for chunk, items in (store.left(meta.id) | going).items() if chunk not in done}
-    return Progress(len(done), sum(meta.chunks[chunk - 1] for chunk in done) + sum(unfinished.values()))
-
-
-class Keeper:
-    def __init__(self, store: JobStore, line: ChunkLine, keep_s: float) -> None:
-        self._store, self._line, self._keep_s = store, line, keep_s
+class JobScheduler:
+    def __init__(self, store: JobStore, queue: ChunkQueue, keep_s: float) -> None:
+        self._store, self._queue, self._keep_s = store, queue, keep_s
         self._metas: dict[str, JobMeta] = {}
         self._ended: set[str] = set()
         self._unreadable: set[str] = set()
         self._paces: dict[str, Pace] = {}
-        self._beats: dict[ChunkName, tuple[Beat, float]] = {}  # as seen, and since when it has not changed
+        self._heartbeats: dict[ChunkName, tuple[Heartbeat, float]] = {}  # the last one, and when it was first seen
         self._sent: dict[ChunkName, float] = {}
-        self._tried: dict[str, float] = {}  # when a job in trouble was last given a chunk
+        self._tried: dict[str, float] = {}  # when a job in trouble last got a chunk
         self._swept_at = float("-inf")
 
     def per_s(self, job: str) -> float | None:
         pace = self._paces.get(job)
         return pace.per_s() if pace is not None else None
 
-    async def keep_forever(self) -> NoReturn:
+    async def run_forever(self) -> NoReturn:
         while True:
             try:
-                await self._look()
-            except (QueueUnavailable, OSError) as error:  # the folder or the broker is unavailable, and comes back
-                log.warning(
-                    "bulk jobs cannot be looked after; trying again", extra={"reason": f"{type(error).__name__}: {error}"}
-                )
+                await self._hand_out()
+            except (QueueUnavailable, OSError) as error:  # the folder or the broker is unavailable for now
+                reason = f"{type(error).__name__}: {error}"
+                log.warning("cannot schedule bulk jobs; trying again", extra={"reason": reason})
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._queue.close()
 
-    async def _look(self) -> None:
-        waiting = await asyncio.to_thread(self._waiting)
-        room = await self._line.room() if waiting else 0
-        for job, chunk in _in_turn(waiting):
-            if room <= 0:
-                break
-            await self._line.put(job, chunk)
+    async def _hand_out(self) -> None:
+        """Of each job one chunk, then the next of each, as far as the chunk queue has room."""
+        jobs = await asyncio.to_thread(self._waiting)
+        room = await self._queue.room() if jobs else 0
+        in_turn = (name for name in chain.from_iterable(zip_longest(*jobs)) if name is not None)
+        for job, chunk in islice(in_turn, max(0, room)):
+            await self._queue.put(job, chunk)
             self._sent[job, chunk] = time.monotonic()
-            room -= 1
 
     def _waiting(self) -> list[Iterator[ChunkName]]:
-        """For each job that is to run, the chunks that nobody works on."""
+        """For each running job, the chunks that no runner has."""
         if time.monotonic() - self._swept_at > SWEEP_S:
             self._store.sweep()
             self._swept_at = time.monotonic()
@@ -163,29 +159,30 @@ class Keeper:
         found = []
         for job in ids:
             try:
-                chunks = self._examine(job)
-            except NoSuchJob:  # removed meanwhile
-                continue
-            except ValueError as error:  # one job that cannot be read does not hold up the others
+                chunks = self._waiting_chunks(job)
+            except (NewerJob, ValueError) as error:  # does not hold up the other jobs
                 if job not in self._unreadable:
                     log.error("a bulk job cannot be read; it is left alone", extra={"job": job, "reason": str(error)})
                 self._unreadable.add(job)
+                continue
+            except NoSuchJob:  # removed in the meantime
                 continue
             if chunks is not None:
                 found.append(chunks)
         return found
 
-    def _examine(self, job: str) -> Iterator[ChunkName] | None:
+    def _waiting_chunks(self, job: str) -> Iterator[ChunkName] | None:
+        """None if the job is not to run."""
         if job in self._ended:
             if self._store.idle_s(job) > self._keep_s:
                 self._store.remove(job)
             return None
         meta = self._metas.get(job) or self._metas.setdefault(job, self._store.meta(job))
-        done, beats = self._store.chunks_done(job), self._store.running(job)
+        done, heartbeats = self._store.chunks_done(job), self._store.running(job)
         state = self._store.state(meta, len(done))
-        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, beats).done)
+        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, heartbeats).done)
         if state in ENDED:
-            self._store.retire(job)
+            self._store.revoke_token(job)
             self._ended.add(job)
         if state != "running":
             self._paces.pop(job)
@@ -194,12 +191,12 @@ class Keeper:
         in_trouble = bool(self._store.trouble(job))
         if in_trouble:
             self._unsend(job)
-        busy = {chunk for chunk, beat in beats.items() if self._is_alive(job, chunk, beat)}
+        busy = {chunk for chunk, heartbeat in heartbeats.items() if self._is_alive(job, chunk, heartbeat)}
         free = self._free(meta, done | busy)
-        return self._one_now_and_then(job, free) if in_trouble else free
+        return self._probe(job, free) if in_trouble else free
 
-    def _one_now_and_then(self, job: str, free: Iterator[ChunkName]) -> Iterator[ChunkName]:
-        """Enough to see that the trouble is over."""
+    def _probe(self, job: str, free: Iterator[ChunkName]) -> Iterator[ChunkName]:
+        """One chunk every `TROUBLE_S`, to find out whether the trouble is over."""
         now = time.monotonic()
         if now - self._tried.get(job, -TROUBLE_S) >= TROUBLE_S:
             self._tried[job] = now
@@ -214,23 +211,22 @@ class Keeper:
             elif now - self._sent.get(name, -SENT_S) >= SENT_S:
                 yield name
 
-    def _is_alive(self, job: str, chunk: int, beat: Beat) -> bool:
+    def _is_alive(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
         now = time.monotonic()
-        seen, since = self._beats.get((job, chunk), (None, now))
-        if seen != beat:
-            self._beats[job, chunk] = beat, now
+        seen, since = self._heartbeats.get((job, chunk), (None, now))
+        if seen != heartbeat:
+            self._heartbeats[job, chunk] = heartbeat, now
             return True
         if now - since < STALE_S:
             return True
-        log.warning("a chunk made no progress; it is handed out again", extra={"job": job, "chunk": chunk})
+        log.warning("a chunk sends no heartbeats; handing it out again", extra={"job": job, "chunk": chunk})
         self._store.end(job, chunk)
-        del self._beats[job, chunk]
+        del self._heartbeats[job, chunk]
         return False
 
     def _unsend(self, job: str) -> None:
-        """What was handed out was left, or will be: it may be handed out anew as soon as the job goes on."""
-        for name in [name for name in self._sent if name[0] == job]:
-            del self._sent[name]
+        """Runners have left the chunks that were handed out, or will: they can be handed out as soon as the job continues."""
+        self._sent = {name: at for name, at in self._sent.items() if name[0] != job}
 
     def _forget(self, job: str) -> None:
         del self._metas[job]
@@ -238,10 +234,4 @@ class Keeper:
         self._paces.pop(job, None)
         self._tried.pop(job, None)
         self._unsend(job)
-        for name in [name for name in self._beats if name[0] == job]:
-            del self._beats[name]
-
-
-def _in_turn(jobs: list[Iterator[ChunkName]]) -> Iterator[ChunkName]:
-    """One chunk of each job, then the next of each."""
-    return (name for name in chain.from_iterable(zip_longest(*jobs)) if name is not None)
+        self._heartbeats = {name: seen for name, seen in self._heartbeats.items() if name[0] != job}

@@ -1,4 +1,4 @@
-"""Keys at the doors for clients of other services."""
+"""API keys at the adapters for clients of other services."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
