@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,10 @@ from exec_service.api.calls import hot_routes, plain_routes
 from exec_service.api.connections import Bounds, room_for_connections, server_config
 from exec_service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from exec_service.api.errors import error_answerer
-from exec_service.api.info import package_version
 from exec_service.api.jobs import JobDesk, job_routes
 from exec_service.api.judge import judging_routes
-from exec_service.api.middleware import BindRefused, Guard, check_bind, is_loopback
+from exec_service.api.listening import CLOSE_S, Server, address_for_grpc, bind, url_of
+from exec_service.api.middleware import Guard
 from exec_service.api.openapi import openapi_of
 from exec_service.api.sessions import session_routes
 from exec_service.api.stats import stats_routes
@@ -39,7 +37,7 @@ from exec_service.api.validation import Validator
 from exec_service.api.web_page import page_routes
 from exec_service.compat import OneSlash, door_routes, keyless_paths
 from exec_service.compat.adapter import House
-from exec_service.config import GatewayConfig
+from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.fair_queue import same_weight
 from exec_service.dispatch.workers import Fleet
@@ -52,18 +50,6 @@ from exec_service.telemetry.tracing import Traces
 from exec_service.tenants.keys import Keys
 from exec_wire.queue.protocol import GatewayQueue, QueueAway
 from exec_wire.supervisor import Supervisor, stop
-
-log = logging.getLogger("exec_service")
-
-CLOSE_S = 5  # what remains of a shutdown after everything was answered: bytes on their way to slow readers
-
-
-class PortTaken(Exception):
-    """Somebody else listens there; the message says where."""
-
-
-class GrpcPortTaken(PortTaken):
-    """The same, of gRPC's port."""
 
 
 class Gateway:
@@ -211,22 +197,6 @@ def _add_docs(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the process that embeds it decides when it ends."""
-
-    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._listening = listening
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._listening()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(
     gateway: Gateway,
     *,
@@ -284,16 +254,6 @@ async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[
         await door.stop(CLOSE_S)
 
 
-def address_for_grpc(host: str, port: int, *, keys: bool) -> str:
-    """As gRPC writes it. Bound for a moment to see that it is free: gRPC itself says that only in its log."""
-    try:
-        with bind(host, port, keys=keys) as probe:
-            name, number = probe.getsockname()[:2]
-    except PortTaken as error:
-        raise GrpcPortTaken(f"gRPC {error}") from error
-    return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
-
-
 def _server_config(gateway: Gateway, max_connections: int) -> uvicorn.Config:
     config = gateway.config
     bounds = Bounds(
@@ -311,35 +271,3 @@ def _server_config(gateway: Gateway, max_connections: int) -> uvicorn.Config:
         timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=CLOSE_S,
     )
-
-
-def bind(host: str, port: int, *, keys: bool = False) -> socket.socket:
-    """A socket of our own: uvicorn's way ends the process when the port is taken."""
-    family, address = address_of(host, port, keys=keys)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    sock.setblocking(False)
-    return sock
-
-
-def address_of(host: str, port: int, *, keys: bool) -> tuple[socket.AddressFamily, Any]:
-    """Where to listen; without keys a loopback address, whatever its name says."""
-    if not keys:
-        check_bind(host)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    if not keys and not is_loopback(str(address[0])):
-        raise BindRefused(f"refusing to listen on {host!r}: it stands for {address[0]}, which is not a loopback address")
-    return family, address
-
-
-def url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

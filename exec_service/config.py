@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -294,3 +295,13 @@ def settings(config: type[Struct]) -> Iterator[Setting]:
 
 def default_of(field: msgspec.structs.FieldInfo) -> object:
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+@cache
+def package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to load
+
+    try:
+        return version("exec-service")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+checkout"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from exec_service.config import GatewayConfig
+from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.workers import Fleet
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Limits
@@ -57,11 +56,3 @@ def limit_values() -> LimitValues:
             assert meta.le is not None
             default[name], maximum[name] = defaults[name], meta.le
     return LimitValues(default | {"cpu_s": Limits().cpu_limit_s}, maximum)
-
-
-@cache
-def package_version() -> str:
-    try:
-        return version("exec-service")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+checkout"

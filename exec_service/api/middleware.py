@@ -9,7 +9,6 @@ ASGI middleware: BaseHTTPMiddleware would cost a task per request and break stre
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 import secrets
@@ -22,6 +21,7 @@ from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exec_service.api.errors import send_refusal
+from exec_service.api.listening import is_loopback
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.requests import Origin
 from exec_service.jobs.store import TICKET_PREFIX, JobStore
@@ -41,30 +41,6 @@ CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-
-
-class BindRefused(Exception):
-    """The address is not one that we may listen on; the message says why."""
-
-
-def check_bind(host: str) -> None:
-    """For a service that asks for no keys."""
-    if not is_loopback(host):
-        raise BindRefused(
-            f"refusing to listen on {host!r}: whoever reaches the port can run programs, and no keys are asked for. "
-            "Use 127.0.0.1 (the default), ::1 or localhost; or make keys, "
-            "exec-service keys add --file keys.json --tenant NAME, and start with --keys keys.json."
-        )
-
-
-def is_loopback(host: str) -> bool:
-    name = host.lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 class RequestFacts(Struct):

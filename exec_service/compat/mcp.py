@@ -17,7 +17,6 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from exec_service.api.calls import ClientGone, check_content_type, read_body
-from exec_service.api.info import package_version
 from exec_service.api.judge import unless_gone
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.tools import (
@@ -37,6 +36,7 @@ from exec_service.api.tools import (
 )
 from exec_service.api.validation import check_strings
 from exec_service.compat.adapter import Desk, House
+from exec_service.config import package_version
 from exec_service.dispatch.requests import Origin
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result

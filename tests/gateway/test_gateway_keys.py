@@ -19,8 +19,8 @@ import pytest
 from gateway_harness import JSON, Service, lines, problem, running, soon, until
 
 from exec_client import AsyncClient, Forbidden, Overloaded, Tags
+from exec_service.api.listening import bind
 from exec_service.api.middleware import Guard
-from exec_service.app import bind
 from exec_service.config import ConfigError
 from exec_service.refusals import Refusal
 from exec_service.tenants.accounts import Account, Allowance, LimitName

@@ -1,0 +1,89 @@
+"""`exec-service gateway`: a gateway of a cluster; Redis joins it to the workers.
+
+Shutdown (SIGTERM, Ctrl-C): admit no new calls, finish or answer the accepted ones, close the endpoints, deregister.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from exec_service.cli.common import (
+    Commands,
+    add_cluster_arguments,
+    add_gateway_arguments,
+    open_queue,
+    port,
+    process_name,
+    run_process,
+    stop_on_signals,
+)
+from exec_service.telemetry.logs import say
+
+if TYPE_CHECKING:
+    from exec_service.app import Gateway
+    from exec_service.config import GatewayConfig
+
+READY = "exec-service: gateway {name} is ready on {url} (queue: {queue}, metrics: {metrics}/metrics)"
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("gateway", help="start a gateway of a cluster; Redis joins it to the workers")
+    add_gateway_arguments(parser)
+    parser.add_argument("--grpc-port", type=port, help="port for gRPC; 0: none (default 50051)")
+    parser.add_argument(
+        "--jobs-dir", metavar="DIR", help="folder of bulk jobs, shared with the jobs workers (default: no bulk jobs)"
+    )
+    add_cluster_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from exec_service.config import GatewayConfig, read_environment
+    from exec_service.telemetry.logs import start_logs
+
+    def start() -> Coroutine[Any, Any, None]:
+        names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port", "jobs_dir")
+        config = read_environment(GatewayConfig, os.environ, **{name: getattr(options, name) for name in names})
+        start_logs(config.log_level, config.log_format)
+        return serve_gateway(config)
+
+    return run_process(start)
+
+
+async def serve_gateway(config: GatewayConfig) -> None:
+    """Serve until a signal arrives.
+
+    Raises:
+        ConfigError, BindRefused, PortTaken: the service cannot start so.
+        TaskKeepsFailing: at the end, if a failing task was the reason to stop.
+    """
+    from exec_service.app import Gateway, serve
+    from exec_service.telemetry.metrics_server import SideDoor, side_door
+    from exec_wire.queue.connection import where
+    from exec_wire.supervisor import Supervisor
+
+    queue, name, stop, supervisor = open_queue(config.redis), process_name(), stop_on_signals(), Supervisor()
+    supervisor.on_give_up(stop.set)
+    gateway = Gateway(config, queue.gateway(name), supervisor)
+    app = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))
+    async with gateway, side_door(app, config.metrics_host, config.metrics_port, supervisor) as metrics:
+        if gateway.jobs is not None:
+            from exec_service.jobs.celery_tasks import CeleryLine  # Celery is slow to load and not always needed
+
+            gateway.keep_jobs(CeleryLine(config.redis))
+        ready = READY.format(name=name, url="{}", queue=where(config.redis), metrics=metrics)
+        await serve(gateway, stop=stop, listening=lambda url: say(ready.format(url)))
+    supervisor.check()
+
+
+def not_ready_because(gateway: Gateway) -> str:
+    from exec_service.refusals import Refusal
+
+    try:
+        gateway.dispatch.check_ready()
+    except Refusal as refusal:
+        return str(refusal)
+    return ""
