@@ -7,8 +7,7 @@ gateway does per request. The others are ordinary FastAPI routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from exec_service.api.disconnect import ClientGone, on_disconnect
 from exec_service.api.encoding import WRITE_BYTES, encode, encode_list, portions
 from exec_service.api.info import info_of
 from exec_service.api.keep_alive import or_sign_of_life
@@ -37,7 +37,6 @@ from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Cancelled, Result, Selection, encode_json
 from exec_wire.messages.info import Info
-from exec_wire.supervisor import logged
 
 NDJSON = "application/x-ndjson"
 
@@ -58,10 +57,6 @@ class Health(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True):
     status: str
     tier: str  # what every call gets at least
-
-
-class ClientGone(Exception):
-    """Nobody is there to be answered."""
 
 
 class Door:
@@ -123,7 +118,7 @@ class RunDoor(Door):
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         call = self._validator.read_call(await self._read(scope, facts, receive), facts.origin.warnings)
         with await self._accept([call], facts, "$") as order:
-            async with closed_by_disconnect(order, receive):
+            async with on_disconnect(order.close, receive):
                 results = await order.take_all()
             if not results:
                 raise ClientGone
@@ -137,7 +132,7 @@ class BatchDoor(Door):
         stream = flag(scope, "stream", default=True)
         calls = self._validator.read_batch(await self._read(scope, facts, receive), facts.origin.warnings)
         with await self._accept(calls, facts, "$.calls[{}]") as order:
-            async with closed_by_disconnect(order, receive):
+            async with on_disconnect(order.close, receive):
                 if stream:
                     await self._send_stream(order, send)
                     return
@@ -161,22 +156,6 @@ class BatchDoor(Door):
         if order.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-@asynccontextmanager
-async def closed_by_disconnect(order: Order, receive: Receive) -> AsyncIterator[None]:
-    """Close the order, which cancels what is pending, as soon as the caller's connection is gone."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        order.close()
-
-    watcher = logged(asyncio.create_task(watch()), "the end of a connection is not watched for any more")
-    try:
-        yield
-    finally:
-        watcher.cancel()
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:

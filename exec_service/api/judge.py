@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import ClientGone, Door
+from exec_service.api.calls import Door
+from exec_service.api.disconnect import cancel_on_disconnect
 from exec_service.api.keep_alive import or_sign_of_life
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import VERIFY, Validator, Warnings, read
@@ -30,7 +30,6 @@ from exec_wire.messages.judging import Judge
 from exec_wire.messages.verifying import Verification, Verify
 from exec_wire.supervisor import stop
 
-T = TypeVar("T")
 _encode_lines = msgspec.json.Encoder().encode_lines
 LINES_PER_WRITE = 64  # each has some 1,500 characters at most
 
@@ -49,7 +48,7 @@ class JudgeDoor(Door):
         with self._dispatch.reserve(len(judge.tests), bytes_, facts.origin) as room:
             facts.calls = len(judge.tests)
             errand = Errand(self._dispatch, room, facts.origin)
-            judgement = await unless_gone(Judging(judge, errand).judge(), receive)
+            judgement = await cancel_on_disconnect(Judging(judge, errand).judge(), receive)
             judgement.warnings = warnings.get(0, [])
             await self._send_json(encode_json(judgement), send)
 
@@ -64,14 +63,14 @@ class VerifyDoor(Door):
             item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
             with self._errand([item], facts) as errand:
-                made = await unless_gone(verify(item, 0, errand), receive)
+                made = await cancel_on_disconnect(verify(item, 0, errand), receive)
                 made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
         with self._errand(items, facts) as errand:
-            await unless_gone(self._send_stream(items, warnings, errand, send), receive)
+            await cancel_on_disconnect(self._send_stream(items, warnings, errand, send), receive)
 
     @contextmanager
     def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[Errand]:
@@ -99,23 +98,6 @@ class VerifyDoor(Door):
         finally:
             await stop(tasks)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Do it; give it up as soon as the caller's connection is gone."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        await stop([working, watching])
 
 
 def permit_judge(judge: Judge, account: Account) -> Judge:

@@ -12,9 +12,9 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import ClientGone, Door, check_content_type
+from exec_service.api.calls import Door, check_content_type
+from exec_service.api.disconnect import ClientGone, cancel_on_disconnect
 from exec_service.api.encoding import encode
-from exec_service.api.judge import unless_gone
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import CELL, FORK, TENANT, Validator, read, read_selection
 from exec_service.config import GatewayConfig
@@ -84,7 +84,7 @@ class SessionDoor(Door):
             asked = Request(scope["path_params"].get("id", ""), body, scope["query_string"], facts.origin)
             with self._dispatch.reserve(1, len(body), facts.origin):
                 facts.calls = 1
-                answer = await unless_gone(self._ask(asked), receive)
+                answer = await cancel_on_disconnect(self._ask(asked), receive)
                 await self._send_json(await encode(with_warnings(answer, asked.origin.warnings)), send)
         except ClientGone:
             facts.client_gone = True

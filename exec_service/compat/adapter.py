@@ -14,8 +14,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from exec_service.api.calls import Door
+from exec_service.api.disconnect import cancel_on_disconnect
 from exec_service.api.errors import answer
-from exec_service.api.judge import unless_gone
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import Validator
 from exec_service.config import DoorName, GatewayConfig
@@ -116,7 +116,7 @@ class ForeignDoor(Door):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         body = await self._read(scope, facts, receive)
-        made = await unless_gone(self._serve(body, scope, facts), receive)
+        made = await cancel_on_disconnect(self._serve(body, scope, facts), receive)
         await self._send_json(encode_json(made), send)
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> msgspec.Struct:

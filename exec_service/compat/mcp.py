@@ -16,8 +16,8 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from exec_service.api.calls import ClientGone, check_content_type, read_body
-from exec_service.api.judge import unless_gone
+from exec_service.api.calls import check_content_type, read_body
+from exec_service.api.disconnect import ClientGone, cancel_on_disconnect
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.tools import (
     END,
@@ -75,7 +75,7 @@ class McpDoor:
             facts.body_bytes = len(body)
             check_strings(body, self._house.config.max_strings_per_request)
             manager = await self._started()
-            await unless_gone(manager.handle_request(scope, _replay(body), send), receive)
+            await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), receive)
         except ClientGone:
             facts.client_gone = True
 
