@@ -35,8 +35,8 @@ from exec_service.api.sessions import session_routes
 from exec_service.api.stats import stats_routes
 from exec_service.api.validation import Validator
 from exec_service.api.web_page import page_routes
-from exec_service.compat import OneSlash, door_routes, keyless_paths
-from exec_service.compat.adapter import House
+from exec_service.compat import OneSlash, adapter_routes, keyless_paths
+from exec_service.compat.adapter import GatewayParts
 from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.fair_queue import same_weight
@@ -69,7 +69,7 @@ class Gateway:
         weight_of = self.keys.weight if self.keys is not None else same_weight
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of, supervisor=self.supervisor)
         self.desk = Desk(config, queue, self.fleet, self.dispatch, self.metrics)
-        self._door_tasks: set[asyncio.Task[None]] = set()
+        self._adapter_tasks: set[asyncio.Task[None]] = set()
         self.jobs = JobDesk(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
         self.cluster = queue.shared
         self.app = build_app(
@@ -78,7 +78,7 @@ class Gateway:
             self.fleet,
             self.metrics,
             self.desk,
-            self._door_tasks,
+            self._adapter_tasks,
             self.supervisor,
             keys=self.keys,
             cluster=self.cluster,
@@ -113,7 +113,7 @@ class Gateway:
         await stop(self._tasks)
         if self.jobs is not None and self.jobs.keeper is not None:
             await self.jobs.keeper.close()
-        await stop(self._door_tasks)
+        await stop(self._adapter_tasks)
         await self._queue.leave()
         if self.metrics.traces is not None:
             await self.metrics.traces.close()
@@ -138,7 +138,7 @@ def build_app(
     fleet: Fleet,
     metrics: Metrics,
     desk: Desk,
-    door_tasks: set[asyncio.Task[None]],
+    adapter_tasks: set[asyncio.Task[None]],
     supervisor: Supervisor,
     *,
     keys: Keys | None = None,
@@ -156,9 +156,9 @@ def build_app(
     validator = Validator(fleet, config)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(session_routes(config, dispatch, validator, desk))
-    house = House(config, dispatch, validator, fleet, metrics, desk, door_tasks, supervisor)
-    doors = door_routes(house)
-    app.router.routes.extend(route for routes in doors.values() for route in routes)
+    parts = GatewayParts(config, dispatch, validator, fleet, metrics, desk, adapter_tasks, supervisor)
+    adapters = adapter_routes(parts)
+    app.router.routes.extend(route for routes in adapters.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
     app.include_router(stats_routes(dispatch, fleet, metrics.tally))
@@ -168,7 +168,7 @@ def build_app(
         app.add_exception_handler(kind, error_answerer(metrics))
     app.add_middleware(OneSlash)
     app.add_middleware(
-        Guard, metrics=metrics, keys=keys, keyless=keyless_paths(config, doors), jobs=jobs.store if jobs else None
+        Guard, metrics=metrics, keys=keys, keyless=keyless_paths(config, adapters), jobs=jobs.store if jobs else None
     )
     metrics.watch(
         fleet,
@@ -236,22 +236,22 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[Callable[[], None]]:
-    """The gRPC door, if there is to be one; gives the function that begins its end."""
+    """Serve gRPC if it is enabled; yields the function that ends its streams."""
     config = gateway.config
     if not config.grpc_port:
         yield lambda: None
         return
-    from exec_service.rpc.server import GrpcDoor  # grpc takes a while to load, and is not always wanted
+    from exec_service.rpc.server import GrpcServer  # grpc takes a while to load, and is not always wanted
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
-    door = GrpcDoor(
+    server = GrpcServer(
         config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, gateway.desk, cluster=gateway.cluster
     )
-    await door.start(address, max_connections)
+    await server.start(address, max_connections)
     try:
-        yield door.finish_streams
+        yield server.finish_streams
     finally:
-        await door.stop(CLOSE_S)
+        await server.stop(CLOSE_S)
 
 
 def _server_config(gateway: Gateway, max_connections: int) -> uvicorn.Config:

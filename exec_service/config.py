@@ -1,6 +1,6 @@
-"""What an operator can set on a gateway: one frozen class, read from the environment once, passed down.
+"""The settings of a gateway and of a jobs worker: one frozen class each, read from the environment once.
 
-Each field's `Meta` carries its bounds and its one line of help, so that documentation and the command line come from here.
+Each field's `Meta` holds its bounds and its description; docs/configuration.md and the chart's values are generated from them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from exec_wire.messages.calls import GivenLabel
 from exec_wire.messages.unknown_fields import suggestion
 
 ENV_PREFIX = "EXEC_"
-LOG_LEVELS = "From which level on log lines are written; requests are info, see docs/operations.md"
-LOG_FORMAT = "Format of every log line; text on a terminal, else json, if not set"
+LOG_LEVELS = "Lowest level of the log lines that are written; requests are info, see docs/operations.md"
+LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
 NOT_OURS = frozenset(
     f"{ENV_PREFIX}{name}"
@@ -28,13 +28,13 @@ NOT_OURS = frozenset(
         "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY TEST_SLOWNESS LEAK_CALLS FUZZ".split()
     )
 )
-"""Variables with our prefix that are no settings: of clients, of compose.yaml, of tests."""
+"""Variables with the prefix that are not settings: clients, compose.yaml and tests read them."""
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
-DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
+AdapterName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
 class ConfigError(ValueError):
-    """A setting has a value that cannot be meant; the message names it."""
+    """A setting has an invalid value; the message names the variable."""
 
 
 def default_log_format() -> Literal["json", "text"]:
@@ -42,19 +42,19 @@ def default_log_format() -> Literal["json", "text"]:
     return "text" if sys.stderr.isatty() else "json"
 
 
-class OpenDoor(Struct, frozen=True, forbid_unknown_fields=True):
-    """A door for clients that send no key: whose calls these are, and how many of them may be inside at once."""
+class KeylessAdapter(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tenant of an adapter's clients that send no key, and how many of their calls may be in flight."""
 
     tenant: GivenLabel
     max_calls: Annotated[int, Meta(ge=1)]
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="Address to listen on; without keys loopback only")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="Address to listen on; without keys it must be a loopback address")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
     grpc_port: Annotated[int, Meta(ge=0, le=65535, description="TCP port for gRPC, at the same address; 0 for none")] = 50051
     keys: Annotated[
-        str, Meta(description="File of API keys (`exec-service keys add`); with it every call needs one, see keys.md")
+        str, Meta(description="File of API keys (`exec-service keys add`); if set, every call needs a key, see keys.md")
     ] = ""
     backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
 
@@ -62,8 +62,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="HTTP and gRPC connections open at once; beyond it the one that has longest sent no request is closed. "
-            "0: as many as the limit on open files allows, up to 32,768. Descriptors for the worker are always left",
+            description="HTTP and gRPC connections open at once; beyond it the one that has been idle longest is closed. "
+            "0: as many as the limit on open files allows, up to 32,768. Descriptors for the worker are always reserved",
         ),
     ] = 0
     max_header_bytes: Annotated[
@@ -74,7 +74,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
     body_s: Annotated[
         float,
-        Meta(gt=0, description="How long a body may take to arrive, with 1 s more for each 128 KiB that came; beyond it 408"),
+        Meta(gt=0, description="How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408"),
     ] = 60.0
 
     redis: Annotated[
@@ -82,7 +82,12 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health")] = "127.0.0.1"
     metrics_port: Annotated[
-        int, Meta(ge=0, le=65535, description="That port; 0 takes a free one in a cluster, and none with `exec-service up`")
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`",
+        ),
     ] = 0
 
     max_calls: Annotated[int, Meta(ge=1, description="Calls admitted and not yet delivered; beyond it 429")] = 60_000
@@ -109,76 +114,77 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = BOUNDS.text_bytes
 
     max_output_kb: Annotated[
-        int, Meta(ge=1024, le=1 << 16, description="The most that limits.output_kb can be; beyond it 422")
+        int, Meta(ge=1024, le=1 << 16, description="Largest limits.output_kb of a call; beyond it 422")
     ] = 4096
 
     release_factor: Annotated[
         float,
         Meta(
-            ge=1, description="Calls released to workers and unanswered, of all gateways together, as a multiple of all slots"
+            ge=1,
+            description="Unanswered jobs at the workers, of all gateways together, as a multiple of all slots",
         ),
     ] = 1.25
     answer_grace_s: Annotated[
-        float, Meta(ge=0, description="How long a worker may take to answer a call whose deadline passed or that was cancelled")
+        float, Meta(ge=0, description="How long a worker may take to answer a call after its deadline or its cancellation")
     ] = 2.0
-    fleet_refresh_s: Annotated[float, Meta(gt=0, description="How often the list of live workers is read")] = 1.0
+    fleet_refresh_s: Annotated[float, Meta(gt=0, description="Seconds between two reads of the list of live workers")] = 1.0
 
-    idempotency_ttl_s: Annotated[
-        float, Meta(ge=0, description="How long a finished result is kept for its idempotency key")
-    ] = 120.0
+    idempotency_ttl_s: Annotated[float, Meta(ge=0, description="How long a result is kept for its idempotency key")] = 120.0
     idempotency_max_bytes: Annotated[int, Meta(ge=0, description="Bytes of results kept for idempotency keys")] = 128 << 20
 
-    retry_after_max_s: Annotated[float, Meta(ge=1, description="Longest Retry-After that a refusal gives")] = 60.0
-    write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for so long is disconnected")] = 60.0
+    retry_after_max_s: Annotated[float, Meta(ge=1, description="Largest Retry-After of a refusal")] = 60.0
+    write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for this long is disconnected")] = 60.0
     keep_alive_s: Annotated[int, Meta(ge=1, description="How long an idle connection is kept open")] = 75
-    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what was accepted")] = 30.0
+    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for accepted calls")] = 30.0
 
-    doors: Annotated[
-        list[DoorName], Meta(description="Doors for clients of other services, see docs/move; what is not named is shut")
-    ] = msgspec.field(default_factory=lambda: list(get_args(DoorName)))
-    open_doors: Annotated[
-        dict[DoorName, OpenDoor],
+    adapters: Annotated[
+        list[AdapterName], Meta(description="Enabled adapters for clients of other services, see docs/move")
+    ] = msgspec.field(default_factory=lambda: list(get_args(AdapterName)))
+    keyless_adapters: Annotated[
+        dict[AdapterName, KeylessAdapter],
         Meta(
-            description="Doors whose clients send no key, each with its tenant and how many of its calls may be inside: "
-            '{"code-judge": {"tenant": "rl", "max_calls": 5000}}. Beyond loopback no other door is open without a key'
+            description="Adapters that accept clients without a key, each with their tenant and their most calls in flight: "
+            '{"code-judge": {"tenant": "rl", "max_calls": 5000}}. Where keys are required, every other adapter needs a key'
         ),
     ] = {}
-    codejudge_wall_s: Annotated[float, Meta(gt=0, le=3600, description="Wall time of a program of the code-judge door")] = 10.0
-    codejudge_memory_mb: Annotated[int, Meta(ge=16, le=1 << 16, description="Memory of a program of the code-judge door")] = 256
+    codejudge_wall_s: Annotated[float, Meta(gt=0, le=3600, description="Wall time of a program of code-judge clients")] = 10.0
+    codejudge_memory_mb: Annotated[int, Meta(ge=16, le=1 << 16, description="Memory of a program of code-judge clients")] = 256
     codejudge_deadline_s: Annotated[
-        float, Meta(gt=0, le=7200, description="The code-judge door answers queue_timeout for what is not done by then")
+        float,
+        Meta(gt=0, le=7200, description="The code-judge adapter answers queue_timeout if a program is not done by then"),
     ] = 55.0
     fusion_memory_mb: Annotated[
-        int, Meta(ge=16, le=1 << 16, description="Memory of a program of the sandbox-fusion door that names no limit")
+        int,
+        Meta(ge=16, le=1 << 16, description="Memory of a program of SandboxFusion clients that sets no limit"),
     ] = 1024
     fusion_wait_s: Annotated[
         float,
         Meta(
-            gt=0, le=3600, description="The sandbox-fusion door answers 504 when a call waits longer than its limits and this"
+            gt=0,
+            le=3600,
+            description="The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this",
         ),
     ] = 8.0
 
     jobs_dir: Annotated[
-        str, Meta(description="Folder of bulk jobs, see jobs.md; all gateways and jobs workers have the same; empty: no jobs")
+        str, Meta(description="Folder of bulk jobs, see jobs.md; all gateways and jobs workers share it; empty: no bulk jobs")
     ] = ""
     jobs_max_items: Annotated[int, Meta(ge=1, description="Items in one bulk job; beyond it 413")] = 1_000_000
     jobs_max_bytes: Annotated[int, Meta(ge=1, description="Bytes in one bulk job; beyond it 413")] = 8 << 30
-    jobs_max_live: Annotated[int, Meta(ge=1, description="Bulk jobs of one tenant that have not ended; beyond it 429")] = 100
+    jobs_max_live: Annotated[int, Meta(ge=1, description="Unfinished bulk jobs of one tenant; beyond it 429")] = 100
     jobs_max_kept_items: Annotated[
-        int, Meta(ge=1, description="Items of all bulk jobs of one tenant that are kept, also of ended ones; beyond it 413")
+        int, Meta(ge=1, description="Items in all stored bulk jobs of one tenant, ended ones included; beyond it 413")
     ] = 10_000_000
     jobs_chunk_items: Annotated[
-        int, Meta(ge=1, le=100_000, description="Items in a chunk of a bulk job: what is handed out, and finished, at once")
+        int, Meta(ge=1, le=100_000, description="Items in a chunk of a bulk job, the unit that a jobs worker runs")
     ] = 500
-    jobs_keep_s: Annotated[float, Meta(gt=0, description="How long a bulk job that has ended is kept, with its results")] = (
-        7 * 86400.0
-    )
+    jobs_keep_s: Annotated[float, Meta(gt=0, description="How long an ended bulk job and its results are kept")] = 7 * 86400.0
 
     otlp_endpoint: Annotated[
         str, Meta(description="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
     ] = ""
     trace_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="Share of the calls that are traced, of those whose traceparent does not decide it")
+        float, Meta(ge=0, le=1, description="Share of the calls to trace, among those without a traceparent that decides it")
     ] = 1.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
     log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
@@ -190,7 +196,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         return Bounds(self.max_files, self.max_path_depth, self.max_variables, self.max_text_bytes)
 
     def __post_init__(self) -> None:
-        # Otherwise a request could be within its own limits and still be answered 429 for ever.
+        # Otherwise every attempt of a request within its own limits could be answered 429.
         if self.max_calls < self.max_calls_per_request:
             raise ConfigError(f"max_calls ({self.max_calls}) is below max_calls_per_request ({self.max_calls_per_request})")
         if self.max_bytes < self.max_body_bytes:
@@ -198,15 +204,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
 
 
 class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
-    """Of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
+    """Settings of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
 
-    redis: Annotated[str, Meta(description="URL of the Redis or Valkey server, as the gateways have it")] = ""
-    jobs_dir: Annotated[str, Meta(description="Folder of bulk jobs, as the gateways have it")] = ""
+    redis: Annotated[str, Meta(description="URL of the gateways' Redis or Valkey server")] = ""
+    jobs_dir: Annotated[str, Meta(description="The gateways' folder of bulk jobs")] = ""
     jobs_gateway: Annotated[
-        str, Meta(description="URL of the gateway or of what stands before several, or their URLs with commas between them")
+        str, Meta(description="URL of the gateway or of a load balancer, or several URLs separated by commas")
     ] = "http://127.0.0.1:8080"
-    jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that are run at the same time")] = 2
-    jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are on their way at once")] = 32
+    jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that run at the same time")] = 2
+    jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are in flight at once")] = 32
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
     log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
         default_factory=default_log_format
@@ -217,17 +223,21 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
         if missing:
             options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise ConfigError(
-                f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), as its gateways have"
+                f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), the same as its gateways"
             )
         if not all(url.strip().startswith(("http://", "https://")) for url in self.jobs_gateway.split(",")):
-            raise ConfigError(f"jobs_gateway is an address such as http://gateway:8080, not {self.jobs_gateway!r}")
+            raise ConfigError(f"jobs_gateway must be a URL such as http://gateway:8080, not {self.jobs_gateway!r}")
 
 
 C = TypeVar("C", bound=Struct)
 
 
 def read_environment(config: type[C], environ: Mapping[str, str], **given: object) -> C:
-    """The configuration that `EXEC_*` variables describe, and `given` overrides where it is not None; else the defaults."""
+    """The settings from `given` where it is not None, else from `EXEC_*` variables, else the defaults.
+
+    Raises:
+        ConfigError: a value is not allowed, or a variable with the prefix is unknown.
+    """
     check_names(environ)
     values = {name: value for name, value in given.items() if value is not None}
     for setting in settings(config):
@@ -240,8 +250,8 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
             else:
                 values[setting.name] = msgspec.convert(value, setting.type, strict=False)
         except msgspec.DecodeError as error:
-            words = allowed(setting.type) or str(error)
-            raise ConfigError(f"{setting.env} (setting {setting.name}) is {value!r}; allowed: {words}") from None
+            wanted = allowed(setting.type) or str(error)
+            raise ConfigError(f"{setting.env} (setting {setting.name}) is {value!r}; allowed: {wanted}") from None
     try:
         return msgspec.convert(values, config)
     except msgspec.ValidationError as error:
@@ -249,7 +259,7 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
 
 
 def allowed(type_: object) -> str:
-    """The values of a setting, for a person; nothing if its type does not say it in a line."""
+    """The allowed values of a setting as text; empty if its type is more than a number or a choice."""
     kind, *extras = get_args(type_) if get_origin(type_) is Annotated else (type_,)
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
@@ -262,8 +272,8 @@ def allowed(type_: object) -> str:
 
 
 def check_names(environ: Mapping[str, str]) -> None:
-    """Raises `ConfigError` for a variable that nobody reads: what is misspelt must not be silently left out."""
-    from worker.config import WorkerConfig  # for the names alone: processes of one machine often share their environment
+    """Raise `ConfigError` for an unknown variable with the prefix, so that a misspelt one is not ignored silently."""
+    from worker.config import WorkerConfig  # only for the names: processes of one machine often share their environment
 
     known = {setting.env for config in (GatewayConfig, WorkerConfig, JobsWorkerConfig) for setting in settings(config)}
     for name in sorted(environ):
@@ -273,12 +283,12 @@ def check_names(environ: Mapping[str, str]) -> None:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """What Kubernetes sets for a Service whose name begins with `exec-`."""
+    """Whether Kubernetes set it for a Service whose name begins with `exec-`."""
     return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and "://" in value)
 
 
 class Setting(Struct, frozen=True):
-    """One field of the configuration, as documentation and the command line show it."""
+    """One field of a config class, as the documentation shows it."""
 
     name: str
     env: str

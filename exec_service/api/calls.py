@@ -17,13 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.disconnect import ClientGone, on_disconnect
 from exec_service.api.encoding import WRITE_BYTES, encode, encode_list, portions
-from exec_service.api.info import info_of
-from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.readiness import check_ready
 from exec_service.api.responses import answers, query_parameters
+from exec_service.api.streaming import ClientGone, on_disconnect, or_sign_of_life
 from exec_service.api.tools import TOOLS, Tools
 from exec_service.api.validation import Validator, check_strings, read_selection
 from exec_service.config import GatewayConfig
@@ -59,7 +57,7 @@ class Ready(msgspec.Struct, frozen=True):
     tier: str  # what every call gets at least
 
 
-class Door:
+class Endpoint:
     """What the routes that run programs have in common."""
 
     def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> None:
@@ -112,7 +110,7 @@ class Door:
             raise ClientGone from None  # the server closes a connection whose answer was left unfinished
 
 
-class RunDoor(Door):
+class RunEndpoint(Endpoint):
     """`POST /v1/run`: a Call in, its Result out."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -125,7 +123,7 @@ class RunDoor(Door):
             await self._send_json(await encode(results[0]), send)
 
 
-class BatchDoor(Door):
+class BatchEndpoint(Endpoint):
     """`POST /v1/batch`: calls in, results out, each as it lands or all in order."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -202,8 +200,8 @@ def flag(scope: Scope, name: str, *, default: bool) -> bool:
 
 def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:
     return [
-        Route("/v1/batch", BatchDoor(config, dispatch, validator), methods=["POST"], name="batch"),
-        Route("/v1/run", RunDoor(config, dispatch, validator), methods=["POST"], name="run"),
+        Route("/v1/batch", BatchEndpoint(config, dispatch, validator), methods=["POST"], name="batch"),
+        Route("/v1/run", RunEndpoint(config, dispatch, validator), methods=["POST"], name="run"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Refusals as HTTP answers: the one mapping of this door."""
+"""Maps refusals to HTTP answers."""
 
 from __future__ import annotations
 

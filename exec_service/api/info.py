@@ -1,4 +1,4 @@
-"""Makes the body of `GET /v1/info` (`exec_wire.messages.info`)."""
+"""What the service tells of itself: the body of `GET /v1/info`, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from exec_service.config import GatewayConfig, package_version
+from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.workers import Fleet
+from exec_service.refusals import Refusal
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Limits
 from exec_wire.messages.info import Info, LimitValues, RequestLimits, WorkerSummary
@@ -44,7 +46,7 @@ def worker_summaries(fleet: Fleet) -> list[WorkerSummary]:
 
 @cache
 def limit_values() -> LimitValues:
-    """Read off the message types, where they are declared."""
+    """Defaults and maxima as the message types declare them."""
     default: dict[str, float] = {}
     maximum: dict[str, float] = {}
     for owner, names in ((Limits, Limits.__struct_fields__), (Call, ("deadline_s",))):
@@ -56,3 +58,10 @@ def limit_values() -> LimitValues:
             assert meta.le is not None
             default[name], maximum[name] = defaults[name], meta.le
     return LimitValues(default | {"cpu_s": Limits().cpu_limit_s}, maximum)
+
+
+def check_ready(dispatch: Dispatch, fleet: Fleet, *, cluster: bool) -> None:
+    """Raise a `Refusal` if no program can run now. In a cluster calls may wait for workers that start later."""
+    dispatch.check_ready()
+    if not cluster and not fleet.alive:
+        raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)

@@ -23,9 +23,9 @@ from starlette.types import Receive
 
 from exec_service.api.calls import NDJSON, account_of, header
 from exec_service.api.judge import permit_judge, permit_verify
-from exec_service.api.keep_alive import KEEP_ALIVE_S
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.responses import answers, query_parameters, schema_of
+from exec_service.api.streaming import KEEP_ALIVE_S
 from exec_service.api.validation import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Arriving

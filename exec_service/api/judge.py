@@ -1,4 +1,4 @@
-"""The HTTP doors of judging and verifying: decode, do, encode."""
+"""The HTTP endpoints of judging and verifying: decode, run, encode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import Door
-from exec_service.api.disconnect import cancel_on_disconnect
-from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.calls import Endpoint
 from exec_service.api.middleware import RequestFacts
+from exec_service.api.streaming import cancel_on_disconnect, or_sign_of_life
 from exec_service.api.validation import VERIFY, Validator, Warnings, read
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
@@ -34,7 +33,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 LINES_PER_WRITE = 64  # each has some 1,500 characters at most
 
 
-class JudgeDoor(Door):
+class JudgeEndpoint(Endpoint):
     """`POST /v1/judge`: a Judge in, its Judgement out."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -53,7 +52,7 @@ class JudgeDoor(Door):
             await self._send_json(encode_json(judgement), send)
 
 
-class VerifyDoor(Door):
+class VerifyEndpoint(Endpoint):
     """`POST /v1/verify`: a Verify in, its Verification out; or `{"items": […]}` in, and each Verification as it lands."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -131,6 +130,6 @@ def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None
 
 def judging_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:
     return [
-        Route("/v1/judge", JudgeDoor(config, dispatch, validator), methods=["POST"], name="judge"),
-        Route("/v1/verify", VerifyDoor(config, dispatch, validator), methods=["POST"], name="verify"),
+        Route("/v1/judge", JudgeEndpoint(config, dispatch, validator), methods=["POST"], name="judge"),
+        Route("/v1/verify", VerifyEndpoint(config, dispatch, validator), methods=["POST"], name="verify"),
     ]

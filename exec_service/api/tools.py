@@ -1,4 +1,4 @@
-"""The tools that a model can be given, described once: `GET /v1/tools` in OpenAI's form, and the MCP door."""
+"""The tools for models, described once: `GET /v1/tools` in OpenAI's form, and for the MCP adapter."""
 
 from __future__ import annotations
 

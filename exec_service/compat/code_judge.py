@@ -1,7 +1,7 @@
 """code-judge: `/ping /status`, and `/run` and `/judge`, each alone, as `/batch` and as `/long-batch`.
 
 Every outcome is HTTP 200. Its clients send again what was answered `queue_timeout`, so that is what everything is called that
-another attempt may help; they give up after 60 s, so the door answers before that.
+another attempt may help; they give up after 60 s, so the adapter answers before that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import Desk, ForeignDoor, House, bytes_of, get, in_order, limits, post
+from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, bytes_of, get, in_order, limits, post
 from exec_service.dispatch.errand import Errand
 from exec_service.judging.judge import words
 from exec_service.judging.verify import bytes_of as bytes_of_verify
@@ -67,13 +67,13 @@ _decode_one = msgspec.json.Decoder(Submission).decode
 _decode_batch = msgspec.json.Decoder(BatchSubmission).decode
 
 
-class Judge(ForeignDoor):
+class Judge(AdapterEndpoint):
     """`/run` shows what was printed, `/judge` does not."""
 
     name = "code-judge"
 
-    def __init__(self, house: House, desk: Desk, *, shows: bool) -> None:
-        super().__init__(house, desk)
+    def __init__(self, parts: GatewayParts, adapter: Adapter, *, shows: bool) -> None:
+        super().__init__(parts, adapter)
         self._shows = shows
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
@@ -82,7 +82,7 @@ class Judge(ForeignDoor):
     async def _judge_all(self, submissions: list[Submission], facts: RequestFacts) -> list[SubmissionResult]:
         self._validator.check_number(len(submissions), "submissions")
         work: list[Call | Verify | str] = [self._work_of(submission) for submission in submissions]
-        with self._desk.errand(facts, len(work), sum(map(_bytes_of, work))) as errand:
+        with self._adapter.errand(facts, len(work), sum(map(_bytes_of, work))) as errand:
             began = time.monotonic()
             results = await in_order([_judge(*pair, errand, began) for pair in zip(submissions, work, strict=True)])
         for result in results if not self._shows else []:
@@ -91,7 +91,7 @@ class Judge(ForeignDoor):
 
     def _work_of(self, submission: Submission) -> Call | Verify | str:
         """What there is to do; or, in words, why there is nothing."""
-        config, tenant = self._config, self._desk.tenant
+        config, tenant = self._config, self._adapter.tenant
         if submission.type == "math":
             if submission.expected_output is None:
                 return "a submission of the type math needs its expected_output"
@@ -197,15 +197,15 @@ def _of_verification(made: Verification) -> SubmissionResult:
     )
 
 
-def routes(house: House) -> list[Route]:
-    desk = Desk("code-judge", house)
+def routes(parts: GatewayParts) -> list[Route]:
+    adapter = Adapter("code-judge", parts)
 
     def status() -> dict[str, Any]:
-        waiting = house.dispatch.admission.calls - len(house.dispatch.released)
-        return {"queue": max(0, waiting), "num_workers": house.fleet.slots}
+        waiting = parts.dispatch.admission.calls - len(parts.dispatch.released)
+        return {"queue": max(0, waiting), "num_workers": parts.fleet.slots}
 
     made = [get("/ping", lambda: "pong"), get("/status", status)]
     for path, shows in (("/run", True), ("/judge", False)):
-        made.append(post(path, Judge(house, desk, shows=shows)))
-        made += [post(f"{path}/{kind}", BatchJudge(house, desk, shows=shows)) for kind in ("batch", "long-batch")]
+        made.append(post(path, Judge(parts, adapter, shows=shows)))
+        made += [post(f"{path}/{kind}", BatchJudge(parts, adapter, shows=shows)) for kind in ("batch", "long-batch")]
     return made

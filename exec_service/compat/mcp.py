@@ -17,8 +17,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from exec_service.api.calls import check_content_type, read_body
-from exec_service.api.disconnect import ClientGone, cancel_on_disconnect
 from exec_service.api.middleware import RequestFacts
+from exec_service.api.streaming import ClientGone, cancel_on_disconnect
 from exec_service.api.tools import (
     END,
     FORK,
@@ -35,7 +35,7 @@ from exec_service.api.tools import (
     StartArguments,
 )
 from exec_service.api.validation import check_strings
-from exec_service.compat.adapter import Desk, House
+from exec_service.compat.adapter import Adapter, GatewayParts
 from exec_service.config import package_version
 from exec_service.dispatch.requests import Origin
 from exec_service.refusals import Refusal
@@ -53,9 +53,9 @@ Given = dict[str, Any]
 CELL_BYTES = 4096  # of a request that is asked of a session, besides its code
 
 
-class McpDoor:
-    def __init__(self, house: House) -> None:
-        self._house, self._desk = house, Desk("mcp", house)
+class McpEndpoint:
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts, self._adapter = parts, Adapter("mcp", parts)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
         self._tools: dict[str, Callable[[Given, RequestFacts], Awaitable[CallToolResult]]] = {
@@ -71,9 +71,9 @@ class McpDoor:
         facts: RequestFacts = scope["exec"]
         check_content_type(scope)
         try:
-            body = await read_body(scope, receive, self._house.config.max_body_bytes, self._house.dispatch.admission)
+            body = await read_body(scope, receive, self._parts.config.max_body_bytes, self._parts.dispatch.admission)
             facts.body_bytes = len(body)
-            check_strings(body, self._house.config.max_strings_per_request)
+            check_strings(body, self._parts.config.max_strings_per_request)
             manager = await self._started()
             await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), receive)
         except ClientGone:
@@ -85,7 +85,7 @@ class McpDoor:
                 manager = await asyncio.to_thread(self._make)
                 running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 task = asyncio.create_task(_run(manager, running))
-                self._house.tasks.add(task)
+                self._parts.tasks.add(task)
                 task.add_done_callback(self._ended)
                 await asyncio.wait({task, running}, return_when=asyncio.FIRST_COMPLETED)
                 if task.done():
@@ -96,9 +96,9 @@ class McpDoor:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The next request starts another manager: one cannot be run twice."""
         self._manager = None
-        self._house.tasks.discard(task)
+        self._parts.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._house.supervisor.failed("mcp", error)
+            self._parts.supervisor.failed("mcp", error)
 
     def _make(self) -> StreamableHTTPSessionManager:
         from mcp.server.lowlevel import Server
@@ -106,7 +106,7 @@ class McpDoor:
 
         server = Server("exec-service", version=package_version(), on_list_tools=_list_tools, on_call_tool=self._call_tool)
         # Host and Origin are the guard's business; the size of a body was looked at above.
-        most = self._house.config.max_body_bytes
+        most = self._parts.config.max_body_bytes
         return StreamableHTTPSessionManager(server, json_response=True, stateless=True, max_request_body_size=most)
 
     async def _call_tool(self, context: ServerRequestContext[Any], asked: CallToolRequestParams) -> CallToolResult:
@@ -117,54 +117,54 @@ class McpDoor:
                 raise Refusal("bad_field", f"there is no tool {asked.name[:80]!r}; there are {', '.join(self._tools)}")
             return await tool(asked.arguments or {}, facts)
         except Refusal as refusal:
-            self._house.metrics.rejected(refusal.code)
+            self._parts.metrics.rejected(refusal.code)
             return _said(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
 
     async def _python(self, given: Given, facts: RequestFacts) -> CallToolResult:
         arguments = read(given, PythonArguments)
-        call = Call(arguments.code, stdin=arguments.input, echo_value=True, tenant=self._desk.tenant)
-        self._house.validator.check(call, "$")
-        return tool_result(await self._desk.run(call, facts))
+        call = Call(arguments.code, stdin=arguments.input, echo_value=True, tenant=self._adapter.tenant)
+        self._parts.validator.check(call, "$")
+        return tool_result(await self._adapter.run(call, facts))
 
     # -- sessions -----------------------------------------------------------------------------------------------------------
 
     async def _start(self, given: Given, facts: RequestFacts) -> CallToolResult:
         read(given, StartArguments)
-        spec = SessionSpec(self._desk.profile, tenant=self._desk.tenant, auto_checkpoint=True)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            session = await self._house.sessions.create(spec, self._desk.origin(facts))
+        spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant, auto_checkpoint=True)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            session = await self._parts.sessions.create(spec, self._adapter.origin(facts))
         return _said(session.id, {"session": session.id}, failed=False)
 
     async def _run_cell(self, given: Given, facts: RequestFacts) -> CallToolResult:
         arguments = read(given, CellArguments)
-        cell = Cell(arguments.code, stdin=arguments.input, tenant=self._desk.tenant)
-        with self._desk.admitted(facts, 1, CELL_BYTES + len(cell.code) + len(cell.stdin)):
-            result = await self._house.sessions.run(arguments.session, cell, self._desk.origin(facts))
+        cell = Cell(arguments.code, stdin=arguments.input, tenant=self._adapter.tenant)
+        with self._adapter.admitted(facts, 1, CELL_BYTES + len(cell.code) + len(cell.stdin)):
+            result = await self._parts.sessions.run(arguments.session, cell, self._adapter.origin(facts))
         return tool_result(result)
 
     async def _fork(self, given: Given, facts: RequestFacts) -> CallToolResult:
         arguments = read(given, ForkArguments)
-        fork = Fork(arguments.n, tenant=self._desk.tenant)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            made = await self._house.sessions.fork(arguments.session, fork, self._desk.origin(facts))
+        fork = Fork(arguments.n, tenant=self._adapter.tenant)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            made = await self._parts.sessions.fork(arguments.session, fork, self._adapter.origin(facts))
         ids = [session.id for session in made.sessions]
         return _said("\n".join(ids), {"sessions": ids}, failed=False)
 
     async def _roll_back(self, given: Given, facts: RequestFacts) -> CallToolResult:
         id, tenant, origin = self._session(given, facts)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            session = await self._house.sessions.roll_back(id, tenant, origin)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            session = await self._parts.sessions.roll_back(id, tenant, origin)
         files = "" if session.files_restored else "; its files are as the cell left them"
         return _said(f"as before its last cell{files}", {"files_restored": session.files_restored}, failed=False)
 
     async def _end(self, given: Given, facts: RequestFacts) -> CallToolResult:
         id, tenant, origin = self._session(given, facts)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            await self._house.sessions.end(id, tenant, origin)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            await self._parts.sessions.end(id, tenant, origin)
         return _said("ended", {"ended": True}, failed=False)
 
     def _session(self, given: Given, facts: RequestFacts) -> tuple[str, Tenant, Origin]:
-        return read(given, SessionArguments).session, Tenant(self._desk.tenant), self._desk.origin(facts)
+        return read(given, SessionArguments).session, Tenant(self._adapter.tenant), self._adapter.origin(facts)
 
 
 def read(given: Given, kind: type[A]) -> A:
@@ -214,5 +214,5 @@ def _said(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str
     return CallToolResult(content=content, structured_content=facts, is_error=failed)
 
 
-def routes(house: House) -> list[Route]:
-    return [Route("/mcp", McpDoor(house), methods=["POST"])]
+def routes(parts: GatewayParts) -> list[Route]:
+    return [Route("/mcp", McpEndpoint(parts), methods=["POST"])]

@@ -17,7 +17,16 @@ from exec_service.api.calls import header
 from exec_service.api.errors import answer
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.compat.adapter import (
+    DEADLINE_MOST_S,
+    Adapter,
+    AdapterEndpoint,
+    GatewayParts,
+    get,
+    limits,
+    post,
+    raise_if_infra,
+)
 from exec_service.compat.notebooks import Notebooks, created_at
 from exec_service.judging.judge import words
 from exec_service.refusals import Refusal
@@ -54,13 +63,13 @@ class Executed(Struct, omit_defaults=True):
 _decode_execute = msgspec.json.Decoder(Execute).decode
 
 
-class ExecuteDoor(ForeignDoor):
+class ExecuteEndpoint(AdapterEndpoint):
     name = "nemo-skills"
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     words_in = "error"
 
-    def __init__(self, house: House, desk: Desk, notebooks: Notebooks) -> None:
-        super().__init__(house, desk)
+    def __init__(self, parts: GatewayParts, adapter: Adapter, notebooks: Notebooks) -> None:
+        super().__init__(parts, adapter)
         self._notebooks = notebooks
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
@@ -73,10 +82,10 @@ class ExecuteDoor(ForeignDoor):
             stdin=request.std_input,
             limits=limits(request.timeout, MEMORY_MB),
             deadline_s=min(request.timeout + WAIT_S, DEADLINE_MOST_S),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
         self._validator.check(call, "$")
-        return executed(not_ours(await self._desk.run(call, facts)), request)
+        return executed(raise_if_infra(await self._adapter.run(call, facts)), request)
 
     async def _run_cell(self, request: Execute, name: str, facts: RequestFacts, bytes_: int) -> Executed:
         cell = Cell(
@@ -84,12 +93,12 @@ class ExecuteDoor(ForeignDoor):
             stdin=request.std_input,
             wall_s=request.timeout,
             deadline_s=min(request.timeout + CELL_WAIT_S, DEADLINE_MOST_S),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
-        spec = SessionSpec(self._desk.profile, tenant=self._desk.tenant)
-        with self._desk.admitted(facts, 1, bytes_):
-            ran = await self._notebooks.run(name, cell, spec, self._desk.origin(facts))
-        made = executed_cell(not_ours(ran.result), request)
+        spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant)
+        with self._adapter.admitted(facts, 1, bytes_):
+            ran = await self._notebooks.run(name, cell, spec, self._adapter.origin(facts))
+        made = executed_cell(raise_if_infra(ran.result), request)
         made.new_session_created = ran.anew
         return made
 
@@ -153,21 +162,21 @@ def cut(text: str, most: int) -> str:
 Tell = Callable[[Request, RequestFacts], Awaitable[Any]]
 
 
-def routes(house: House) -> list[Route]:
-    desk, notebooks = Desk("nemo-skills", house), Notebooks("nemo-skills", house.sessions)
+def routes(parts: GatewayParts) -> list[Route]:
+    adapter, notebooks = Adapter("nemo-skills", parts), Notebooks("nemo-skills", parts.sessions)
 
     def told(tell: Tell) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
                 body = await tell(request, request.scope["exec"])
             except Refusal as refusal:
-                return answer(refusal, request.scope, house.metrics, words_in=ExecuteDoor.words_in)
+                return answer(refusal, request.scope, parts.metrics, words_in=ExecuteEndpoint.words_in)
             return Response(msgspec.json.encode(body), media_type="application/json")
 
         return endpoint
 
     async def list_sessions(_: Request, facts: RequestFacts) -> Any:
-        found = await notebooks.all(desk.tenant, desk.origin(facts))
+        found = await notebooks.all(adapter.tenant, adapter.origin(facts))
         now = time.time()
         about = {
             session.tags.rollout: {
@@ -182,12 +191,12 @@ def routes(house: House) -> list[Route]:
 
     async def end_session(request: Request, facts: RequestFacts) -> Any:
         name = request.path_params["id"]
-        if not await notebooks.end(name, desk.tenant, desk.origin(facts)):
+        if not await notebooks.end(name, adapter.tenant, adapter.origin(facts)):
             raise Refusal("no_such_session", f"IPython session {name[:80]} not found")
         return {"message": f"IPython session {name} deleted successfully"}
 
     return [
-        post("/execute", ExecuteDoor(house, desk, notebooks)),
+        post("/execute", ExecuteEndpoint(parts, adapter, notebooks)),
         get("/health", lambda: {"status": "healthy", "worker": "exec-service"}),
         Route("/sessions", told(list_sessions), methods=["GET"]),
         Route("/sessions/{id}", told(end_session), methods=["DELETE"]),

@@ -14,7 +14,16 @@ from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.compat.adapter import (
+    DEADLINE_MOST_S,
+    Adapter,
+    AdapterEndpoint,
+    GatewayParts,
+    get,
+    limits,
+    post,
+    raise_if_infra,
+)
 from exec_service.judging.judge import INTERPRETED, words
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result
@@ -71,7 +80,7 @@ class Executed(Struct, omit_defaults=True):
 _decode_execute = msgspec.json.Decoder(Execute).decode
 
 
-class ExecuteDoor(ForeignDoor):
+class ExecuteEndpoint(AdapterEndpoint):
     name = "piston"
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     words_in = "message"
@@ -93,7 +102,7 @@ class ExecuteDoor(ForeignDoor):
             },
             limits=limits(wall_s, memory_mb, file_bytes=sum(map(len, others))),
             deadline_s=min(wall_s + request.compile_timeout / 1000 + WAIT_S, DEADLINE_MOST_S),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
         try:
             self._validator.check(call, "$")
@@ -101,7 +110,7 @@ class ExecuteDoor(ForeignDoor):
             if refusal.code == "unknown_language":
                 refusal.detail = f"{request.language}-{request.version} runtime is unknown: {refusal.detail}"
             raise
-        return executed(not_ours(await self._desk.run(call, facts)), language)
+        return executed(raise_if_infra(await self._adapter.run(call, facts)), language)
 
 
 def _bytes_of(file: File, at: str) -> bytes:
@@ -151,12 +160,12 @@ def _signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-def routes(house: House) -> list[Route]:
+def routes(parts: GatewayParts) -> list[Route]:
     def runtimes() -> list[dict[str, Any]]:
-        names = [_THEIRS.get(language, language) for language in house.fleet.languages]
+        names = [_THEIRS.get(language, language) for language in parts.fleet.languages]
         return [{"language": name, "version": VERSION, "aliases": ALIASES.get(name, [])} for name in names]
 
     return [
-        post("/api/v2/execute", ExecuteDoor(house, Desk("piston", house))),
+        post("/api/v2/execute", ExecuteEndpoint(parts, Adapter("piston", parts))),
         get("/api/v2/runtimes", runtimes),
     ]

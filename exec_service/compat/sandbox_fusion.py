@@ -19,14 +19,14 @@ from exec_service.api.validation import decode
 from exec_service.compat import cells, completions
 from exec_service.compat.adapter import (
     DEADLINE_MOST_S,
-    Desk,
-    ForeignDoor,
-    House,
+    Adapter,
+    AdapterEndpoint,
+    GatewayParts,
     bytes_of,
     get,
     limits,
-    not_ours,
     post,
+    raise_if_infra,
 )
 from exec_service.dispatch.errand import Errand
 from exec_service.judging.judge import INTERPRETED, words
@@ -148,7 +148,7 @@ _decode_submit = msgspec.json.Decoder(Submit).decode
 _decode_cases = msgspec.json.Decoder(list[Case]).decode
 
 
-class FusionDoor(ForeignDoor):
+class FusionEndpoint(AdapterEndpoint):
     name = "sandbox-fusion"
     statuses: ClassVar[dict[str, int]] = {"bad_json": 422} | dict.fromkeys(
         ("overloaded", "draining", "not_ready", "not_run"), 504
@@ -171,7 +171,7 @@ class FusionDoor(ForeignDoor):
             fetch_files=request.fetch_files,
             limits=self._limits(request.run_timeout, request.memory_limit_MB, files),
             deadline_s=self._deadline_s(request.compile_timeout, request.run_timeout),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
 
     def _missing(self, call: Call, asked: str) -> str:
@@ -185,21 +185,21 @@ class FusionDoor(ForeignDoor):
         return ""
 
 
-class RunCodeDoor(FusionDoor):
+class RunCodeEndpoint(FusionEndpoint):
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_run, body)
         call = self._call(request)
         if missing := self._missing(call, request.language):
             return RunCodeAnswer("SandboxError", missing)
-        return run_code_answer(not_ours(await self._desk.run(call, facts)), call.language)
+        return run_code_answer(raise_if_infra(await self._adapter.run(call, facts)), call.language)
 
 
-class RunJupyterDoor(FusionDoor):
+class RunJupyterEndpoint(FusionEndpoint):
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_jupyter, body)
         call = self._notebook(request)
         self._validator.check(call, "$")
-        result = not_ours(await self._desk.run(call, facts))
+        result = raise_if_infra(await self._adapter.run(call, facts))
         driver = command(result)
         if request.cell_timeout and result.signal == signal.SIGALRM:
             driver = Command("TimeLimitExceeded", result.usage.wall_s)
@@ -225,11 +225,11 @@ class RunJupyterDoor(FusionDoor):
             fetch_files=cells.FILES + request.fetch_files,
             limits=self._limits(request.total_timeout, request.memory_limit_MB, files),
             deadline_s=self._deadline_s(request.total_timeout),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
 
 
-class SubmitDoor(FusionDoor):
+class SubmitEndpoint(FusionEndpoint):
     """The generic judge of SandboxFusion's data sets: a completion, and cases of input and output."""
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
@@ -247,7 +247,7 @@ class SubmitDoor(FusionDoor):
         for call in calls:
             if missing := self._missing(call, language):
                 raise Refusal("unknown_language", missing, field="$.config.language")
-        with self._desk.errand(facts, len(calls), sum(map(bytes_of, calls))) as errand:
+        with self._adapter.errand(facts, len(calls), sum(map(bytes_of, calls))) as errand:
             tests = await run_cases(calls, cases, errand, run_all=config.extra.run_all_cases)
         accepted = bool(tests) and all(test.passed for test in tests)
         return SubmitAnswer(request.id, accepted, code, tests, full_code=code, extracted_type=found)
@@ -274,7 +274,7 @@ async def run_cases(calls: list[Call], cases: list[Case], errand: Errand, *, run
         tasks = [asyncio.create_task(errand.run(calls[index])) for index in batch if index < len(calls)]
         try:
             for task in tasks:
-                result, case = not_ours(await task), cases[len(tests)]
+                result, case = raise_if_infra(await task), cases[len(tests)]
                 made = run_code_answer(result, calls[0].language)
                 tests.append(TestAnswer(await _passed(made, case), made, {"input": case.input, "output": case.output}))
                 if not (tests[-1].passed or run_all):
@@ -328,11 +328,11 @@ def status_of(ended: Command) -> tuple[Outcome, str]:
     return ("Failed" if ended.status == "TimeLimitExceeded" or ended.return_code != 0 else "Success"), ""
 
 
-def routes(house: House) -> list[Route]:
-    desk = Desk("sandbox-fusion", house)
+def routes(parts: GatewayParts) -> list[Route]:
+    adapter = Adapter("sandbox-fusion", parts)
     return [
         get("/v1/ping", lambda: "pong"),
-        post("/run_code", RunCodeDoor(house, desk)),
-        post("/run_jupyter", RunJupyterDoor(house, desk)),
-        post("/submit", SubmitDoor(house, desk)),
+        post("/run_code", RunCodeEndpoint(parts, adapter)),
+        post("/run_jupyter", RunJupyterEndpoint(parts, adapter)),
+        post("/submit", SubmitEndpoint(parts, adapter)),
     ]

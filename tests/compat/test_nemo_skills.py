@@ -1,4 +1,4 @@
-"""The NeMo-Skills door."""
+"""The NeMo-Skills adapter."""
 
 from __future__ import annotations
 
@@ -143,10 +143,10 @@ async def test_first_cells_sent_at_once_share_one_session(here: Visitor) -> None
     await here.http.delete("/sessions/s")
 
 
-async def test_cells_are_counted_as_the_doors(here: Visitor) -> None:
-    before = here.door_calls("nemo-skills", "ok", "none")
+async def test_cells_are_counted_as_the_adapters(here: Visitor) -> None:
+    before = here.adapter_calls("nemo-skills", "ok", "none")
     await cell(here, "m", "1")
-    assert here.door_calls("nemo-skills", "ok", "none") == before + 1
+    assert here.adapter_calls("nemo-skills", "ok", "none") == before + 1
     await here.http.delete("/sessions/m")
 
 

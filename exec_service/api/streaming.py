@@ -1,15 +1,17 @@
-"""Watches for the end of a caller's connection, and ends the caller's work with it."""
+"""Answers that take long: signs of life on a silent stream, and the end of the work when the caller disconnects."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from exec_wire.supervisor import logged, stop
+
+KEEP_ALIVE_S = 15.0  # proxies close a stream that is silent for a minute
 
 T = TypeVar("T")
 
@@ -45,3 +47,13 @@ async def cancel_on_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -
     if any(cancelled):
         raise ClientGone
     return working.result()
+
+
+async def or_sign_of_life(wait: Callable[[], Awaitable[T]], sign: Callable[[], Awaitable[None]]) -> T:
+    """The result of `wait`, which is started again after each `sign` that a long silence causes."""
+    while True:
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                return await wait()
+        except TimeoutError:
+            await sign()
