@@ -65,7 +65,7 @@ class Gateway:
         if config.otlp_endpoint:
             self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
-        self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor, self.keys)
+        self.fleet = Fleet(queue, config.workers_refresh_s, config.release_factor, self.keys)
         weight_of = self.keys.weight if self.keys is not None else same_weight
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of, supervisor=self.supervisor)
         self.desk = Desk(config, queue, self.fleet, self.dispatch, self.metrics)

@@ -127,7 +127,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     answer_grace_s: Annotated[
         float, Meta(ge=0, description="How long a worker may take to answer a call after its deadline or its cancellation")
     ] = 2.0
-    fleet_refresh_s: Annotated[float, Meta(gt=0, description="Seconds between two reads of the list of live workers")] = 1.0
+    workers_refresh_s: Annotated[float, Meta(gt=0, description="Seconds between two reads of the list of live workers")] = 1.0
 
     idempotency_ttl_s: Annotated[float, Meta(ge=0, description="How long a result is kept for its idempotency key")] = 120.0
     idempotency_max_bytes: Annotated[int, Meta(ge=0, description="Bytes of results kept for idempotency keys")] = 128 << 20

@@ -42,7 +42,7 @@ EXCEPTIONS = {
     ("exec_service.telemetry.metrics_server", "exec_service.api.connections"): "a server of its own for metrics",
     ("exec_service.telemetry.metrics_server", "exec_service.api.listening"): "a server of its own for metrics",
     ("exec_service.tenants.accounts", "exec_service.dispatch.admission"): "the rate of completed calls for Retry-After",
-    ("worker.sandbox.runner", "worker.languages"): "the runner builds the jails of every language",
+    ("worker.sandbox.runner", "worker.languages"): "tells the worker which languages are installed",
 }
 
 
