@@ -22,6 +22,7 @@ ENV_PREFIX = "EXEC_"
 LOG_LEVELS = "Lowest level of the log lines that are written; requests are info, see docs/operations.md"
 LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
+KINDS: dict[object, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 NOT_OURS = frozenset(
     f"{ENV_PREFIX}{name}"
     for name in (
@@ -250,7 +251,7 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
             else:
                 values[setting.name] = msgspec.convert(value, setting.type, strict=False)
         except msgspec.DecodeError as error:
-            wanted = allowed(setting.type) or str(error)
+            wanted = str(error) if (known := allowed(setting.type)) in ("JSON", "text") else known
             raise ConfigError(f"{setting.env} (setting {setting.name}) is {value!r}; allowed: {wanted}") from None
     try:
         return msgspec.convert(values, config)
@@ -259,16 +260,16 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
 
 
 def allowed(type_: object) -> str:
-    """The allowed values of a setting as text; empty if its type is more than a number or a choice."""
+    """The allowed values of a setting, for messages and docs/configuration.md."""
     kind, *extras = get_args(type_) if get_origin(type_) is Annotated else (type_,)
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
-    if kind not in (int, float):
-        return ""
+    if kind not in KINDS:
+        return "JSON"
     meta = next(extra for extra in extras if isinstance(extra, Meta))
     marks = (("more than", meta.gt), ("at least", meta.ge), ("less than", meta.lt), ("at most", meta.le))
     bounds = [f"{mark} {bound}" for mark, bound in marks if bound is not None]
-    return " ".join(["a whole number" if kind is int else "a number", " and ".join(bounds)]).rstrip()
+    return " ".join([KINDS[kind], " and ".join(bounds)]).rstrip()
 
 
 def check_names(environ: Mapping[str, str]) -> None:

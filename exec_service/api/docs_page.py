@@ -1,5 +1,5 @@
-"""`/docs`: the OpenAPI document as one plain page, made here. FastAPI's own page loads its scripts from a CDN, and this one
-must work without a network; it has no script at all."""
+"""`/docs`: the OpenAPI document as one plain page without scripts. FastAPI's own page loads scripts from a CDN; this one must
+work without a network."""
 
 from __future__ import annotations
 

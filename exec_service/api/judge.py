@@ -30,7 +30,7 @@ from exec_wire.messages.verifying import Verification, Verify
 from exec_wire.supervisor import stop
 
 _encode_lines = msgspec.json.Encoder().encode_lines
-LINES_PER_WRITE = 64  # each has some 1,500 characters at most
+LINES_PER_WRITE = 64  # each has at most about 1,500 characters
 
 
 class JudgeEndpoint(Endpoint):
@@ -42,8 +42,8 @@ class JudgeEndpoint(Endpoint):
         if (account := facts.origin.account) is not None:
             judge = permit_judge(judge, account)
         bytes_ = bytes_of(judge, places(self._dispatch))
-        if bytes_ > self._config.max_bytes:  # it would be told to come again for ever
-            raise Refusal("body_too_large", f"the tests together take {bytes_} bytes; {self._config.max_bytes} are there")
+        if bytes_ > self._config.max_bytes:  # admission could never take it
+            raise Refusal("body_too_large", f"the tests take {bytes_} bytes together; the limit is {self._config.max_bytes}")
         with self._dispatch.reserve(len(judge.tests), bytes_, facts.origin) as room:
             facts.calls = len(judge.tests)
             errand = Errand(self._dispatch, room, facts.origin)
@@ -53,7 +53,7 @@ class JudgeEndpoint(Endpoint):
 
 
 class VerifyEndpoint(Endpoint):
-    """`POST /v1/verify`: a Verify in, its Verification out; or `{"items": […]}` in, and each Verification as it lands."""
+    """`POST /v1/verify`: a Verify in, its Verification out; or `{"items": […]}` in, and each Verification when it is ready."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         body = await self._read(scope, facts, receive)
@@ -106,7 +106,7 @@ def permit_judge(judge: Judge, account: Account) -> Judge:
         test if test.limits is None else replace(test, limits=account.permit_limits(test.limits, at=f".tests[{index}].limits"))
         for index, test in enumerate(judge.tests)
     ]
-    if judge.checker.kind == "program":  # it gets the usual limits, which may be more than the key allows
+    if judge.checker.kind == "program":  # it has the default limits, which may be more than the key allows
         for name in account.allowance.max_limits:
             if (usual := getattr(Limits(), name)) is not None:
                 account.check_limit(name, usual, 0, ".checker")
@@ -114,7 +114,7 @@ def permit_judge(judge: Judge, account: Account) -> Judge:
 
 
 def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None:
-    """The programs of verification are ours; of what they use, a caller sets only the time."""
+    """Verification runs the service's own programs; a caller sets only their time."""
     account = facts.origin.account
     if account is None:
         return

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own routes, and the hot ones with the schemas of the messages themselves."""
+"""The OpenAPI document: FastAPI's own routes, and the plain ASGI routes with the schemas of their messages."""
 
 from __future__ import annotations
 
@@ -23,22 +23,9 @@ from exec_wire.messages.verifying import Verification, Verify, VerifyBatch
 from exec_wire.problems import Problem
 
 _HOT_PROBLEMS = (
-    "bad_json",
-    "unauthenticated",
-    "foreign_tenant",
-    "beyond_limits",
-    "foreign_origin",
-    "body_too_large",
-    "too_many_calls",
-    "wrong_content_type",
-    "bad_field",
-    "overloaded",
-    "tenant_busy",
-    "rate_limited",
-    "internal",
-    "draining",
-    "not_ready",
-)
+    "bad_json unauthenticated foreign_tenant beyond_limits foreign_origin body_too_large too_many_calls wrong_content_type "
+    "bad_field overloaded tenant_busy rate_limited internal draining not_ready"
+).split()
 _MESSAGES = (
     *(SessionSpec, SessionInfo, SessionList, Cell, Fork, Files, Tenant, Interrupted, Ended),
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
@@ -57,12 +44,12 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
 
 def _hot_paths() -> dict[str, Any]:
     run = _post("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
-    batch = _post("batch", "Run many programs; each result is sent as it lands", Batch, _batch_answers())
+    batch = _post("batch", "Run many programs; each result is sent when it is ready", Batch, _batch_answers())
     batch["parameters"] = [
         {
             "name": "stream",
             "in": "query",
-            "description": "true: one result per line as it lands. false: one document, in the order of the calls.",
+            "description": "true: one result per line, each when it is ready. false: one document, in the order of the calls.",
             "schema": {"type": "boolean", "default": True},
         }
     ]
@@ -78,18 +65,24 @@ def _hot_paths() -> dict[str, Any]:
 
 
 def _session_paths() -> dict[str, Any]:
-    """Paths, verbs, what each does, its body and its answer."""
+    """Path, verb, summary, body and answers of each route of sessions."""
     one = ("no_such_session", "session_lost", *_HOT_PROBLEMS)
     used = ("session_queue_full", *one)
     alive = ("session_ended", *used)
     routes: list[tuple[str, str, str, type[Struct] | None, dict[int | str, dict[str, Any]]]] = [
         ("", "post", "Start a session", SessionSpec, answers(SessionInfo, *_HOT_PROBLEMS, "too_many_sessions")),
         ("", "get", "Sessions by their tags", None, answers(SessionList, "bad_query")),
-        ("/{id}", "get", "What is known of a session", None, answers(SessionInfo, *one)),
+        ("/{id}", "get", "The state of a session", None, answers(SessionInfo, *one)),
         ("/{id}", "delete", "End a session", None, answers(Ended, *one)),
         ("/{id}/run", "post", "Run a cell", Cell, answers(Result, *alive, "idempotency_conflict")),
         ("/{id}/fork", "post", "Copy a session", Fork, answers(SessionList, *alive, "not_forkable", "too_many_sessions")),
-        ("/{id}/rollback", "post", "Return to before the last cell", Tenant, answers(SessionInfo, *used, "no_checkpoint")),
+        (
+            "/{id}/rollback",
+            "post",
+            "Undo the last cell",
+            Tenant,
+            answers(SessionInfo, *used, "no_checkpoint"),
+        ),
         ("/{id}/interrupt", "post", "Stop the running cell", Tenant, answers(Interrupted, *one)),
         ("/{id}/files", "put", "Put files into a session's folder", Files, answers(Files, *alive)),
         ("/{id}/files", "get", "Read files: ?path=…&path=…", None, answers(Files, *alive, "bad_query")),
@@ -117,7 +110,7 @@ def _batch_answers() -> dict[int | str, dict[str, Any]]:
 
 def _verify_answers() -> dict[int | str, dict[str, Any]]:
     responses = answers(Verification, *_HOT_PROBLEMS)
-    responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each as it lands"
+    responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each when it is ready"
     responses[200]["content"][NDJSON] = {"schema": schema_of(Verification)}
     return responses
 

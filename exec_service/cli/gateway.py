@@ -10,16 +10,7 @@ import os
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from exec_service.cli.common import (
-    Commands,
-    add_cluster_arguments,
-    add_gateway_arguments,
-    open_queue,
-    port,
-    process_name,
-    run_process,
-    stop_on_signals,
-)
+from exec_service.cli import common
 from exec_service.telemetry.logs import say
 
 if TYPE_CHECKING:
@@ -29,14 +20,14 @@ if TYPE_CHECKING:
 READY = "exec-service: gateway {name} is ready on {url} (queue: {queue}, metrics: {metrics}/metrics)"
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     parser = commands.add_parser("gateway", help="start a gateway of a cluster; Redis joins it to the workers")
-    add_gateway_arguments(parser)
-    parser.add_argument("--grpc-port", type=port, help="port for gRPC; 0: none (default 50051)")
+    common.add_gateway_arguments(parser)
+    parser.add_argument("--grpc-port", type=common.port, help="port for gRPC; 0: none (default 50051)")
     parser.add_argument(
         "--jobs-dir", metavar="DIR", help="folder of bulk jobs, shared with the jobs workers (default: no bulk jobs)"
     )
-    add_cluster_arguments(parser)
+    common.add_cluster_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -50,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         start_logs(config.log_level, config.log_format)
         return serve_gateway(config)
 
-    return run_process(start)
+    return common.run_process(start)
 
 
 async def serve_gateway(config: GatewayConfig) -> None:
@@ -65,7 +56,8 @@ async def serve_gateway(config: GatewayConfig) -> None:
     from exec_wire.queue.connection import where
     from exec_wire.supervisor import Supervisor
 
-    queue, name, stop, supervisor = open_queue(config.redis), process_name(), stop_on_signals(), Supervisor()
+    queue, name = common.open_queue(config.redis), common.process_name()
+    stop, supervisor = common.stop_on_signals(), Supervisor()
     supervisor.on_give_up(stop.set)
     gateway = Gateway(config, queue.gateway(name), supervisor)
     app = SideDoor(gateway.metrics.text, lambda: not_ready_because(gateway))

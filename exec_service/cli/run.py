@@ -8,22 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-from exec_service.cli.common import (
-    EXIT_INFRA,
-    EXIT_INTERRUPTED,
-    EXIT_LIMIT,
-    EXIT_UNAVAILABLE,
-    EXIT_USAGE,
-    Commands,
-    add_insecure_argument,
-    fail,
-    run_loop,
-    weakest_tier,
-)
+from exec_service.cli import common
 from exec_wire import Call, Limits, Result, encode_json, verdict
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     parser = commands.add_parser(
         "run",
         help="run one program and show its output",
@@ -36,7 +25,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--language", default="python", help="the program's language (default python); see docs/client.md")
     parser.add_argument("--wall", type=seconds, default=10.0, metavar="SECONDS", help="time limit (default 10)")
     parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    add_insecure_argument(parser)
+    common.add_insecure_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,15 +38,15 @@ def seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     if (options.file is None) == (options.code is None):
-        return fail("give either a file (or -) or -c CODE", EXIT_USAGE)
+        return common.fail("give either a file (or -) or -c CODE", common.EXIT_USAGE)
     try:
         code = options.code if options.code is not None else read_program(options.file)
     except (OSError, UnicodeDecodeError) as error:
-        return fail(f"{options.file}: {error}", EXIT_USAGE)
+        return common.fail(f"{options.file}: {error}", common.EXIT_USAGE)
     try:
         stdin = "" if options.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
-        return fail(f"standard input cannot be passed on, it has to be text: {error}", EXIT_USAGE)
+        return common.fail(f"standard input cannot be passed on, it has to be text: {error}", common.EXIT_USAGE)
     limits = Limits(wall_s=options.wall)
     call = Call(code=code, stdin=stdin, language=options.language, limits=limits, deadline_s=options.wall + 60)
     return run_call(call, options)
@@ -73,17 +62,18 @@ def run_call(call: Call, options: argparse.Namespace) -> int:
     from worker.sandbox.runner_client import SandboxUnavailable
 
     try:
-        result = run_loop(_run_remotely(call, options.url) if options.url else _run_here(call, weakest_tier(options)))
+        work = _run_remotely(call, options.url) if options.url else _run_here(call, common.weakest_tier(options))
+        result = common.run_loop(work)
     except Unavailable as error:
         if error.result is None:
-            return fail(str(error), EXIT_UNAVAILABLE)
+            return common.fail(str(error), common.EXIT_UNAVAILABLE)
         result = error.result
     except (CallerError, ConfigError) as error:
-        return fail(str(error), EXIT_USAGE)
+        return common.fail(str(error), common.EXIT_USAGE)
     except (ExecError, SandboxUnavailable) as error:
-        return fail(str(error), EXIT_UNAVAILABLE)
+        return common.fail(str(error), common.EXIT_UNAVAILABLE)
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return common.EXIT_INTERRUPTED
     return show(result, as_json=options.json)
 
 
@@ -123,9 +113,9 @@ def show(result: Result, *, as_json: bool) -> int:
         if result.status not in ("ok", "error"):
             print(f"exec-service: {result.status} (blame: {result.blame}) {result.error}".rstrip(), file=sys.stderr)
     if result.blame == "infra":
-        return EXIT_INFRA
+        return common.EXIT_INFRA
     if result.blame == "client":
-        return EXIT_USAGE
+        return common.EXIT_USAGE
     if result.exit_code is not None:
         return result.exit_code
-    return 128 + result.signal if result.signal is not None else EXIT_LIMIT
+    return 128 + result.signal if result.signal is not None else common.EXIT_LIMIT

@@ -16,17 +16,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exec_service.cli.common import (
-    Commands,
-    add_gateway_arguments,
-    add_worker_arguments,
-    check_pool,
-    port,
-    run_process,
-    run_until_stopped,
-    stop_on_signals,
-    weakest_tier,
-)
+from exec_service.cli import common
 from exec_service.telemetry.logs import say
 
 if TYPE_CHECKING:
@@ -57,13 +47,13 @@ It serves the documentation at {url}/docs; /readyz answers 503. Two commands tha
 """
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     parser = commands.add_parser("up", help="start a gateway and a worker on this machine; needs no other service")
-    add_gateway_arguments(parser)
-    parser.add_argument("--grpc-port", type=port, help="port for gRPC; 0: none (default 50051, or none if that is taken)")
+    common.add_gateway_arguments(parser)
+    parser.add_argument("--grpc-port", type=common.port, help="port for gRPC; 0: none (default 50051, or none if taken)")
     parser.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs (default: no bulk jobs)")
-    parser.add_argument("--metrics-port", type=port, help="port for metrics and health that needs no key (default: none)")
-    add_worker_arguments(parser)
+    parser.add_argument("--metrics-port", type=common.port, help="port for metrics and health, without keys (default: none)")
+    common.add_worker_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -78,10 +68,10 @@ def run(options: argparse.Namespace) -> int:
         start_logs(gateway.log_level, gateway.log_format)
         if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
             gateway = without_grpc_if_taken(gateway)
-        worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=weakest_tier(options))
+        worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=common.weakest_tier(options))
         return up(gateway, worker)
 
-    return run_process(start)
+    return common.run_process(start)
 
 
 def without_grpc_if_taken(config: GatewayConfig) -> GatewayConfig:
@@ -111,7 +101,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
     from worker.sandbox.runner_client import SandboxUnavailable
 
     queue, supervisor = MemoryQueue(), Supervisor()
-    stop, url = stop_on_signals(), asyncio.get_running_loop().create_future()
+    stop, url = common.stop_on_signals(), asyncio.get_running_loop().create_future()
     supervisor.on_give_up(stop.set)
     reserved = 16 * (worker_config.slots + worker_config.max_sessions)  # descriptors that the worker needs at most
     async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, metrics_port(gateway):
@@ -158,7 +148,7 @@ async def _work(
     say("warming up the interpreters …")
     supervisor = gateway.supervisor
     async with Pool(config, supervisor) as pool:
-        if not await run_until_stopped(stop, check_pool(pool)):
+        if not await common.run_until_stopped(stop, common.check_pool(pool)):
             return
         async with (
             Sessions(NAME, pool, supervisor) as sessions,

@@ -13,17 +13,7 @@ import os
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from exec_service.cli.common import (
-    Commands,
-    add_cluster_arguments,
-    add_worker_arguments,
-    check_pool,
-    open_queue,
-    process_name,
-    run_process,
-    run_until_stopped,
-    stop_on_signals,
-)
+from exec_service.cli import common
 from exec_service.telemetry.logs import say
 
 if TYPE_CHECKING:
@@ -38,12 +28,12 @@ READY = (
 )
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     parser = commands.add_parser("worker", help="start a worker of a cluster; Redis joins it to the gateways")
-    add_worker_arguments(parser)
+    common.add_worker_arguments(parser)
     parser.add_argument("--min-tier", choices="ABCDE", help="refuse to run programs in a weaker sandbox (default B)")
     parser.add_argument("--runtime", choices=("sandbox", "echo"), help="echo runs nothing, for benchmarks; needs --insecure")
-    add_cluster_arguments(parser)
+    common.add_cluster_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -60,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         start_logs(config.log_level, config.log_format)
         return work(config)
 
-    return run_process(start)
+    return common.run_process(start)
 
 
 async def work(config: WorkerConfig) -> None:
@@ -78,7 +68,8 @@ async def work(config: WorkerConfig) -> None:
     from worker.pool import Pool
     from worker.sessions import Sessions
 
-    queue, name, stop, supervisor = open_queue(config.redis), process_name(), stop_on_signals(), Supervisor()
+    queue, name = common.open_queue(config.redis), common.process_name()
+    stop, supervisor = common.stop_on_signals(), Supervisor()
     supervisor.on_give_up(stop.set)
     async with contextlib.AsyncExitStack() as stack:
         pool = await _open_pool(config, stack, stop, supervisor)
@@ -107,7 +98,7 @@ async def _open_pool(
     if config.runtime == "echo":
         return EchoPool(config)
     pool = await stack.enter_async_context(Pool(config, supervisor))
-    return pool if await run_until_stopped(stop, check_pool(pool)) else None
+    return pool if await common.run_until_stopped(stop, common.check_pool(pool)) else None
 
 
 def _cannot_work_because(consumer: Consumer) -> str:

@@ -98,7 +98,6 @@ class Adapter:
 class AdapterEndpoint(Endpoint):
     """A route that takes and answers JSON; `_serve` translates."""
 
-    name: ClassVar[AdapterName]
     statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # instead of our own, by problem code
     words_in: ClassVar[str] = ""  # the member of an error's body in which its clients look for the message
 
@@ -148,6 +147,11 @@ def limits(
         output_kb=min(usual.output_kb + (output_bytes >> 10), max_output_kb),
         file_mb=min(usual.file_mb + (file_bytes >> 20), 1 << 16),
     )
+
+
+def deadline(seconds: float) -> float:
+    """The deadline of a call, within the maximum of `Call.deadline_s`."""
+    return min(seconds, DEADLINE_MOST_S)
 
 
 def bytes_of(call: Call) -> int:

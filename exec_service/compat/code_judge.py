@@ -1,7 +1,7 @@
 """code-judge: `/ping /status`, and `/run` and `/judge`, each alone, as `/batch` and as `/long-batch`.
 
-Every outcome is HTTP 200. Its clients send again what was answered `queue_timeout`, so that is what everything is called that
-another attempt may help; they give up after 60 s, so the adapter answers before that.
+Every outcome is HTTP 200. Its clients retry `queue_timeout`, so every retryable failure is reported as that; they give up after
+60 s, so the adapter answers before.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ _decode_batch = msgspec.json.Decoder(BatchSubmission).decode
 
 
 class Judge(AdapterEndpoint):
-    """`/run` shows what was printed, `/judge` does not."""
-
-    name = "code-judge"
+    """`/run` returns the output, `/judge` does not."""
 
     def __init__(self, parts: GatewayParts, adapter: Adapter, *, shows: bool) -> None:
         super().__init__(parts, adapter)
@@ -90,7 +88,7 @@ class Judge(AdapterEndpoint):
         return results
 
     def _work_of(self, submission: Submission) -> Call | Verify | str:
-        """What there is to do; or, in words, why there is nothing."""
+        """The call or verification; or a text that says why there is none."""
         config, tenant = self._config, self._adapter.tenant
         if submission.type == "math":
             if submission.expected_output is None:
@@ -164,7 +162,7 @@ def _of_result(result: Result, expected: str | None) -> SubmissionResult:
 
 
 def _not_run(made: Result | Verification) -> Reason:
-    """Why nothing is known of the program; empty if something is."""
+    """Why the program has no outcome; empty if it has one."""
     if made.blame == "infra":
         return "queue_timeout" if made.retryable else "internal_error"
     if made.blame == "client":
@@ -180,7 +178,7 @@ def _shown(result: Result) -> str:
 
 
 def _told(result: Result) -> str:
-    """stderr; of a program that was stopped and could say nothing, why."""
+    """The program's stderr or, if that is empty, why it was stopped."""
     return result.stderr or ("" if result.status in ("ok", "error", "timeout") else words(result))
 
 

@@ -17,16 +17,7 @@ from exec_service.api.calls import header
 from exec_service.api.errors import answer
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import (
-    DEADLINE_MOST_S,
-    Adapter,
-    AdapterEndpoint,
-    GatewayParts,
-    get,
-    limits,
-    post,
-    raise_if_infra,
-)
+from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
 from exec_service.compat.notebooks import Notebooks, created_at
 from exec_service.judging.judge import words
 from exec_service.refusals import Refusal
@@ -34,12 +25,12 @@ from exec_wire.messages.calls import Call, Result, Seconds
 from exec_wire.messages.sessions import Cell, SessionSpec
 
 MEMORY_MB = 1024
-WAIT_S = 60.0  # for a slot, beyond the program's own time
-CELL_WAIT_S = 4.0  # its clients give up 5 s after the cell's own time; what has not begun by then must not begin
+WAIT_S = 60.0  # for a slot, in addition to the program's own time
+CELL_WAIT_S = 4.0  # its clients give up 5 s after the cell's own time; a cell must not start later
 CUT = "<output cut>"
 LANGUAGES = {"python": "python", "python3": "python", "shell": "bash", "bash": "bash"}
 NAME_CHARS = 256
-LOST = "The session was lost with the machine that had it; its variables are gone.\n"
+LOST = "The session was lost with its worker; its variables are gone.\n"
 
 ProcessStatus = Literal["completed", "error", "timeout"]
 
@@ -57,14 +48,13 @@ class Executed(Struct, omit_defaults=True):
     process_status: ProcessStatus
     stdout: str
     stderr: str
-    new_session_created: bool | None = None  # of a session: what came before is not there
+    new_session_created: bool | None = None  # in a session: the state of earlier cells is gone
 
 
 _decode_execute = msgspec.json.Decoder(Execute).decode
 
 
 class ExecuteEndpoint(AdapterEndpoint):
-    name = "nemo-skills"
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     words_in = "error"
 
@@ -81,7 +71,7 @@ class ExecuteEndpoint(AdapterEndpoint):
             language=LANGUAGES.get(request.language, request.language),
             stdin=request.std_input,
             limits=limits(request.timeout, MEMORY_MB),
-            deadline_s=min(request.timeout + WAIT_S, DEADLINE_MOST_S),
+            deadline_s=deadline(request.timeout + WAIT_S),
             tenant=self._adapter.tenant,
         )
         self._validator.check(call, "$")
@@ -92,14 +82,14 @@ class ExecuteEndpoint(AdapterEndpoint):
             code=request.generated_code,
             stdin=request.std_input,
             wall_s=request.timeout,
-            deadline_s=min(request.timeout + CELL_WAIT_S, DEADLINE_MOST_S),
+            deadline_s=deadline(request.timeout + CELL_WAIT_S),
             tenant=self._adapter.tenant,
         )
         spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant)
         with self._adapter.admitted(facts, 1, bytes_):
             ran = await self._notebooks.run(name, cell, spec, self._adapter.origin(facts))
         made = executed_cell(raise_if_infra(ran.result), request)
-        made.new_session_created = ran.anew
+        made.new_session_created = ran.new
         return made
 
 
@@ -108,7 +98,7 @@ def session_name(scope: Scope) -> str:
     if not name:
         raise Refusal("bad_field", "X-Session-ID header required for ipython sessions")
     if len(name) > NAME_CHARS:
-        raise Refusal("bad_field", f"X-Session-ID has {len(name)} characters; {NAME_CHARS} is the most")
+        raise Refusal("bad_field", f"X-Session-ID has {len(name)} characters; at most {NAME_CHARS} are allowed")
     return name
 
 
@@ -120,7 +110,7 @@ def executed(result: Result, request: Execute) -> Executed:
             stderr += f"Execution timed out after {request.timeout} seconds\n"
         case "ok":
             status = "completed"
-        case "error":  # an uncaught exception of a Python program is a completed run there
+        case "error":  # for NeMo-Skills an uncaught exception of a Python program is a completed run
             status = "error" if LANGUAGES.get(request.language) == "bash" else "completed"
         case _:
             status = "error"
@@ -129,7 +119,7 @@ def executed(result: Result, request: Execute) -> Executed:
 
 
 def executed_cell(result: Result, request: Execute) -> Executed:
-    """As there: the value comes after the output, an exception is an error, and texts end with one newline."""
+    """As NeMo-Skills does: the value follows the output, an exception is an error, texts end with one newline."""
     stdout, stderr = result.stdout, result.stderr
     if result.value is not None:
         stdout += f"{chr(10) if stdout and not stdout.endswith(chr(10)) else ''}{result.value}\n"

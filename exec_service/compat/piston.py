@@ -14,16 +14,7 @@ from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import (
-    DEADLINE_MOST_S,
-    Adapter,
-    AdapterEndpoint,
-    GatewayParts,
-    get,
-    limits,
-    post,
-    raise_if_infra,
-)
+from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
 from exec_service.judging.judge import INTERPRETED, words
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result
@@ -31,8 +22,8 @@ from exec_wire.messages.calls import Call, Result
 Milliseconds = Annotated[float, Meta(gt=0, le=3_600_000)]
 
 WAIT_S = 15.0  # for a slot; open-r1 gives up after 30 s of silence
-MEMORY_MB = 1024  # of a request that names no limit
-VERSION = "*"  # any: a selector that clients send back as they got it
+MEMORY_MB = 1024  # if the request sets no limit
+VERSION = "*"  # any version; clients send it back unchanged
 ALIASES = {"python": ["py", "python3"], "javascript": ["js", "node", "nodejs"], "c++": ["cpp", "g++"], "bash": ["sh"]}
 _OURS = {alias: "cpp" if name == "c++" else name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 _THEIRS = {"cpp": "c++"}
@@ -81,7 +72,6 @@ _decode_execute = msgspec.json.Decoder(Execute).decode
 
 
 class ExecuteEndpoint(AdapterEndpoint):
-    name = "piston"
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     words_in = "message"
 
@@ -101,7 +91,7 @@ class ExecuteEndpoint(AdapterEndpoint):
                 for index, (file, content) in enumerate(zip(request.files[1:], others, strict=True), 1)
             },
             limits=limits(wall_s, memory_mb, file_bytes=sum(map(len, others))),
-            deadline_s=min(wall_s + request.compile_timeout / 1000 + WAIT_S, DEADLINE_MOST_S),
+            deadline_s=deadline(wall_s + request.compile_timeout / 1000 + WAIT_S),
             tenant=self._adapter.tenant,
         )
         try:
@@ -130,7 +120,7 @@ def executed(result: Result, language: str) -> Executed:
     made = Executed(_THEIRS.get(language, language), VERSION, stage(result))
     if result.status == "compile_error":
         made.run.code = made.run.code or 1
-        made.compile = made.run  # the run has not begun; its clients look there all the same
+        made.compile = made.run  # the program did not run, but clients read `run` anyway
     elif language not in INTERPRETED:
         made.compile = Stage("", "", "", 0, None, None, None, 0, 0, 0)
     return made

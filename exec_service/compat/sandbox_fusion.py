@@ -1,6 +1,6 @@
 """SandboxFusion: `/v1/ping /run_code /run_jupyter /submit`.
 
-What a program did is HTTP 200. What we did wrong is 504: the only status that verl sends again.
+Every outcome of a program is HTTP 200. An infrastructure failure is 504, the only status that verl retries.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat import cells, completions
 from exec_service.compat.adapter import (
-    DEADLINE_MOST_S,
     Adapter,
     AdapterEndpoint,
     GatewayParts,
     bytes_of,
+    deadline,
     get,
     limits,
     post,
@@ -73,7 +73,7 @@ class Case(Struct, frozen=True):
 
 
 class Data(Struct, frozen=True):
-    test: list[Case] | str  # or the same, as JSON
+    test: list[Case] | str  # or the same as JSON text
 
 
 class Extra(Struct, frozen=True):
@@ -98,7 +98,7 @@ class Submit(Struct, frozen=True):
 
 
 class Command(Struct):
-    """How one command ended."""
+    """The outcome of one command."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
@@ -149,13 +149,12 @@ _decode_cases = msgspec.json.Decoder(list[Case]).decode
 
 
 class FusionEndpoint(AdapterEndpoint):
-    name = "sandbox-fusion"
     statuses: ClassVar[dict[str, int]] = {"bad_json": 422} | dict.fromkeys(
         ("overloaded", "draining", "not_ready", "not_run"), 504
     )
 
     def _deadline_s(self, *parts_s: float) -> float:
-        return min(sum(parts_s) + self._config.fusion_wait_s, DEADLINE_MOST_S)
+        return deadline(sum(parts_s) + self._config.fusion_wait_s)
 
     def _limits(self, wall_s: float, memory_mb: int, files: dict[str, str]) -> Limits:
         memory_mb = memory_mb if memory_mb > 0 else self._config.fusion_memory_mb
@@ -175,7 +174,7 @@ class FusionEndpoint(AdapterEndpoint):
         )
 
     def _missing(self, call: Call, asked: str) -> str:
-        """Words, if the call's language is not there; anything else that is wrong with it is a `Refusal`."""
+        """A message if the call's language is not installed; raises a `Refusal` for any other error."""
         try:
             self._validator.check(call, "$")
         except Refusal as refusal:
@@ -209,7 +208,7 @@ class RunJupyterEndpoint(FusionEndpoint):
             driver.stdout, driver.stderr = printed, complained + (driver.stderr or "")
         status, message = status_of(driver)
         return RunJupyterAnswer(
-            status if len(done) == len(request.cells) or status != "Success" else "Failed",  # it ended before its cells did
+            status if len(done) == len(request.cells) or status != "Success" else "Failed",  # the driver ended before its cells
             message,
             driver,
             done,
@@ -230,7 +229,7 @@ class RunJupyterEndpoint(FusionEndpoint):
 
 
 class SubmitEndpoint(FusionEndpoint):
-    """The generic judge of SandboxFusion's data sets: a completion, and cases of input and output."""
+    """The generic judge of SandboxFusion's data sets: a completion, and test cases of input and output."""
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_submit, body)
@@ -267,7 +266,7 @@ class SubmitEndpoint(FusionEndpoint):
 
 
 async def run_cases(calls: list[Call], cases: list[Case], errand: Errand, *, run_all: bool) -> list[TestAnswer]:
-    """In their order, up to the first that fails. What is compiled is compiled by the first alone."""
+    """Run the cases in order, up to the first failure. The first one runs alone, so that it compiles for all."""
     tests: list[TestAnswer] = []
     alone = 0 if calls and calls[0].language in INTERPRETED else 1
     for batch in (range(alone), range(alone, len(calls))):
