@@ -12,13 +12,18 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exec_service.telemetry.logs import say
+from exec_service.config import ConfigError, read_environment
+from exec_service.telemetry.logs import say, start_logs
+from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
 
 if TYPE_CHECKING:
+    from exec_service.config import GatewayConfig, JobsWorkerConfig
     from exec_wire.queue.redis import RedisQueue
+    from worker.config import WorkerConfig
     from worker.pool import Pool
 
 T = TypeVar("T")
+C = TypeVar("C", bound="GatewayConfig | JobsWorkerConfig | WorkerConfig")
 Commands = Any  # argparse._SubParsersAction, which has no public name
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -61,6 +66,13 @@ def add_redis_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix:// (or EXEC_REDIS, which ps does not show)")
 
 
+def read_config(config: type[C], options: argparse.Namespace, *names: str, **given: object) -> C:
+    """The settings of a process, from the command line (`names` of its options) and the environment. Starts its log."""
+    made = read_environment(config, os.environ, **{name: getattr(options, name) for name in names}, **given)
+    start_logs(made.log_level, made.log_format)
+    return made
+
+
 def weakest_tier(options: argparse.Namespace) -> str:
     """The weakest tier that a single user's machine accepts; a worker of a cluster keeps its stricter default."""
     return "E" if options.insecure else os.environ.get("EXEC_MIN_TIER", "D")
@@ -78,8 +90,6 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
 def run_process(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """Run a gateway, a worker or both until a signal arrives; turn the errors of start-up into a message and an exit code."""
     from exec_service.api.listening import BindRefused, PortTaken
-    from exec_service.config import ConfigError
-    from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
     from worker.sandbox.runner_client import SandboxUnavailable
 
     try:
@@ -139,7 +149,6 @@ async def check_pool(pool: Pool) -> None:
 
 
 def open_queue(url: str) -> RedisQueue:
-    from exec_service.config import ConfigError
     from exec_wire.queue.redis import RedisQueue
 
     if not url:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from exec_service.cli.common import EXIT_UNAVAILABLE, EXIT_USAGE, Commands, fail, port, run_loop
+from exec_service.config import ConfigError, read_environment
 from exec_wire import Limits, Tier, encode_json
 from worker.sandbox import tiers
 
@@ -40,7 +41,6 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from exec_service.config import ConfigError, read_environment
     from worker.config import WorkerConfig
 
     try:

@@ -6,16 +6,15 @@ Shutdown (SIGTERM, Ctrl-C): admit no new calls, finish or answer the accepted on
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exec_service.cli import common
+from exec_service.config import GatewayConfig
+from exec_service.refusals import Refusal
 from exec_service.telemetry.logs import say
 
 if TYPE_CHECKING:
     from exec_service.app import Gateway
-    from exec_service.config import GatewayConfig
 
 READY = "exec-service: gateway {name} is ready on {url} (queue: {queue}, metrics: {metrics}/metrics)"
 
@@ -32,16 +31,8 @@ def add(commands: common.Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from exec_service.config import GatewayConfig, read_environment
-    from exec_service.telemetry.logs import start_logs
-
-    def start() -> Coroutine[Any, Any, None]:
-        names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port", "jobs_dir")
-        config = read_environment(GatewayConfig, os.environ, **{name: getattr(options, name) for name in names})
-        start_logs(config.log_level, config.log_format)
-        return serve_gateway(config)
-
-    return common.run_process(start)
+    names = ("host", "port", "grpc_port", "keys", "redis", "metrics_port", "jobs_dir")
+    return common.run_process(lambda: serve_gateway(common.read_config(GatewayConfig, options, *names)))
 
 
 async def serve_gateway(config: GatewayConfig) -> None:
@@ -72,8 +63,6 @@ async def serve_gateway(config: GatewayConfig) -> None:
 
 
 def not_ready_because(gateway: Gateway) -> str:
-    from exec_service.refusals import Refusal
-
     try:
         gateway.dispatch.check_ready()
     except Refusal as refusal:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from exec_service.cli.common import EXIT_USAGE, Commands, add_redis_argument, fail
+from exec_service.cli.common import EXIT_USAGE, Commands, add_redis_argument, fail, read_config
+from exec_service.config import ConfigError, JobsWorkerConfig
 
 
 def add(commands: Commands) -> None:
@@ -19,20 +19,16 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from exec_service.config import ConfigError, JobsWorkerConfig, read_environment
-    from exec_service.telemetry.logs import start_logs
-
     try:
-        config = read_environment(
+        config = read_config(
             JobsWorkerConfig,
-            os.environ,
-            redis=options.redis,
-            jobs_dir=options.jobs_dir,
+            options,
+            "redis",
+            "jobs_dir",
             jobs_gateway=options.gateway,
             jobs_chunks=options.chunks,
             jobs_at_once=options.at_once,
         )
-        start_logs(config.log_level, config.log_format)
         from exec_service.jobs.celery_tasks import work
 
         return work(config)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from exec_service.cli.common import EXIT_USAGE, Commands, fail
+from exec_service.config import ConfigError
 from exec_wire import Limits, encode_json
 
 
@@ -48,8 +49,6 @@ def _checked(action: Callable[[argparse.Namespace], None]) -> Callable[[argparse
     """The action with its exit code; a `ConfigError` is a message."""
 
     def run(options: argparse.Namespace) -> int:
-        from exec_service.config import ConfigError
-
         try:
             action(options)
         except ConfigError as error:
@@ -85,7 +84,6 @@ def add_key(options: argparse.Namespace) -> None:
 
 
 def read_max_limits(given: list[str] | None) -> dict[str, float] | None:
-    from exec_service.config import ConfigError
     from exec_service.tenants.accounts import LimitName
 
     if given is None:

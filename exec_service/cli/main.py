@@ -8,6 +8,7 @@ from typing import Any
 
 from exec_service.cli import doctor, gateway, jobs, jobs_worker, keys, run, runner, up, worker
 from exec_service.cli.common import EXIT_UNAVAILABLE, fail
+from exec_service.config import package_version
 
 COMMANDS = (up, doctor, runner, gateway, worker, jobs_worker, keys, jobs, run)
 EPILOG = (
@@ -39,8 +40,6 @@ class Version(argparse.Action):
     """As argparse's own, but reads the version only when asked: `importlib.metadata` is slow to load."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from exec_service.config import package_version
-
         print(f"exec-service {package_version()}")
         parser.exit()
 

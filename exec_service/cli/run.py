@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from exec_service.cli import common
+from exec_service.config import ConfigError, read_environment
 from exec_wire import Call, Limits, Result, encode_json, verdict
 
 
@@ -58,7 +59,6 @@ def read_program(file: str) -> str:
 
 def run_call(call: Call, options: argparse.Namespace) -> int:
     from exec_client import CallerError, ExecError, Unavailable
-    from exec_service.config import ConfigError
     from worker.sandbox.runner_client import SandboxUnavailable
 
     try:
@@ -85,7 +85,6 @@ async def _run_remotely(call: Call, url: str) -> Result:
 
 
 async def _run_here(call: Call, min_tier: str) -> Result:
-    from exec_service.config import ConfigError, read_environment
     from worker.config import WorkerConfig
     from worker.pool import Pool, ZygoteLost
     from worker.profiles import ProfileChoice

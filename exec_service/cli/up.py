@@ -16,12 +16,14 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from exec_service.cli import common
+from exec_service.config import GatewayConfig, read_environment
 from exec_service.telemetry.logs import say
 
 if TYPE_CHECKING:
     from exec_service.app import Gateway
-    from exec_service.config import GatewayConfig
     from exec_wire.queue.memory import MemoryQueue
     from worker.config import WorkerConfig
     from worker.pool import Pool
@@ -58,14 +60,11 @@ def add(commands: common.Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from exec_service.config import GatewayConfig, read_environment
-    from exec_service.telemetry.logs import start_logs
     from worker.config import WorkerConfig
 
     def start() -> Coroutine[Any, Any, None]:
         names = ("host", "port", "grpc_port", "keys", "jobs_dir", "metrics_port")
-        gateway = read_environment(GatewayConfig, os.environ, **{name: getattr(options, name) for name in names})
-        start_logs(gateway.log_level, gateway.log_format)
+        gateway = common.read_config(GatewayConfig, options, *names)
         if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
             gateway = without_grpc_if_taken(gateway)
         worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=common.weakest_tier(options))
@@ -76,15 +75,13 @@ def run(options: argparse.Namespace) -> int:
 
 def without_grpc_if_taken(config: GatewayConfig) -> GatewayConfig:
     """For a second service on one machine: it serves HTTP alone, and the log says how to have gRPC too."""
-    import msgspec
-
     from exec_service.api.listening import GrpcPortTaken, address_for_grpc
 
     try:
         address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))
     except GrpcPortTaken as error:
         say(f"exec-service: gRPC is off. {error}")
-        return msgspec.structs.replace(config, grpc_port=0)
+        return replace(config, grpc_port=0)
     return config
 
 

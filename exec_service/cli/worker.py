@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from exec_service.cli import common
+from exec_service.config import ConfigError
 from exec_service.telemetry.logs import say
 
 if TYPE_CHECKING:
@@ -38,16 +38,13 @@ def add(commands: common.Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from exec_service.config import ConfigError, read_environment
-    from exec_service.telemetry.logs import start_logs
     from worker.config import WorkerConfig
 
     def start() -> Coroutine[Any, Any, None]:
-        given = {name: getattr(options, name) for name in ("slots", "runtime", "redis", "metrics_port")}
-        config = read_environment(WorkerConfig, os.environ, min_tier="E" if options.insecure else options.min_tier, **given)
+        tier, names = "E" if options.insecure else options.min_tier, ("slots", "runtime", "redis", "metrics_port")
+        config = common.read_config(WorkerConfig, options, *names, min_tier=tier)
         if config.runtime == "echo" and not options.insecure:
             raise ConfigError("--runtime echo runs no programs but pretends to: it is for benchmarks, and needs --insecure")
-        start_logs(config.log_level, config.log_format)
         return work(config)
 
     return common.run_process(start)
