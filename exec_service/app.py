@@ -176,11 +176,7 @@ def _add_docs(app: FastAPI) -> None:
 
 
 async def serve(
-    gateway: Gateway,
-    *,
-    stop: asyncio.Event,
-    listening: Callable[[str], None] | None = None,
-    reserved: int = 0,
+    gateway: Gateway, *, stop: asyncio.Event, listening: Callable[[str], None] | None = None, reserved: int = 0
 ) -> None:
     """Serve until `stop` is set, then drain and close.
 

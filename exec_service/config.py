@@ -74,8 +74,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         30.0
     )
     body_s: Annotated[
-        float,
-        Meta(gt=0, description="How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408"),
+        float, Meta(gt=0, description="How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408")
     ] = 60.0
 
     redis: Annotated[
@@ -85,9 +84,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[
         int,
         Meta(
-            ge=0,
-            le=65535,
-            description="Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`",
+            ge=0, le=65535, description="Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`"
         ),
     ] = 0
 
@@ -110,8 +107,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=MOST.variables, description="`env` of one call or session, and as many `argv`; beyond it 422")
     ] = BOUNDS.variables
     max_text_bytes: Annotated[
-        int,
-        Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422"),
+        int, Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422")
     ] = BOUNDS.text_bytes
 
     max_output_kb: Annotated[
@@ -119,11 +115,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = 4096
 
     release_factor: Annotated[
-        float,
-        Meta(
-            ge=1,
-            description="Unanswered jobs at the workers, of all gateways together, as a multiple of all slots",
-        ),
+        float, Meta(ge=1, description="Unanswered jobs at the workers, of all gateways together, as a multiple of all slots")
     ] = 1.25
     answer_grace_s: Annotated[
         float, Meta(ge=0, description="How long a worker may take to answer a call after its deadline or its cancellation")
@@ -151,19 +143,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     codejudge_wall_s: Annotated[float, Meta(gt=0, le=3600, description="Wall time of a program of code-judge clients")] = 10.0
     codejudge_memory_mb: Annotated[int, Meta(ge=16, le=1 << 16, description="Memory of a program of code-judge clients")] = 256
     codejudge_deadline_s: Annotated[
-        float,
-        Meta(gt=0, le=7200, description="The code-judge adapter answers queue_timeout if a program is not done by then"),
+        float, Meta(gt=0, le=7200, description="The code-judge adapter answers queue_timeout if a program is not done by then")
     ] = 55.0
     fusion_memory_mb: Annotated[
-        int,
-        Meta(ge=16, le=1 << 16, description="Memory of a program of SandboxFusion clients that sets no limit"),
+        int, Meta(ge=16, le=1 << 16, description="Memory of a program of SandboxFusion clients that sets no limit")
     ] = 1024
     fusion_wait_s: Annotated[
         float,
         Meta(
-            gt=0,
-            le=3600,
-            description="The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this",
+            gt=0, le=3600, description="The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this"
         ),
     ] = 8.0
 

@@ -172,10 +172,10 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._bounds.refused(code)
         if self._can_answer():
-            told = problem(code, detail)
-            body = encode_json(told)
+            refusal = problem(code, detail)
+            body = encode_json(refusal)
             head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (CONTENT_TYPE.encode(), len(body))
-            self.transport.write(STATUS_LINE[told.status] + head + body)
+            self.transport.write(STATUS_LINE[refusal.status] + head + body)
         self._close()
 
     def _can_answer(self) -> bool:

@@ -89,10 +89,10 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> Iterator[str]:
-    words = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤", "maxLength": "length ≤", "default": "· default"}
-    for key, word in words.items():
+    labels = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤", "maxLength": "length ≤", "default": "· default"}
+    for key, label in labels.items():
         if key in schema:
-            yield f"{word} {schema[key]!r}"
+            yield f"{label} {schema[key]!r}"
 
 
 def _table(rows: Iterator[tuple[str, str]]) -> str:

@@ -28,9 +28,9 @@ def answer(
     headers: dict[str, str] | None = None,
     *,
     status: int | None = None,
-    words_in: str = "",
+    message_field: str = "",
 ) -> Response:
-    """`status` and `words_in` (the member that holds the message) are for clients of other services."""
+    """`status` and `message_field` (the member that holds the message) are for clients of other services."""
     facts = scope["exec"]
     facts.code = refusal.code
     metrics.rejected(refusal.code)
@@ -48,7 +48,7 @@ def answer(
         headers["www-authenticate"] = "Bearer"  # RFC 9110 requires it
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after_s)))  # whole seconds, RFC 9110
-    content = msgspec.to_builtins(body) | ({words_in: body.detail or body.title} if words_in else {})
+    content = msgspec.to_builtins(body) | ({message_field: body.detail or body.title} if message_field else {})
     return Response(msgspec.json.encode(content), status_code=body.status, headers=headers, media_type=CONTENT_TYPE)
 
 

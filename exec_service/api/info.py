@@ -1,4 +1,4 @@
-"""What the service tells of itself: the body of `GET /v1/info`, and whether it is ready."""
+"""The body of `GET /v1/info`, and whether the service is ready."""
 
 from __future__ import annotations
 

@@ -370,7 +370,7 @@ class JobEndpoints:
                         await intake.take(pieces_of(request.receive))
                 except ConnectionAbortedError:
                     facts.client_gone = True
-                    return Response(status_code=400)  # nobody reads it
+                    return Response(status_code=400)  # not sent: the caller disconnected
                 meta = await jobs.finish(draft, tenant, self._config)
         return _json(replace(await asyncio.to_thread(jobs.status, meta), warnings=intake.warnings), 201)
 

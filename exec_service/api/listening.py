@@ -29,7 +29,7 @@ def check_bind(host: str) -> None:
     """Raise `BindRefused` unless a service without keys may listen on `host`."""
     if not is_loopback(host):
         raise BindRefused(
-            f"refusing to listen on {host!r}: whoever reaches the port can run programs, and no keys are required. "
+            f"refusing to listen on {host!r}: anyone who reaches the port can run programs, and no keys are required. "
             "Use 127.0.0.1 (the default), ::1 or localhost; or make keys, "
             "exec-service keys add --file keys.json --tenant NAME, and start with --keys keys.json."
         )

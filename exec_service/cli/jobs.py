@@ -205,7 +205,7 @@ def fetch(service: Service, options: argparse.Namespace) -> int:
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return 0
-    part = options.output.with_name(f"{options.output.name}.part")  # so that nobody reads an incomplete file as a complete one
+    part = options.output.with_name(f"{options.output.name}.part")  # the name changes when the file is complete
     try:
         with part.open("wb") as file:
             file.writelines(lines)

@@ -75,8 +75,7 @@ async def work(config: WorkerConfig) -> None:
         sessions = await stack.enter_async_context(Sessions(name, pool, supervisor)) if isinstance(pool, Pool) else None
         consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions, supervisor))
         app = SideDoor(
-            WorkerMetrics(pool, consumer, supervisor).text,
-            lambda: supervisor.gave_up_because or _cannot_work_because(consumer),
+            WorkerMetrics(pool, consumer, supervisor).text, lambda: supervisor.gave_up_because or _cannot_work_because(consumer)
         )
         metrics = await stack.enter_async_context(side_door(app, config.metrics_host, config.metrics_port, supervisor))
         say(READY.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), metrics=metrics))

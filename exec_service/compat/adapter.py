@@ -98,8 +98,8 @@ class Adapter:
 class AdapterEndpoint(Endpoint):
     """A route that takes and answers JSON; `_serve` translates."""
 
-    statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # instead of our own, by problem code
-    words_in: ClassVar[str] = ""  # the member of an error's body in which its clients look for the message
+    statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # statuses that differ from the service's own, by problem code
+    message_field: ClassVar[str] = ""  # the member of an error's body in which its clients look for the message
 
     def __init__(self, parts: GatewayParts, adapter: Adapter) -> None:
         super().__init__(parts.config, parts.dispatch, parts.validator)
@@ -110,7 +110,7 @@ class AdapterEndpoint(Endpoint):
             await super().__call__(scope, receive, send)
         except Refusal as refusal:
             status = self.statuses.get(refusal.code)
-            response = answer(refusal, scope, self._parts.metrics, status=status, words_in=self.words_in)
+            response = answer(refusal, scope, self._parts.metrics, status=status, message_field=self.message_field)
             await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -122,11 +122,11 @@ class AdapterEndpoint(Endpoint):
         raise NotImplementedError
 
 
-def get(path: str, tell: Any) -> Route:
+def get(path: str, answer_of: Any) -> Route:
     """A route that answers JSON and runs nothing."""
 
     async def endpoint(request: Request) -> Response:
-        return Response(msgspec.json.encode(tell()), media_type="application/json")
+        return Response(msgspec.json.encode(answer_of()), media_type="application/json")
 
     return Route(path, endpoint, methods=["GET"])
 

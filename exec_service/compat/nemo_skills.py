@@ -56,7 +56,7 @@ _decode_execute = msgspec.json.Decoder(Execute).decode
 
 class ExecuteEndpoint(AdapterEndpoint):
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
-    words_in = "error"
+    message_field = "error"
 
     def __init__(self, parts: GatewayParts, adapter: Adapter, notebooks: Notebooks) -> None:
         super().__init__(parts, adapter)
@@ -149,18 +149,18 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + CUT
 
 
-Tell = Callable[[Request, RequestFacts], Awaitable[Any]]
+Answerer = Callable[[Request, RequestFacts], Awaitable[Any]]
 
 
 def routes(parts: GatewayParts) -> list[Route]:
     adapter, notebooks = Adapter("nemo-skills", parts), Notebooks("nemo-skills", parts.sessions)
 
-    def told(tell: Tell) -> Callable[[Request], Awaitable[Response]]:
+    def json_route(answer_of: Answerer) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                body = await tell(request, request.scope["exec"])
+                body = await answer_of(request, request.scope["exec"])
             except Refusal as refusal:
-                return answer(refusal, request.scope, parts.metrics, words_in=ExecuteEndpoint.words_in)
+                return answer(refusal, request.scope, parts.metrics, message_field=ExecuteEndpoint.message_field)
             return Response(msgspec.json.encode(body), media_type="application/json")
 
         return endpoint
@@ -188,6 +188,6 @@ def routes(parts: GatewayParts) -> list[Route]:
     return [
         post("/execute", ExecuteEndpoint(parts, adapter, notebooks)),
         get("/health", lambda: {"status": "healthy", "worker": "exec-service"}),
-        Route("/sessions", told(list_sessions), methods=["GET"]),
-        Route("/sessions/{id}", told(end_session), methods=["DELETE"]),
+        Route("/sessions", json_route(list_sessions), methods=["GET"]),
+        Route("/sessions/{id}", json_route(end_session), methods=["DELETE"]),
     ]

@@ -73,7 +73,7 @@ _decode_execute = msgspec.json.Decoder(Execute).decode
 
 class ExecuteEndpoint(AdapterEndpoint):
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
-    words_in = "message"
+    message_field = "message"
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_execute, body)
@@ -155,7 +155,4 @@ def routes(parts: GatewayParts) -> list[Route]:
         names = [_THEIRS.get(language, language) for language in parts.fleet.languages]
         return [{"language": name, "version": VERSION, "aliases": ALIASES.get(name, [])} for name in names]
 
-    return [
-        post("/api/v2/execute", ExecuteEndpoint(parts, Adapter("piston", parts))),
-        get("/api/v2/runtimes", runtimes),
-    ]
+    return [post("/api/v2/execute", ExecuteEndpoint(parts, Adapter("piston", parts))), get("/api/v2/runtimes", runtimes)]
