@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -50,135 +50,122 @@ class KeylessAdapter(Struct, frozen=True, forbid_unknown_fields=True):
     max_calls: Annotated[int, Meta(ge=1)]
 
 
+def about(description: str, **bounds: Any) -> Meta:
+    """The description of a setting and its bounds."""
+    return Meta(description=description, **bounds)
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="Address to listen on; without keys it must be a loopback address")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
-    grpc_port: Annotated[int, Meta(ge=0, le=65535, description="TCP port for gRPC, at the same address; 0 for none")] = 50051
-    keys: Annotated[
-        str, Meta(description="File of API keys (`exec-service keys add`); if set, every call needs a key, see keys.md")
-    ] = ""
-    backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
+    host: Annotated[str, about("Address to listen on; without keys it must be a loopback address")] = "127.0.0.1"
+    port: Annotated[int, about("TCP port to listen on; 0 takes a free one", ge=0, le=65535)] = 8080
+    grpc_port: Annotated[int, about("TCP port for gRPC, at the same address; 0 for none", ge=0, le=65535)] = 50051
+    keys: Annotated[str, about("File of API keys (`exec-service keys add`); if set, every call needs a key, see keys.md")] = ""
+    backlog: Annotated[int, about("Connections the kernel holds before they are accepted", ge=1)] = 32768
 
     max_connections: Annotated[
         int,
-        Meta(
-            ge=0,
-            description="HTTP and gRPC connections open at once; beyond it the one that has been idle longest is closed. "
+        about(
+            "HTTP and gRPC connections open at once; beyond it the one that has been idle longest is closed. "
             "0: as many as the limit on open files allows, up to 32,768. Descriptors for the worker are always reserved",
+            ge=0,
         ),
     ] = 0
-    max_header_bytes: Annotated[
-        int, Meta(ge=1024, description="Bytes of a request's first line and headers; beyond it 431")
-    ] = 64 << 10
-    header_s: Annotated[float, Meta(gt=0, description="How long a connection may take to send its headers; beyond it 408")] = (
-        30.0
-    )
+    max_header_bytes: Annotated[int, about("Bytes of a request's first line and headers; beyond it 431", ge=1024)] = 64 << 10
+    header_s: Annotated[float, about("How long a connection may take to send its headers; beyond it 408", gt=0)] = 30.0
     body_s: Annotated[
-        float, Meta(gt=0, description="How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408")
+        float, about("How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408", gt=0)
     ] = 60.0
 
     redis: Annotated[
-        str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
+        str, about("URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""
-    metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health")] = "127.0.0.1"
+    metrics_host: Annotated[str, about("Address of the port for metrics and health")] = "127.0.0.1"
     metrics_port: Annotated[
-        int,
-        Meta(
-            ge=0, le=65535, description="Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`"
-        ),
+        int, about("Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`", ge=0, le=65535)
     ] = 0
 
-    max_calls: Annotated[int, Meta(ge=1, description="Calls admitted and not yet delivered; beyond it 429")] = 60_000
-    max_bytes: Annotated[int, Meta(ge=1, description="Bytes of admitted calls and undelivered results; beyond it 429")] = (
-        1 << 30
-    )
-    max_calls_per_request: Annotated[int, Meta(ge=1, description="Calls in one batch; beyond it 413")] = 4096
-    max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
+    max_calls: Annotated[int, about("Calls admitted and not yet delivered; beyond it 429", ge=1)] = 60_000
+    max_bytes: Annotated[int, about("Bytes of admitted calls and undelivered results; beyond it 429", ge=1)] = 1 << 30
+    max_calls_per_request: Annotated[int, about("Calls in one batch; beyond it 413", ge=1)] = 4096
+    max_body_bytes: Annotated[int, about("Bytes in one request body; beyond it 413", ge=1)] = 64 << 20
     max_strings_per_request: Annotated[
-        int, Meta(ge=1024, description="Names and texts in one request body, counted before it is decoded; beyond it 413")
+        int, about("Names and texts in one request body, counted before it is decoded; beyond it 413", ge=1024)
     ] = 1 << 18
     max_files: Annotated[
-        int, Meta(ge=1, le=MOST.files, description="`files` of one call or session, and as many `fetch_files`; beyond it 422")
+        int, about("`files` of one call or session, and as many `fetch_files`; beyond it 422", ge=1, le=MOST.files)
     ] = BOUNDS.files
     max_path_depth: Annotated[
-        int, Meta(ge=1, le=MOST.path_depth, description="Folders above a file of `files` or `fetch_files`; beyond it 422")
+        int, about("Folders above a file of `files` or `fetch_files`; beyond it 422", ge=1, le=MOST.path_depth)
     ] = BOUNDS.path_depth
     max_variables: Annotated[
-        int, Meta(ge=1, le=MOST.variables, description="`env` of one call or session, and as many `argv`; beyond it 422")
+        int, about("`env` of one call or session, and as many `argv`; beyond it 422", ge=1, le=MOST.variables)
     ] = BOUNDS.variables
     max_text_bytes: Annotated[
-        int, Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422")
+        int, about("Bytes of the paths, of `env` or of `argv` of one call; beyond it 422", ge=1, le=MOST.text_bytes)
     ] = BOUNDS.text_bytes
 
-    max_output_kb: Annotated[
-        int, Meta(ge=1024, le=1 << 16, description="Largest limits.output_kb of a call; beyond it 422")
-    ] = 4096
+    max_output_kb: Annotated[int, about("Largest limits.output_kb of a call; beyond it 422", ge=1024, le=1 << 16)] = 4096
 
     release_factor: Annotated[
-        float, Meta(ge=1, description="Unanswered jobs at the workers, of all gateways together, as a multiple of all slots")
+        float, about("Unanswered jobs at the workers, of all gateways together, as a multiple of all slots", ge=1)
     ] = 1.25
     answer_grace_s: Annotated[
-        float, Meta(ge=0, description="How long a worker may take to answer a call after its deadline or its cancellation")
+        float, about("How long a worker may take to answer a call after its deadline or its cancellation", ge=0)
     ] = 2.0
-    workers_refresh_s: Annotated[float, Meta(gt=0, description="Seconds between two reads of the list of live workers")] = 1.0
+    workers_refresh_s: Annotated[float, about("Seconds between two reads of the list of live workers", gt=0)] = 1.0
 
-    idempotency_ttl_s: Annotated[float, Meta(ge=0, description="How long a result is kept for its idempotency key")] = 120.0
-    idempotency_max_bytes: Annotated[int, Meta(ge=0, description="Bytes of results kept for idempotency keys")] = 128 << 20
+    idempotency_ttl_s: Annotated[float, about("How long a result is kept for its idempotency key", ge=0)] = 120.0
+    idempotency_max_bytes: Annotated[int, about("Bytes of results kept for idempotency keys", ge=0)] = 128 << 20
 
-    retry_after_max_s: Annotated[float, Meta(ge=1, description="Largest Retry-After of a refusal")] = 60.0
-    write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for this long is disconnected")] = 60.0
-    keep_alive_s: Annotated[int, Meta(ge=1, description="How long an idle connection is kept open")] = 75
-    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for accepted calls")] = 30.0
+    retry_after_max_s: Annotated[float, about("Largest Retry-After of a refusal", ge=1)] = 60.0
+    write_stall_s: Annotated[float, about("A client that reads nothing for this long is disconnected", gt=0)] = 60.0
+    keep_alive_s: Annotated[int, about("How long an idle connection is kept open", ge=1)] = 75
+    drain_s: Annotated[float, about("How long a shutdown waits for accepted calls", ge=0)] = 30.0
 
-    adapters: Annotated[
-        list[AdapterName], Meta(description="Enabled adapters for clients of other services, see docs/move")
-    ] = msgspec.field(default_factory=lambda: list(get_args(AdapterName)))
+    adapters: Annotated[list[AdapterName], about("Enabled adapters for clients of other services, see docs/move")] = (
+        msgspec.field(default_factory=lambda: list(get_args(AdapterName)))
+    )
     keyless_adapters: Annotated[
         dict[AdapterName, KeylessAdapter],
-        Meta(
-            description="Adapters that accept clients without a key, each with their tenant and their most calls in flight: "
+        about(
+            "Adapters that accept clients without a key, each with their tenant and their most calls in flight: "
             '{"code-judge": {"tenant": "rl", "max_calls": 5000}}. Where keys are required, every other adapter needs a key'
         ),
     ] = {}
-    codejudge_wall_s: Annotated[float, Meta(gt=0, le=3600, description="Wall time of a program of code-judge clients")] = 10.0
-    codejudge_memory_mb: Annotated[int, Meta(ge=16, le=1 << 16, description="Memory of a program of code-judge clients")] = 256
+    codejudge_wall_s: Annotated[float, about("Wall time of a program of code-judge clients", gt=0, le=3600)] = 10.0
+    codejudge_memory_mb: Annotated[int, about("Memory of a program of code-judge clients", ge=16, le=1 << 16)] = 256
     codejudge_deadline_s: Annotated[
-        float, Meta(gt=0, le=7200, description="The code-judge adapter answers queue_timeout if a program is not done by then")
+        float, about("The code-judge adapter answers queue_timeout if a program is not done by then", gt=0, le=7200)
     ] = 55.0
     fusion_memory_mb: Annotated[
-        int, Meta(ge=16, le=1 << 16, description="Memory of a program of SandboxFusion clients that sets no limit")
+        int, about("Memory of a program of SandboxFusion clients that sets no limit", ge=16, le=1 << 16)
     ] = 1024
     fusion_wait_s: Annotated[
-        float,
-        Meta(
-            gt=0, le=3600, description="The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this"
-        ),
+        float, about("The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this", gt=0, le=3600)
     ] = 8.0
 
     jobs_dir: Annotated[
-        str, Meta(description="Folder of bulk jobs, see jobs.md; all gateways and jobs workers share it; empty: no bulk jobs")
+        str, about("Folder of bulk jobs, see jobs.md; all gateways and jobs workers share it; empty: no bulk jobs")
     ] = ""
-    jobs_max_items: Annotated[int, Meta(ge=1, description="Items in one bulk job; beyond it 413")] = 1_000_000
-    jobs_max_bytes: Annotated[int, Meta(ge=1, description="Bytes in one bulk job; beyond it 413")] = 8 << 30
-    jobs_max_live: Annotated[int, Meta(ge=1, description="Unfinished bulk jobs of one tenant; beyond it 429")] = 100
+    jobs_max_items: Annotated[int, about("Items in one bulk job; beyond it 413", ge=1)] = 1_000_000
+    jobs_max_bytes: Annotated[int, about("Bytes in one bulk job; beyond it 413", ge=1)] = 8 << 30
+    jobs_max_live: Annotated[int, about("Unfinished bulk jobs of one tenant; beyond it 429", ge=1)] = 100
     jobs_max_kept_items: Annotated[
-        int, Meta(ge=1, description="Items in all stored bulk jobs of one tenant, ended ones included; beyond it 413")
+        int, about("Items in all stored bulk jobs of one tenant, ended ones included; beyond it 413", ge=1)
     ] = 10_000_000
     jobs_chunk_items: Annotated[
-        int, Meta(ge=1, le=100_000, description="Items in a chunk of a bulk job, the unit that a jobs worker runs")
+        int, about("Items in a chunk of a bulk job, the unit that a jobs worker runs", ge=1, le=100_000)
     ] = 500
-    jobs_keep_s: Annotated[float, Meta(gt=0, description="How long an ended bulk job and its results are kept")] = 7 * 86400.0
+    jobs_keep_s: Annotated[float, about("How long an ended bulk job and its results are kept", gt=0)] = 7 * 86400.0
 
     otlp_endpoint: Annotated[
-        str, Meta(description="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
+        str, about("OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
     ] = ""
     trace_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="Share of the calls to trace, among those without a traceparent that decides it")
+        float, about("Share of the calls to trace, among those without a traceparent that decides it", ge=0, le=1)
     ] = 1.0
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
-    log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
-        default_factory=default_log_format
-    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
+    log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
     @property
     def bounds(self) -> Bounds:
@@ -195,17 +182,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
 class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
     """Settings of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
 
-    redis: Annotated[str, Meta(description="URL of the gateways' Redis or Valkey server")] = ""
-    jobs_dir: Annotated[str, Meta(description="The gateways' folder of bulk jobs")] = ""
-    jobs_gateway: Annotated[
-        str, Meta(description="URL of the gateway or of a load balancer, or several URLs separated by commas")
-    ] = "http://127.0.0.1:8080"
-    jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that run at the same time")] = 2
-    jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are in flight at once")] = 32
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
-    log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
-        default_factory=default_log_format
+    redis: Annotated[str, about("URL of the gateways' Redis or Valkey server")] = ""
+    jobs_dir: Annotated[str, about("The gateways' folder of bulk jobs")] = ""
+    jobs_gateway: Annotated[str, about("URL of the gateway or of a load balancer, or several URLs separated by commas")] = (
+        "http://127.0.0.1:8080"
     )
+    jobs_chunks: Annotated[int, about("Chunks that run at the same time", ge=1, le=64)] = 2
+    jobs_at_once: Annotated[int, about("Items of one chunk that are in flight at once", ge=1, le=4096)] = 32
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
+    log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
     def __post_init__(self) -> None:
         missing = [name for name in ("redis", "jobs_dir") if not getattr(self, name)]
