@@ -43,8 +43,8 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _hot_paths() -> dict[str, Any]:
-    run = _post("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
-    batch = _post("batch", "Run many programs; each result is sent when it is ready", Batch, _batch_answers())
+    run = _operation("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
+    batch = _operation("batch", "Run many programs; each result is sent when it is ready", Batch, _batch_answers())
     batch["parameters"] = [
         {
             "name": "stream",
@@ -53,8 +53,8 @@ def _hot_paths() -> dict[str, Any]:
             "schema": {"type": "boolean", "default": True},
         }
     ]
-    judge = _post("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS))
-    verify = _post("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
+    judge = _operation("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS))
+    verify = _operation("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
     verify["requestBody"]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Verify), schema_of(VerifyBatch)]}
     return _session_paths() | {
         "/v1/run": {"post": run},
@@ -84,15 +84,11 @@ def _session_paths() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, verb, summary, body, responses in routes:
         name = f"{verb}_session{path.replace('/{id}', '').replace('/', '_')}" if path else f"{verb}_sessions"
-        operation = _post(name, summary, body, responses) if body is not None else _get(name, summary, responses)
+        operation = _operation(name, summary, body, responses)
         if path:
             operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
         paths.setdefault(f"/v1/sessions{path}", {})[verb] = operation
     return paths
-
-
-def _get(name: str, summary: str, responses: Mapping[int | str, dict[str, Any]]) -> dict[str, Any]:
-    return {"operationId": name, "summary": summary, "responses": {str(status): it for status, it in responses.items()}}
 
 
 def _batch_answers() -> dict[int | str, dict[str, Any]]:
@@ -109,10 +105,8 @@ def _verify_answers() -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def _post(name: str, summary: str, body: type[Struct], responses: Mapping[int | str, dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}},
-        "responses": {str(status): response for status, response in responses.items()},
-    }
+def _operation(name: str, summary: str, body: type[Struct] | None, responses: Mapping[int | str, Any]) -> dict[str, Any]:
+    made = {"operationId": name, "summary": summary, "responses": {str(status): one for status, one in responses.items()}}
+    if body is not None:
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of(body)}}}
+    return made

@@ -127,7 +127,7 @@ async def test_gateway_that_never_saw_the_session_finds_it_by_its_name(here: Vis
     [session] = (await here.http.get("/v1/sessions?rollout=g")).json()["sessions"]
     assert session["tags"]["group"] == "nemo-skills"
     found = await other_gateway(here).run("g", Cell("x"), SessionSpec(), ANONYMOUS)
-    assert (found.result.value, found.anew) == ("5", False)
+    assert (found.result.value, found.new) == ("5", False)
     await here.http.delete("/sessions/g")
 
 
