@@ -75,7 +75,7 @@ def add_key(options: argparse.Namespace) -> None:
     print(secret)
     for name, most in (limits or {}).items():
         if most < (usual := getattr(Limits(), name)):
-            print(f"A call that sets no {name} asks for {usual:g}; callers with this key have to set less.", file=sys.stderr)
+            print(f"The default of a call is {name} {usual:g}; callers with this key have to set less.", file=sys.stderr)
     print(
         f"Key {entry.id} of tenant {entry.tenant!r} is in {options.file} as a hash; the key itself is shown only now, keep it. "
         "Callers set EXEC_API_KEY, or send `Authorization: Bearer KEY`.",
