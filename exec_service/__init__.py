@@ -1,1 +1,1 @@
-"""The gateway: doors, admission, dispatch. Importing it reads nothing and starts nothing."""
+"""The gateway: endpoints, admission, dispatch. Importing it reads nothing and starts nothing."""

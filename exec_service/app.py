@@ -1,19 +1,17 @@
-"""The gateway put together: the app, the life of its tasks, and the server.
+"""Puts the gateway together: its routes, its tasks, and its server.
 
     async with Gateway(config, queue) as gateway:
         await serve(gateway, stop=stop, listening=print)
 
-The story of a shutdown: admit nothing new and say so (503); finish what was accepted, or answer it when the time is over;
-close the listening socket and the connections; stop the tasks.
+Shutdown: refuse new calls with 503; finish accepted calls, or answer them when the time is over; close the listening socket and
+the connections; stop the tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,18 +26,18 @@ from exec_service.api.calls import hot_routes, plain_routes
 from exec_service.api.connections import Bounds, room_for_connections, server_config
 from exec_service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from exec_service.api.errors import error_answerer
-from exec_service.api.info import package_version
-from exec_service.api.jobs import JobDesk, job_routes
+from exec_service.api.jobs import BulkJobs, job_routes
 from exec_service.api.judge import judging_routes
-from exec_service.api.middleware import BindRefused, Guard, check_bind, is_loopback
+from exec_service.api.listening import CLOSE_S, Server, address_for_grpc, bind, url_of
+from exec_service.api.middleware import Guard
 from exec_service.api.openapi import openapi_of
 from exec_service.api.sessions import session_routes
 from exec_service.api.stats import stats_routes
 from exec_service.api.validation import Validator
 from exec_service.api.web_page import page_routes
-from exec_service.compat import OneSlash, door_routes, keyless_paths
-from exec_service.compat.adapter import House
-from exec_service.config import GatewayConfig
+from exec_service.compat import OneSlash, adapter_routes, keyless_paths
+from exec_service.compat.adapter import GatewayParts
+from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.fair_queue import same_weight
 from exec_service.dispatch.workers import Fleet
@@ -53,21 +51,9 @@ from exec_service.tenants.keys import Keys
 from exec_wire.queue.protocol import GatewayQueue, QueueUnavailable
 from exec_wire.supervisor import Supervisor, stop
 
-log = logging.getLogger("exec_service")
-
-CLOSE_S = 5  # what remains of a shutdown after everything was answered: bytes on their way to slow readers
-
-
-class PortTaken(Exception):
-    """Somebody else listens there; the message says where."""
-
-
-class GrpcPortTaken(PortTaken):
-    """The same, of gRPC's port."""
-
 
 class Gateway:
-    """One gateway: an async context manager that starts and stops its tasks. Needs nothing but its end of a queue."""
+    """One gateway: an async context manager that starts and stops its tasks."""
 
     def __init__(self, config: GatewayConfig, queue: GatewayQueue, supervisor: Supervisor | None = None) -> None:
         self.config = config
@@ -79,25 +65,14 @@ class Gateway:
         if config.otlp_endpoint:
             self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
-        self.fleet = Fleet(queue, config.fleet_refresh_s, config.release_factor, self.keys)
+        self.fleet = Fleet(queue, config.workers_refresh_s, config.release_factor, self.keys)
         weight_of = self.keys.weight if self.keys is not None else same_weight
         self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of, supervisor=self.supervisor)
         self.desk = SessionRouter(config, queue, self.fleet, self.dispatch, self.metrics)
-        self._door_tasks: set[asyncio.Task[None]] = set()
-        self.jobs = JobDesk(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
+        self.adapter_tasks: set[asyncio.Task[None]] = set()
+        self.jobs = BulkJobs(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
         self.cluster = queue.shared
-        self.app = build_app(
-            config,
-            self.dispatch,
-            self.fleet,
-            self.metrics,
-            self.desk,
-            self._door_tasks,
-            self.supervisor,
-            keys=self.keys,
-            cluster=self.cluster,
-            jobs=self.jobs,
-        )
+        self.app = build_app(self)
         self._tasks: list[asyncio.Task[None]] = []
 
     def _give_up(self) -> None:
@@ -117,7 +92,7 @@ class Gateway:
         return self
 
     def keep_jobs(self, line: ChunkQueue) -> None:
-        """Hand the chunks of bulk jobs to those at the other end of `line` from now on. Needs a folder of jobs."""
+        """Hand the chunks of bulk jobs to the jobs workers behind `line`. Needs a folder of bulk jobs."""
         assert self.jobs is not None
         self.jobs.keeper = JobScheduler(self.jobs.store, line, self.config.jobs_keep_s)
         self._tasks.append(self.supervisor.start("jobs", self.jobs.keeper.run_forever))
@@ -127,14 +102,14 @@ class Gateway:
         await stop(self._tasks)
         if self.jobs is not None and self.jobs.keeper is not None:
             await self.jobs.keeper.close()
-        await stop(self._door_tasks)
+        await stop(self.adapter_tasks)
         await self._queue.leave()
         if self.metrics.traces is not None:
             await self.metrics.traces.close()
 
     @property
     def not_ready_because(self) -> str:
-        """Why nothing can be run here, such as for want of a sandbox. While set, /readyz and calls are 503 with these words."""
+        """Why no program can run here. While set, /readyz and calls are answered 503 with this text."""
         return self.dispatch.not_ready_because
 
     @not_ready_because.setter
@@ -142,38 +117,28 @@ class Gateway:
         self.dispatch.not_ready_because = why
 
     async def drain(self, timeout_s: float | None = None) -> None:
-        """Stop admitting and finish what is there; what is unfinished after `timeout_s` is answered `internal_error`."""
+        """Stop admitting and finish accepted calls; after `timeout_s` the rest is answered `internal_error`."""
         await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)
 
 
-def build_app(
-    config: GatewayConfig,
-    dispatch: Dispatch,
-    fleet: Fleet,
-    metrics: Metrics,
-    desk: SessionRouter,
-    door_tasks: set[asyncio.Task[None]],
-    supervisor: Supervisor,
-    *,
-    keys: Keys | None = None,
-    cluster: bool = False,
-    jobs: JobDesk | None = None,
-) -> FastAPI:
+def build_app(gateway: Gateway) -> FastAPI:
+    """The table of contents of HTTP: every route, and what each request passes first."""
+    config, dispatch, fleet, metrics, jobs = gateway.config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.jobs
     app = FastAPI(
         title="exec-service",
         version=package_version(),
-        description="Runs programs in sandboxes and says whose fault it was when they fail.",
+        description="Runs programs in sandboxes and says whether the program or the machine is to blame for a failure.",
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     validator = Validator(fleet, config)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
-    app.router.routes.extend(session_routes(config, dispatch, validator, desk))
-    house = House(config, dispatch, validator, fleet, metrics, desk, door_tasks, supervisor)
-    doors = door_routes(house)
-    app.router.routes.extend(route for routes in doors.values() for route in routes)
-    app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=cluster))
+    app.router.routes.extend(session_routes(config, dispatch, validator, gateway.desk))
+    tasks, supervisor = gateway.adapter_tasks, gateway.supervisor
+    adapters = adapter_routes(GatewayParts(config, dispatch, validator, fleet, metrics, gateway.desk, tasks, supervisor))
+    app.router.routes.extend(route for routes in adapters.values() for route in routes)
+    app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=gateway.cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
     app.include_router(stats_routes(dispatch, fleet, metrics.live_stats))
     app.router.routes.extend(page_routes())
@@ -181,9 +146,8 @@ def build_app(
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
     app.add_middleware(OneSlash)
-    app.add_middleware(
-        Guard, metrics=metrics, keys=keys, keyless=keyless_paths(config, doors), jobs=jobs.store if jobs else None
-    )
+    keyless = keyless_paths(config, adapters)
+    app.add_middleware(Guard, metrics=metrics, keys=gateway.keys, keyless=keyless, jobs=jobs.store if jobs else None)
     metrics.watch(
         fleet,
         in_flight=lambda: dispatch.admission.calls,
@@ -211,38 +175,22 @@ def _add_docs(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the process that embeds it decides when it ends."""
-
-    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._listening = listening
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._listening()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(
-    gateway: Gateway,
-    *,
-    stop: asyncio.Event,
-    listening: Callable[[str], None] | None = None,
-    reserved: int = 0,
+    gateway: Gateway, *, stop: asyncio.Event, listening: Callable[[str], None] | None = None, reserved: int = 0
 ) -> None:
-    """Serve until `stop` is set, then drain and close. `listening` is called with the URL once connections are accepted.
-    `reserved` descriptors are left to others in this process.
+    """Serve until `stop` is set, then drain and close.
 
-    Raises `BindRefused` or `PortTaken`, both with words for the user. Run the loop with `uvloop.run`.
+    Args:
+        listening: called with the URL once connections are accepted.
+        reserved: descriptors to leave to the rest of the process.
+
+    Raises:
+        BindRefused, PortTaken: the gateway cannot listen there.
     """
     config = gateway.config
     sock = bind(config.host, config.port, keys=gateway.keys is not None)
     connections = room_for_connections(reserved, config.max_connections)
-    of_grpc = max(1, connections // 4) if config.grpc_port else 0  # they carry many requests each
+    of_grpc = max(1, connections // 4) if config.grpc_port else 0  # each carries many requests
     try:
         async with serving_grpc(gateway, of_grpc) as finish_streams:
             url = url_of(sock)
@@ -266,80 +214,27 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[Callable[[], None]]:
-    """The gRPC door, if there is to be one; gives the function that begins its end."""
+    """Serve gRPC if it is enabled; yields the function that ends its streams."""
     config = gateway.config
     if not config.grpc_port:
         yield lambda: None
         return
-    from exec_service.rpc.server import GrpcDoor  # grpc takes a while to load, and is not always wanted
+    from exec_service.rpc.server import GrpcServer  # grpc is slow to load and not always enabled
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
-    door = GrpcDoor(
+    server = GrpcServer(
         config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, gateway.desk, cluster=gateway.cluster
     )
-    await door.start(address, max_connections)
+    await server.start(address, max_connections)
     try:
-        yield door.finish_streams
+        yield server.finish_streams
     finally:
-        await door.stop(CLOSE_S)
-
-
-def address_for_grpc(host: str, port: int, *, keys: bool) -> str:
-    """As gRPC writes it. Bound for a moment to see that it is free: gRPC itself says that only in its log."""
-    try:
-        with bind(host, port, keys=keys) as probe:
-            name, number = probe.getsockname()[:2]
-    except PortTaken as error:
-        raise GrpcPortTaken(f"gRPC {error}") from error
-    return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+        await server.stop(CLOSE_S)
 
 
 def _server_config(gateway: Gateway, max_connections: int) -> uvicorn.Config:
     config = gateway.config
-    bounds = Bounds(
-        max_connections=max_connections,
-        max_header_bytes=config.max_header_bytes,
-        header_s=config.header_s,
-        body_s=config.body_s,
-        write_stall_s=config.write_stall_s,
-        refused=gateway.metrics.rejected,
-    )
-    return server_config(
-        gateway.app,
-        bounds,
-        backlog=config.backlog,
-        timeout_keep_alive=config.keep_alive_s,
-        timeout_graceful_shutdown=CLOSE_S,
-    )
-
-
-def bind(host: str, port: int, *, keys: bool = False) -> socket.socket:
-    """A socket of our own: uvicorn's way ends the process when the port is taken."""
-    family, address = address_of(host, port, keys=keys)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    sock.setblocking(False)
-    return sock
-
-
-def address_of(host: str, port: int, *, keys: bool) -> tuple[socket.AddressFamily, Any]:
-    """Where to listen; without keys a loopback address, whatever its name says."""
-    if not keys:
-        check_bind(host)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    if not keys and not is_loopback(str(address[0])):
-        raise BindRefused(f"refusing to listen on {host!r}: it stands for {address[0]}, which is not a loopback address")
-    return family, address
-
-
-def url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    limits = {name: getattr(config, name) for name in ("max_header_bytes", "header_s", "body_s", "write_stall_s")}
+    bounds = Bounds(max_connections, refused=gateway.metrics.rejected, **limits)
+    times = {"timeout_keep_alive": config.keep_alive_s, "timeout_graceful_shutdown": CLOSE_S}
+    return server_config(gateway.app, bounds, backlog=config.backlog, **times)

@@ -1,6 +1,6 @@
-"""What an operator can set on a gateway: one frozen class, read from the environment once, passed down.
+"""The settings of a gateway and of a jobs worker: one frozen class each, read from the environment once.
 
-Each field's `Meta` carries its bounds and its one line of help, so that documentation and the command line come from here.
+Each field's `Meta` holds its bounds and its description; docs/configuration.md and the chart's values are generated from them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,22 +19,23 @@ from exec_wire.messages.calls import GivenLabel
 from exec_wire.messages.unknown_fields import suggestion
 
 ENV_PREFIX = "EXEC_"
-LOG_LEVELS = "From which level on log lines are written; requests are info, see docs/operations.md"
-LOG_FORMAT = "Format of every log line; text on a terminal, else json, if not set"
+LOG_LEVELS = "Lowest level of the log lines that are written; requests are info, see docs/operations.md"
+LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
+KINDS: dict[object, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 NOT_OURS = frozenset(
     f"{ENV_PREFIX}{name}"
     for name in (
         "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY TEST_SLOWNESS LEAK_CALLS FUZZ".split()
     )
 )
-"""Variables with our prefix that are no settings: of clients, of compose.yaml, of tests."""
+"""Variables with the prefix that are not settings: clients, compose.yaml and tests read them."""
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
-DoorName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
+AdapterName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
 
 
 class ConfigError(ValueError):
-    """A setting has a value that cannot be meant; the message names it."""
+    """A setting has an invalid value; the message names the variable."""
 
 
 def default_log_format() -> Literal["json", "text"]:
@@ -41,155 +43,136 @@ def default_log_format() -> Literal["json", "text"]:
     return "text" if sys.stderr.isatty() else "json"
 
 
-class OpenDoor(Struct, frozen=True, forbid_unknown_fields=True):
-    """A door for clients that send no key: whose calls these are, and how many of them may be inside at once."""
+class KeylessAdapter(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tenant of an adapter's clients that send no key, and how many of their calls may be in flight."""
 
     tenant: GivenLabel
     max_calls: Annotated[int, Meta(ge=1)]
 
 
+def about(description: str, **bounds: Any) -> Meta:
+    """The description of a setting and its bounds."""
+    return Meta(description=description, **bounds)
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="Address to listen on; without keys loopback only")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
-    grpc_port: Annotated[int, Meta(ge=0, le=65535, description="TCP port for gRPC, at the same address; 0 for none")] = 50051
-    keys: Annotated[
-        str, Meta(description="File of API keys (`exec-service keys add`); with it every call needs one, see keys.md")
-    ] = ""
-    backlog: Annotated[int, Meta(ge=1, description="Connections the kernel holds before they are accepted")] = 32768
+    host: Annotated[str, about("Address to listen on; without keys it must be a loopback address")] = "127.0.0.1"
+    port: Annotated[int, about("TCP port to listen on; 0 takes a free one", ge=0, le=65535)] = 8080
+    grpc_port: Annotated[int, about("TCP port for gRPC, at the same address; 0 for none", ge=0, le=65535)] = 50051
+    keys: Annotated[str, about("File of API keys (`exec-service keys add`); if set, every call needs a key, see keys.md")] = ""
+    backlog: Annotated[int, about("Connections the kernel holds before they are accepted", ge=1)] = 32768
 
     max_connections: Annotated[
         int,
-        Meta(
+        about(
+            "HTTP and gRPC connections open at once; beyond it the one that has been idle longest is closed. "
+            "0: as many as the limit on open files allows, up to 32,768. Descriptors for the worker are always reserved",
             ge=0,
-            description="HTTP and gRPC connections open at once; beyond it the one that has longest sent no request is closed. "
-            "0: as many as the limit on open files allows, up to 32,768. Descriptors for the worker are always left",
         ),
     ] = 0
-    max_header_bytes: Annotated[
-        int, Meta(ge=1024, description="Bytes of a request's first line and headers; beyond it 431")
-    ] = 64 << 10
-    header_s: Annotated[float, Meta(gt=0, description="How long a connection may take to send its headers; beyond it 408")] = (
-        30.0
-    )
+    max_header_bytes: Annotated[int, about("Bytes of a request's first line and headers; beyond it 431", ge=1024)] = 64 << 10
+    header_s: Annotated[float, about("How long a connection may take to send its headers; beyond it 408", gt=0)] = 30.0
     body_s: Annotated[
-        float,
-        Meta(gt=0, description="How long a body may take to arrive, with 1 s more for each 128 KiB that came; beyond it 408"),
+        float, about("How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408", gt=0)
     ] = 60.0
 
     redis: Annotated[
-        str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
+        str, about("URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""
-    metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health")] = "127.0.0.1"
+    metrics_host: Annotated[str, about("Address of the port for metrics and health")] = "127.0.0.1"
     metrics_port: Annotated[
-        int, Meta(ge=0, le=65535, description="That port; 0 takes a free one in a cluster, and none with `exec-service up`")
+        int, about("Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`", ge=0, le=65535)
     ] = 0
 
-    max_calls: Annotated[int, Meta(ge=1, description="Calls admitted and not yet delivered; beyond it 429")] = 60_000
-    max_bytes: Annotated[int, Meta(ge=1, description="Bytes of admitted calls and undelivered results; beyond it 429")] = (
-        1 << 30
-    )
-    max_calls_per_request: Annotated[int, Meta(ge=1, description="Calls in one batch; beyond it 413")] = 4096
-    max_body_bytes: Annotated[int, Meta(ge=1, description="Bytes in one request body; beyond it 413")] = 64 << 20
+    max_calls: Annotated[int, about("Calls admitted and not yet delivered; beyond it 429", ge=1)] = 60_000
+    max_bytes: Annotated[int, about("Bytes of admitted calls and undelivered results; beyond it 429", ge=1)] = 1 << 30
+    max_calls_per_request: Annotated[int, about("Calls in one batch; beyond it 413", ge=1)] = 4096
+    max_body_bytes: Annotated[int, about("Bytes in one request body; beyond it 413", ge=1)] = 64 << 20
     max_strings_per_request: Annotated[
-        int, Meta(ge=1024, description="Names and texts in one request body, counted before it is decoded; beyond it 413")
+        int, about("Names and texts in one request body, counted before it is decoded; beyond it 413", ge=1024)
     ] = 1 << 18
     max_files: Annotated[
-        int, Meta(ge=1, le=MOST.files, description="`files` of one call or session, and as many `fetch_files`; beyond it 422")
+        int, about("`files` of one call or session, and as many `fetch_files`; beyond it 422", ge=1, le=MOST.files)
     ] = BOUNDS.files
     max_path_depth: Annotated[
-        int, Meta(ge=1, le=MOST.path_depth, description="Folders above a file of `files` or `fetch_files`; beyond it 422")
+        int, about("Folders above a file of `files` or `fetch_files`; beyond it 422", ge=1, le=MOST.path_depth)
     ] = BOUNDS.path_depth
     max_variables: Annotated[
-        int, Meta(ge=1, le=MOST.variables, description="`env` of one call or session, and as many `argv`; beyond it 422")
+        int, about("`env` of one call or session, and as many `argv`; beyond it 422", ge=1, le=MOST.variables)
     ] = BOUNDS.variables
     max_text_bytes: Annotated[
-        int,
-        Meta(ge=1, le=MOST.text_bytes, description="Bytes of the paths, of `env` or of `argv` of one call; beyond it 422"),
+        int, about("Bytes of the paths, of `env` or of `argv` of one call; beyond it 422", ge=1, le=MOST.text_bytes)
     ] = BOUNDS.text_bytes
 
-    max_output_kb: Annotated[
-        int, Meta(ge=1024, le=1 << 16, description="The most that limits.output_kb can be; beyond it 422")
-    ] = 4096
+    max_output_kb: Annotated[int, about("Largest limits.output_kb of a call; beyond it 422", ge=1024, le=1 << 16)] = 4096
 
     release_factor: Annotated[
-        float,
-        Meta(
-            ge=1, description="Calls released to workers and unanswered, of all gateways together, as a multiple of all slots"
-        ),
+        float, about("Unanswered jobs at the workers, of all gateways together, as a multiple of all slots", ge=1)
     ] = 1.25
     answer_grace_s: Annotated[
-        float, Meta(ge=0, description="How long a worker may take to answer a call whose deadline passed or that was cancelled")
+        float, about("How long a worker may take to answer a call after its deadline or its cancellation", ge=0)
     ] = 2.0
-    fleet_refresh_s: Annotated[float, Meta(gt=0, description="How often the list of live workers is read")] = 1.0
+    workers_refresh_s: Annotated[float, about("Seconds between two reads of the list of live workers", gt=0)] = 1.0
 
-    idempotency_ttl_s: Annotated[
-        float, Meta(ge=0, description="How long a finished result is kept for its idempotency key")
-    ] = 120.0
-    idempotency_max_bytes: Annotated[int, Meta(ge=0, description="Bytes of results kept for idempotency keys")] = 128 << 20
+    idempotency_ttl_s: Annotated[float, about("How long a result is kept for its idempotency key", ge=0)] = 120.0
+    idempotency_max_bytes: Annotated[int, about("Bytes of results kept for idempotency keys", ge=0)] = 128 << 20
 
-    retry_after_max_s: Annotated[float, Meta(ge=1, description="Longest Retry-After that a refusal gives")] = 60.0
-    write_stall_s: Annotated[float, Meta(gt=0, description="A client that reads nothing for so long is disconnected")] = 60.0
-    keep_alive_s: Annotated[int, Meta(ge=1, description="How long an idle connection is kept open")] = 75
-    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what was accepted")] = 30.0
+    retry_after_max_s: Annotated[float, about("Largest Retry-After of a refusal", ge=1)] = 60.0
+    write_stall_s: Annotated[float, about("A client that reads nothing for this long is disconnected", gt=0)] = 60.0
+    keep_alive_s: Annotated[int, about("How long an idle connection is kept open", ge=1)] = 75
+    drain_s: Annotated[float, about("How long a shutdown waits for accepted calls", ge=0)] = 30.0
 
-    doors: Annotated[
-        list[DoorName], Meta(description="Doors for clients of other services, see docs/move; what is not named is shut")
-    ] = msgspec.field(default_factory=lambda: list(get_args(DoorName)))
-    open_doors: Annotated[
-        dict[DoorName, OpenDoor],
-        Meta(
-            description="Doors whose clients send no key, each with its tenant and how many of its calls may be inside: "
-            '{"code-judge": {"tenant": "rl", "max_calls": 5000}}. Beyond loopback no other door is open without a key'
+    adapters: Annotated[list[AdapterName], about("Enabled adapters for clients of other services, see docs/move")] = (
+        msgspec.field(default_factory=lambda: list(get_args(AdapterName)))
+    )
+    keyless_adapters: Annotated[
+        dict[AdapterName, KeylessAdapter],
+        about(
+            "Adapters that accept clients without a key, each with their tenant and their most calls in flight: "
+            '{"code-judge": {"tenant": "rl", "max_calls": 5000}}. Where keys are required, every other adapter needs a key'
         ),
     ] = {}
-    codejudge_wall_s: Annotated[float, Meta(gt=0, le=3600, description="Wall time of a program of the code-judge door")] = 10.0
-    codejudge_memory_mb: Annotated[int, Meta(ge=16, le=1 << 16, description="Memory of a program of the code-judge door")] = 256
+    codejudge_wall_s: Annotated[float, about("Wall time of a program of code-judge clients", gt=0, le=3600)] = 10.0
+    codejudge_memory_mb: Annotated[int, about("Memory of a program of code-judge clients", ge=16, le=1 << 16)] = 256
     codejudge_deadline_s: Annotated[
-        float, Meta(gt=0, le=7200, description="The code-judge door answers queue_timeout for what is not done by then")
+        float, about("The code-judge adapter answers queue_timeout if a program is not done by then", gt=0, le=7200)
     ] = 55.0
     fusion_memory_mb: Annotated[
-        int, Meta(ge=16, le=1 << 16, description="Memory of a program of the sandbox-fusion door that names no limit")
+        int, about("Memory of a program of SandboxFusion clients that sets no limit", ge=16, le=1 << 16)
     ] = 1024
     fusion_wait_s: Annotated[
-        float,
-        Meta(
-            gt=0, le=3600, description="The sandbox-fusion door answers 504 when a call waits longer than its limits and this"
-        ),
+        float, about("The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this", gt=0, le=3600)
     ] = 8.0
 
     jobs_dir: Annotated[
-        str, Meta(description="Folder of bulk jobs, see jobs.md; all gateways and jobs workers have the same; empty: no jobs")
+        str, about("Folder of bulk jobs, see jobs.md; all gateways and jobs workers share it; empty: no bulk jobs")
     ] = ""
-    jobs_max_items: Annotated[int, Meta(ge=1, description="Items in one bulk job; beyond it 413")] = 1_000_000
-    jobs_max_bytes: Annotated[int, Meta(ge=1, description="Bytes in one bulk job; beyond it 413")] = 8 << 30
-    jobs_max_live: Annotated[int, Meta(ge=1, description="Bulk jobs of one tenant that have not ended; beyond it 429")] = 100
+    jobs_max_items: Annotated[int, about("Items in one bulk job; beyond it 413", ge=1)] = 1_000_000
+    jobs_max_bytes: Annotated[int, about("Bytes in one bulk job; beyond it 413", ge=1)] = 8 << 30
+    jobs_max_live: Annotated[int, about("Unfinished bulk jobs of one tenant; beyond it 429", ge=1)] = 100
     jobs_max_kept_items: Annotated[
-        int, Meta(ge=1, description="Items of all bulk jobs of one tenant that are kept, also of ended ones; beyond it 413")
+        int, about("Items in all stored bulk jobs of one tenant, ended ones included; beyond it 413", ge=1)
     ] = 10_000_000
     jobs_chunk_items: Annotated[
-        int, Meta(ge=1, le=100_000, description="Items in a chunk of a bulk job: what is handed out, and finished, at once")
+        int, about("Items in a chunk of a bulk job, the unit that a jobs worker runs", ge=1, le=100_000)
     ] = 500
-    jobs_keep_s: Annotated[float, Meta(gt=0, description="How long a bulk job that has ended is kept, with its results")] = (
-        7 * 86400.0
-    )
+    jobs_keep_s: Annotated[float, about("How long an ended bulk job and its results are kept", gt=0)] = 7 * 86400.0
 
     otlp_endpoint: Annotated[
-        str, Meta(description="OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
+        str, about("OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
     ] = ""
     trace_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="Share of the calls that are traced, of those whose traceparent does not decide it")
+        float, about("Share of the calls to trace, among those without a traceparent that decides it", ge=0, le=1)
     ] = 1.0
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
-    log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
-        default_factory=default_log_format
-    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
+    log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
     @property
     def bounds(self) -> Bounds:
         return Bounds(self.max_files, self.max_path_depth, self.max_variables, self.max_text_bytes)
 
     def __post_init__(self) -> None:
-        # Otherwise a request could be within its own limits and still be answered 429 for ever.
+        # Otherwise every attempt of a request within its own limits could be answered 429.
         if self.max_calls < self.max_calls_per_request:
             raise ConfigError(f"max_calls ({self.max_calls}) is below max_calls_per_request ({self.max_calls_per_request})")
         if self.max_bytes < self.max_body_bytes:
@@ -197,36 +180,38 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
 
 
 class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
-    """Of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
+    """Settings of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
 
-    redis: Annotated[str, Meta(description="URL of the Redis or Valkey server, as the gateways have it")] = ""
-    jobs_dir: Annotated[str, Meta(description="Folder of bulk jobs, as the gateways have it")] = ""
-    jobs_gateway: Annotated[
-        str, Meta(description="URL of the gateway or of what stands before several, or their URLs with commas between them")
-    ] = "http://127.0.0.1:8080"
-    jobs_chunks: Annotated[int, Meta(ge=1, le=64, description="Chunks that are run at the same time")] = 2
-    jobs_at_once: Annotated[int, Meta(ge=1, le=4096, description="Items of one chunk that are on their way at once")] = 32
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description=LOG_LEVELS)] = "warning"
-    log_format: Annotated[Literal["json", "text"], Meta(description=LOG_FORMAT)] = msgspec.field(
-        default_factory=default_log_format
+    redis: Annotated[str, about("URL of the gateways' Redis or Valkey server")] = ""
+    jobs_dir: Annotated[str, about("The gateways' folder of bulk jobs")] = ""
+    jobs_gateway: Annotated[str, about("URL of the gateway or of a load balancer, or several URLs separated by commas")] = (
+        "http://127.0.0.1:8080"
     )
+    jobs_chunks: Annotated[int, about("Chunks that run at the same time", ge=1, le=64)] = 2
+    jobs_at_once: Annotated[int, about("Items of one chunk that are in flight at once", ge=1, le=4096)] = 32
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
+    log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
     def __post_init__(self) -> None:
         missing = [name for name in ("redis", "jobs_dir") if not getattr(self, name)]
         if missing:
             options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise ConfigError(
-                f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), as its gateways have"
+                f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), the same as its gateways"
             )
         if not all(url.strip().startswith(("http://", "https://")) for url in self.jobs_gateway.split(",")):
-            raise ConfigError(f"jobs_gateway is an address such as http://gateway:8080, not {self.jobs_gateway!r}")
+            raise ConfigError(f"jobs_gateway must be a URL such as http://gateway:8080, not {self.jobs_gateway!r}")
 
 
 C = TypeVar("C", bound=Struct)
 
 
 def read_environment(config: type[C], environ: Mapping[str, str], **given: object) -> C:
-    """The configuration that `EXEC_*` variables describe, and `given` overrides where it is not None; else the defaults."""
+    """The settings from `given` where it is not None, else from `EXEC_*` variables, else the defaults.
+
+    Raises:
+        ConfigError: a value is not allowed, or a variable with the prefix is unknown.
+    """
     check_names(environ)
     values = {name: value for name, value in given.items() if value is not None}
     for setting in settings(config):
@@ -239,8 +224,8 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
             else:
                 values[setting.name] = msgspec.convert(value, setting.type, strict=False)
         except msgspec.DecodeError as error:
-            words = allowed(setting.type) or str(error)
-            raise ConfigError(f"{setting.env} (setting {setting.name}) is {value!r}; allowed: {words}") from None
+            wanted = str(error) if (known := allowed(setting.type)) in ("JSON", "text") else known
+            raise ConfigError(f"{setting.env} (setting {setting.name}) is {value!r}; allowed: {wanted}") from None
     try:
         return msgspec.convert(values, config)
     except msgspec.ValidationError as error:
@@ -248,21 +233,21 @@ def read_environment(config: type[C], environ: Mapping[str, str], **given: objec
 
 
 def allowed(type_: object) -> str:
-    """The values of a setting, for a person; nothing if its type does not say it in a line."""
+    """The allowed values of a setting, for messages and docs/configuration.md."""
     kind, *extras = get_args(type_) if get_origin(type_) is Annotated else (type_,)
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
-    if kind not in (int, float):
-        return ""
+    if kind not in KINDS:
+        return "JSON"
     meta = next(extra for extra in extras if isinstance(extra, Meta))
     marks = (("more than", meta.gt), ("at least", meta.ge), ("less than", meta.lt), ("at most", meta.le))
     bounds = [f"{mark} {bound}" for mark, bound in marks if bound is not None]
-    return " ".join(["a whole number" if kind is int else "a number", " and ".join(bounds)]).rstrip()
+    return " ".join([KINDS[kind], " and ".join(bounds)]).rstrip()
 
 
 def check_names(environ: Mapping[str, str]) -> None:
-    """Raises `ConfigError` for a variable that nobody reads: what is misspelt must not be silently left out."""
-    from worker.config import WorkerConfig  # for the names alone: processes of one machine often share their environment
+    """Raise `ConfigError` for an unknown variable with the prefix, so that a misspelt one is not ignored silently."""
+    from worker.config import WorkerConfig  # only for the names: processes of one machine often share their environment
 
     known = {setting.env for config in (GatewayConfig, WorkerConfig, JobsWorkerConfig) for setting in settings(config)}
     for name in sorted(environ):
@@ -272,12 +257,12 @@ def check_names(environ: Mapping[str, str]) -> None:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """What Kubernetes sets for a Service whose name begins with `exec-`."""
+    """Whether Kubernetes set it for a Service whose name begins with `exec-`."""
     return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and "://" in value)
 
 
 class Setting(Struct, frozen=True):
-    """One field of the configuration, as documentation and the command line show it."""
+    """One field of a config class, as the documentation shows it."""
 
     name: str
     env: str
@@ -294,3 +279,13 @@ def settings(config: type[Struct]) -> Iterator[Setting]:
 
 def default_of(field: msgspec.structs.FieldInfo) -> object:
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+@cache
+def package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to load
+
+    try:
+        return version("exec-service")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+checkout"

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import FieldInfo
 
-from exec_service.config import GatewayConfig, JobsWorkerConfig, default_of, settings
+from exec_service.config import GatewayConfig, JobsWorkerConfig, allowed, default_of, settings
 
 HEAD = """# Configuration
 
 Made by `python -m exec_service.config_docs` from the classes named below; a test compares the two.
 
 A setting is read once, when the process starts: from its variable, unless the command line gives it (`exec-service up --help`).
-A value that cannot be meant ends the start with words that name the variable. So does a variable that begins with `EXEC_` and
+An invalid value stops start-up, and the message names the variable. So does a variable that begins with `EXEC_` and
 is not listed here. Lists and maps are written as JSON.
 `exec-service up` is a gateway and a worker in one process and takes the settings of both; there
 `EXEC_MIN_TIER` is `D` if it is not set.
 """
-KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def page() -> str:
-    from worker.config import WorkerConfig  # a tool of this repository: a gateway does not know workers
+    from worker.config import WorkerConfig  # a tool of this repository; a gateway does not import workers
 
     parts = [HEAD]
     for title, config in (("Gateway", GatewayConfig), ("Worker", WorkerConfig), ("Jobs worker", JobsWorkerConfig)):
@@ -40,16 +38,16 @@ def page() -> str:
 
 
 def _table(config: type[Struct]) -> Iterator[str]:
-    yield "| variable | default | allowed | what it is |"
+    yield "| variable | default | allowed | description |"
     yield "| --- | --- | --- | --- |"
     for setting, field in zip(settings(config), msgspec.structs.fields(config), strict=True):
-        cells = (f"`{setting.env}`", _default(field), _allowed(field.type), setting.help)
+        cells = (f"`{setting.env}`", _default(field), allowed(field.type), setting.help)
         yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def _default(field: FieldInfo) -> str:
     if isinstance(field.default_factory, types.FunctionType) and field.default_factory.__name__ != "<lambda>":
-        return _in_words(field.default_factory)
+        return _described(field.default_factory)
     value = default_of(field)
     if value == "":
         return "none"
@@ -57,8 +55,8 @@ def _default(field: FieldInfo) -> str:
     return f"`{text}`{_size(field.name, value)}"
 
 
-def _in_words(factory: types.FunctionType) -> str:
-    """A default that depends on the machine: what the function that finds it says of itself."""
+def _described(factory: types.FunctionType) -> str:
+    """A default that depends on the machine: the first line of its function's docstring."""
     if factory.__doc__:
         first = factory.__doc__.splitlines()[0].removesuffix(".")
         return first[0].lower() + first[1:]
@@ -69,23 +67,6 @@ def _size(name: str, value: object) -> str:
     if not name.endswith("_bytes") or not isinstance(value, int):
         return ""
     return next((f" ({value // size} {unit})" for size, unit in UNITS if value and value % size == 0), "")
-
-
-def _allowed(type_: object) -> str:
-    bounds: list[str] = []
-    if get_origin(type_) is Annotated:
-        type_, *extras = get_args(type_)
-        bounds = [bound for extra in extras if isinstance(extra, Meta) for bound in _bounds(extra)]
-    if get_origin(type_) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(type_))
-    kind = KINDS.get(type_, "JSON") if isinstance(type_, type) else "JSON"
-    return " ".join([kind, ", ".join(bounds)]).rstrip()
-
-
-def _bounds(meta: Meta) -> Iterator[str]:
-    for sign, bound in ((">", meta.gt), ("≥", meta.ge), ("<", meta.lt), ("≤", meta.le)):
-        if bound is not None:
-            yield f"{sign} {bound}"
 
 
 if __name__ == "__main__":

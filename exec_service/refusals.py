@@ -1,11 +1,11 @@
-"""Why a request is not accepted. Each carries the stable code of `exec_wire.problems`; every door maps it once.
+"""Reasons to refuse a request. Each carries the stable code of `exec_wire.problems`; each protocol maps it once.
 
 Refusal                  any code; raised by decoding and validation
-├── Overloaded           the admission limit is reached; says when to come again
+├── Overloaded           the admission limit is reached; says when to try again
 ├── Draining             shutting down
-├── NotReady             nothing can be run here; says why
+├── NotReady             no program can run here; says why
 ├── IdempotencyConflict  the key is in use with another payload; says which call
-└── NotPermitted         the caller's key does not allow this; says which call and what of it
+└── NotPermitted         the caller's key does not allow this; names the call and the field
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Overloaded(Refusal):
 
 class Draining(Refusal):
     def __init__(self, why: str = "") -> None:
-        super().__init__("draining", "the service finishes what it has and takes nothing new" + (f": {why}" if why else ""))
+        super().__init__("draining", "the service finishes accepted calls and admits no new ones" + (f": {why}" if why else ""))
 
 
 class NotReady(Refusal):
@@ -36,16 +36,14 @@ class NotReady(Refusal):
 
 
 class IdempotencyConflict(Refusal):
-    """`index` is the position of the offending call, `inside` the path in it; a door turns both into the path of a field."""
+    """`index`: the position of the call; `inside`: the path in it. An endpoint makes the path of a field from both."""
 
     def __init__(self, index: int) -> None:
-        super().__init__("idempotency_conflict", "the key was used for a call with other contents")
+        super().__init__("idempotency_conflict", "the key was used for a call with another payload")
         self.index, self.inside = index, ".idempotency_key"
 
 
 class NotPermitted(Refusal):
-    """`index` and `inside` as above."""
-
     def __init__(self, code: str, detail: str, index: int, inside: str) -> None:
         super().__init__(code, detail, field=f"${inside}")
         self.index, self.inside = index, inside

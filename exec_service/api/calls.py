@@ -7,8 +7,6 @@ gateway does per request. The others are ordinary FastAPI routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -19,11 +17,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from exec_service.api.encoding import WRITE_BYTES, encode, encode_list, portions
-from exec_service.api.info import info_of
-from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.readiness import check_ready
 from exec_service.api.responses import answers, query_parameters
+from exec_service.api.streaming import ClientGone, on_disconnect, or_sign_of_life
 from exec_service.api.tools import TOOLS, Tools
 from exec_service.api.validation import Validator, check_strings, read_selection
 from exec_service.config import GatewayConfig
@@ -37,7 +34,6 @@ from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Cancelled, Result, Selection, encode_json
 from exec_wire.messages.info import Info
-from exec_wire.supervisor import logged
 
 NDJSON = "application/x-ndjson"
 
@@ -60,11 +56,7 @@ class Ready(msgspec.Struct, frozen=True):
     tier: str  # what every call gets at least
 
 
-class ClientGone(Exception):
-    """Nobody is there to be answered."""
-
-
-class Door:
+class Endpoint:
     """What the routes that run programs have in common."""
 
     def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> None:
@@ -107,21 +99,21 @@ class Door:
             raise ClientGone from None  # the server closes a connection whose answer was left unfinished
 
 
-class RunDoor(Door):
+class RunEndpoint(Endpoint):
     """`POST /v1/run`: a Call in, its Result out."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         call = self._validator.read_call(await self._read(scope, facts, receive), facts.origin.warnings)
         async with self._dispatch.run([call], facts.origin) as request:
             facts.calls = 1
-            async with closed_by_disconnect(request, receive):
+            async with on_disconnect(request.close, receive):
                 results = await request.take_all()
             if not results:
                 raise ClientGone
             await self._send_json(await encode(results[0]), send)
 
 
-class BatchDoor(Door):
+class BatchEndpoint(Endpoint):
     """`POST /v1/batch`: calls in, results out, each as it lands or all in order."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -129,7 +121,7 @@ class BatchDoor(Door):
         calls = self._validator.read_batch(await self._read(scope, facts, receive), facts.origin.warnings)
         async with self._dispatch.run(calls, facts.origin, "$.calls[{}]") as request:
             facts.calls = len(calls)
-            async with closed_by_disconnect(request, receive):
+            async with on_disconnect(request.close, receive):
                 if stream:
                     await self._send_stream(request, send)
                     return
@@ -153,22 +145,6 @@ class BatchDoor(Door):
         if request.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-@asynccontextmanager
-async def closed_by_disconnect(request: CallRequest, receive: Receive) -> AsyncIterator[None]:
-    """Close the request, which cancels what is pending, as soon as the caller's connection is gone."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        request.close()
-
-    watcher = logged(asyncio.create_task(watch()), "the end of a connection is not watched for any more")
-    try:
-        yield
-    finally:
-        watcher.cancel()
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
@@ -215,8 +191,8 @@ def flag(scope: Scope, name: str, *, default: bool) -> bool:
 
 def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:
     return [
-        Route("/v1/batch", BatchDoor(config, dispatch, validator), methods=["POST"], name="batch"),
-        Route("/v1/run", RunDoor(config, dispatch, validator), methods=["POST"], name="run"),
+        Route("/v1/batch", BatchEndpoint(config, dispatch, validator), methods=["POST"], name="batch"),
+        Route("/v1/run", RunEndpoint(config, dispatch, validator), methods=["POST"], name="run"),
     ]
 
 

@@ -1,7 +1,7 @@
-"""What a connection may cost before its request is known: bytes and time of the headers, time of the body, how many there are.
+"""Limits on HTTP connections: bytes and time of the headers, time of the body, number of connections.
 
-uvicorn bounds none of these. It is done here because the app sees a request only when its headers are complete. Used by every
-port of ours that speaks HTTP. What a body may cost in memory is admission's business (`http_api.read_body`).
+uvicorn limits none of these, and an app sees a request only when its headers are complete. Every HTTP port of the service uses
+this. Admission limits the memory of bodies (`api.calls.read_body`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,40 +19,34 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from exec_wire.messages.calls import encode_json
 from exec_wire.problems import CONTENT_TYPE, problem
 
-BODY_BYTES_PER_S = 128 << 10  # a body that comes faster may take longer than `body_s`
-MAX_PIPELINED = 64  # requests that a client sends ahead of their answers
-LINGER_S = 5.0  # for the last bytes of a refusal to leave
+BODY_BYTES_PER_S = 128 << 10  # a faster body may take longer than `body_s`
+MAX_PIPELINED = 64  # requests that a client may send before their answers
+LINGER_S = 5.0  # for the last bytes of a refusal
 OWN_DESCRIPTORS = 256  # listening sockets, the queue, files of jobs, the metrics port
-MOST_CONNECTIONS = 32768  # if nobody says how many: each may hold the headers of an unfinished request
+MOST_CONNECTIONS = 32768  # default: each may hold the headers of an unfinished request
 
 
+@dataclass(eq=False)
 class Bounds:
-    """Of one server. `refused` is told the problem code of each connection that was ended for it."""
+    """The limits of one server. `refused` is called with the problem code of each closed connection."""
 
-    def __init__(
-        self,
-        *,
-        max_connections: int,
-        max_header_bytes: int = 64 << 10,
-        header_s: float = 30.0,
-        body_s: float = 60.0,
-        write_stall_s: float = 60.0,
-        refused: Callable[[str], None] = lambda code: None,
-    ) -> None:
-        self.max_connections, self.max_header_bytes = max_connections, max_header_bytes
-        self.header_s, self.body_s, self.write_stall_s = header_s, body_s, write_stall_s
-        self.refused = refused
-        self.unread: dict[BoundedProtocol, None] = {}  # connections without a whole request, those that wait longest first
+    max_connections: int
+    max_header_bytes: int = 64 << 10
+    header_s: float = 30.0
+    body_s: float = 60.0
+    write_stall_s: float = 60.0
+    refused: Callable[[str], None] = lambda code: None
+    unread: dict[BoundedProtocol, None] = field(default_factory=dict)  # without a complete request, longest waiting first
 
 
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, bounds: Bounds, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._bounds = bounds
-        self._loose_bytes = 0  # since something was complete: a request, its headers, a piece of its body
+        self._loose_bytes = 0  # received since the last complete request, headers or piece of a body
         self._in_body = False
         self._body_bytes = 0
-        self._waiting_since: float | None = None  # for the rest of the headers or of the body
+        self._waiting_since: float | None = None  # waiting for the rest of the headers or of the body
         self._timer: asyncio.TimerHandle | None = None
         self._cut: asyncio.TimerHandle | None = None
         self._wrong = ("bad_http", "these bytes are not a request")
@@ -87,11 +82,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._cut = None
 
     def _cut_in(self, seconds: float) -> None:
-        """Unless what is to be written has left by then: a peer that reads nothing keeps even a closed connection open."""
+        """Abort after `seconds` unless all bytes are written: a peer that reads nothing keeps a closed connection open."""
         if self._cut is None:
             self._cut = self.loop.call_later(seconds, self.transport.abort)
 
-    # -- what comes -------------------------------------------------------------------------------------------------------
+    # -- received data ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self._loose_bytes += len(data)
@@ -104,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait()
 
     def on_headers_complete(self) -> None:
-        if self._loose_bytes > self._bounds.max_header_bytes:  # else there is no need to look closer
+        if self._loose_bytes > self._bounds.max_header_bytes:  # else they cannot be too large
             bytes_ = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if bytes_ > self._bounds.max_header_bytes:
                 self._stop_reading("headers_too_large", f"{bytes_} bytes; at most {self._bounds.max_header_bytes} are read")
@@ -131,13 +126,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._bounds.unread.pop(self, None)
             self._cut_in(self._bounds.write_stall_s)
 
-    # -- what does not come -----------------------------------------------------------------------------------------------
+    # -- missing data -----------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         self._waiting_since = self.loop.time()
         due = self._waiting_since + self._allowed_s()
         if self._timer is not None and self._timer.when() <= due:
-            return  # it will look, and find what is left
+            return  # it fires earlier and checks again
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_at(due, self._look)
@@ -145,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _allowed_s(self) -> float:
         if not self._in_body:
             return self._bounds.header_s
-        if self.cycle.response_complete:  # nobody needs the rest
+        if self.cycle.response_complete:  # the rest is not needed
             return self._bounds.body_s
         return self._bounds.body_s + self._body_bytes / BODY_BYTES_PER_S
 
@@ -154,18 +149,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._waiting_since is None or self.transport.is_closing():
             return
         left_s = self._waiting_since + self._allowed_s() - self.loop.time()
-        if self.flow.read_paused:  # then it is we who do not read, and the peer's time begins again
+        if self.flow.read_paused:  # the gateway itself does not read, so the peer's time starts again
             self._waiting_since = self.loop.time()
             left_s = max(left_s, 1.0)
         if left_s > 0:
             self._timer = self.loop.call_later(min(left_s, self._bounds.body_s), self._look)
         else:
-            self._refuse("too_slow", f"the {'body' if self._in_body else 'headers'} did not come to an end in time")
+            self._refuse("too_slow", f"the {'body' if self._in_body else 'headers'} did not arrive in time")
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
     def _stop_reading(self, code: str, detail: str) -> None:
-        """Within the parser, which takes any exception for a bad request and calls `send_400_response`."""
+        """Called within the parser, which treats any exception as a bad request and calls `send_400_response`."""
         self._wrong = (code, detail)
         raise ValueError(code)
 
@@ -177,14 +172,14 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._bounds.refused(code)
         if self._can_answer():
-            told = problem(code, detail)
-            body = encode_json(told)
+            refusal = problem(code, detail)
+            body = encode_json(refusal)
             head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (CONTENT_TYPE.encode(), len(body))
-            self.transport.write(STATUS_LINE[told.status] + head + body)
+            self.transport.write(STATUS_LINE[refusal.status] + head + body)
         self._close()
 
     def _can_answer(self) -> bool:
-        """No answer has begun, and somebody waits for one; an idle connection is closed without words."""
+        """Whether a caller waits for an answer that has not begun; an idle connection is closed without one."""
         if self.cycle is None:
             return True
         if self._in_body:
@@ -199,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def server_config(app: Any, bounds: Bounds, **settings: Any) -> uvicorn.Config:
-    """What all of our servers have in common."""
+    """The uvicorn settings that all servers share."""
     return uvicorn.Config(
         app,
         http=partial(BoundedProtocol, bounds),  # type: ignore[arg-type]
@@ -208,15 +203,15 @@ def server_config(app: Any, bounds: Bounds, **settings: Any) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody in front of us is trusted to speak for a client
+        proxy_headers=False,  # no proxy is trusted to name the client
         **settings,
     )
 
 
 def room_for_connections(reserved: int, most: int = 0) -> int:
-    """How many connections may be open so that `reserved` descriptors, and our own, are left; at most `most` if that is set.
+    """The number of connections that leaves `reserved` descriptors and the process's own; at most `most` if set.
 
-    The process takes as many descriptors as it is allowed to have. If that is still too few, connections get a quarter.
+    Raises the soft limit to the hard limit. If that is too low, connections get a quarter of it.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

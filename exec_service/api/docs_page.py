@@ -1,5 +1,5 @@
-"""`/docs`: the OpenAPI document as one plain page, made here. FastAPI's own page loads its scripts from a CDN, and this one
-must work without a network; it has no script at all."""
+"""`/docs`: the OpenAPI document as one plain page without scripts. FastAPI's own page loads scripts from a CDN; this one must
+work without a network."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> Iterator[str]:
-    words = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤", "maxLength": "length ≤", "default": "· default"}
-    for key, word in words.items():
+    labels = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤", "maxLength": "length ≤", "default": "· default"}
+    for key, label in labels.items():
         if key in schema:
-            yield f"{word} {schema[key]!r}"
+            yield f"{label} {schema[key]!r}"
 
 
 def _table(rows: Iterator[tuple[str, str]]) -> str:

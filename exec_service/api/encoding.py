@@ -1,4 +1,4 @@
-"""Messages as JSON: at once if they are small; else by a thread and in slices, so that the event loop goes on."""
+"""Encodes messages as JSON: small ones at once, large ones in a thread and in slices, so that the event loop keeps running."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from msgspec import Raw, Struct
 from exec_wire.messages.calls import Result, encode_json
 from exec_wire.messages.sessions import Files
 
-LARGE_CHARS = 256 << 10  # of a message's long texts
+LARGE_CHARS = 256 << 10  # in a message's long texts
 SLICE_CHARS = 64 << 10
-WRITE_BYTES = 256 << 10  # a portion is written when it has reached this size
+WRITE_BYTES = 256 << 10  # size of one write
 
 
 async def encode(message: Struct) -> bytes:
@@ -25,7 +25,7 @@ async def encode_list(results: list[Result]) -> bytes:
     parts = []
     for portion in portions(results):
         parts.append(encode_json(portion)[1:-1] if len(portion) > 1 else await encode(portion[0]))
-        await asyncio.sleep(0)  # others are served between two portions
+        await asyncio.sleep(0)  # let other requests run between two portions
     return b"[" + b",".join(parts) + b"]"
 
 
@@ -34,7 +34,7 @@ async def write_proto(messages: Sequence[Struct], write: Callable[[], bytes]) ->
 
 
 def portions(results: list[Result]) -> list[list[Result]]:
-    """Results that are ready together leave in one write; in several when they are much."""
+    """Groups of results for one write each."""
     if len(results) <= 1 or sum(map(size_of, results)) <= WRITE_BYTES:
         return [results] if results else []
     half = len(results) // 2
@@ -42,7 +42,7 @@ def portions(results: list[Result]) -> list[list[Result]]:
 
 
 def size_of(message: Struct) -> int:
-    """Of what can be long in an answer that a program had a part in; 0 for other messages."""
+    """The size of the fields that a program can fill; 0 for other messages."""
     if isinstance(message, Result):
         shown = sum(len(text) for one in message.display for text in one.data.values()) if message.display else 0
         return len(message.stdout) + len(message.stderr) + shown + _size_of_files(message.files)
@@ -54,7 +54,7 @@ def _size_of_files(files: dict[str, str]) -> int:
 
 
 def in_slices(message: Struct) -> bytes:
-    """The same bytes as at once. The interpreter is free for others between two slices."""
+    """The same bytes as `encode_json`, but other threads run between two slices."""
     return encode_json(_with_encoded_texts(message))
 
 

@@ -1,4 +1,4 @@
-"""Refusals as HTTP answers: the one mapping of this door."""
+"""Maps refusals to HTTP answers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def answer(
     headers: dict[str, str] | None = None,
     *,
     status: int | None = None,
-    words_in: str = "",
+    message_field: str = "",
 ) -> Response:
-    """Other clients expect another `status`, or what went wrong in a member of another name: `words_in`."""
+    """`status` and `message_field` (the member that holds the message) are for clients of other services."""
     facts = scope["exec"]
     facts.code = refusal.code
     metrics.rejected(refusal.code)
@@ -45,15 +45,15 @@ def answer(
         body = msgspec.structs.replace(body, status=status)
     headers = dict(headers or {})
     if body.status == 401:
-        headers["www-authenticate"] = "Bearer"  # demanded by RFC 9110
+        headers["www-authenticate"] = "Bearer"  # RFC 9110 requires it
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(refusal.retry_after_s)))  # whole seconds, RFC 9110
-    content = msgspec.to_builtins(body) | ({words_in: body.detail or body.title} if words_in else {})
+    content = msgspec.to_builtins(body) | ({message_field: body.detail or body.title} if message_field else {})
     return Response(msgspec.json.encode(content), status_code=body.status, headers=headers, media_type=CONTENT_TYPE)
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What the frameworks raise, in our own words."""
+    """The refusal for an exception of a framework."""
     match error:
         case Refusal():
             return error
@@ -67,7 +67,7 @@ def refusal_of(error: Exception) -> Refusal:
             code = "bad_query" if where == "query" else "bad_field"
             return Refusal(code, str(first["msg"]), field=".".join(names))
         case _:
-            raise error  # for the guard, which logs it and answers `internal`
+            raise error  # `Guard` logs it and answers `internal`
 
 
 def error_answerer(metrics: Metrics) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -1,16 +1,17 @@
-"""Makes the body of `GET /v1/info` (`exec_wire.messages.info`)."""
+"""The body of `GET /v1/info`, and whether the service is ready."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from exec_service.config import GatewayConfig
+from exec_service.config import GatewayConfig, package_version
+from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.workers import Fleet
+from exec_service.refusals import Refusal
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Limits
 from exec_wire.messages.info import Info, LimitValues, RequestLimits, WorkerSummary
@@ -45,7 +46,7 @@ def worker_summaries(fleet: Fleet) -> list[WorkerSummary]:
 
 @cache
 def limit_values() -> LimitValues:
-    """Read off the message types, where they are declared."""
+    """Defaults and maxima as the message types declare them."""
     default: dict[str, float] = {}
     maximum: dict[str, float] = {}
     for owner, names in ((Limits, Limits.__struct_fields__), (Call, ("deadline_s",))):
@@ -59,9 +60,8 @@ def limit_values() -> LimitValues:
     return LimitValues(default | {"cpu_s": Limits().cpu_limit_s}, maximum)
 
 
-@cache
-def package_version() -> str:
-    try:
-        return version("exec-service")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "0+checkout"
+def check_ready(dispatch: Dispatch, fleet: Fleet, *, cluster: bool) -> None:
+    """Raise a `Refusal` if no program can run now. In a cluster calls may wait for workers that start later."""
+    dispatch.check_ready()
+    if not cluster and not fleet.alive:
+        raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)

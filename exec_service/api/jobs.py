@@ -1,7 +1,7 @@
-"""Bulk jobs over HTTP: submit as a stream of lines, look, pause, go on, cancel, fetch the results as a stream of lines.
+"""Bulk jobs over HTTP: submit items as a stream of lines, follow, pause, resume and cancel, fetch results as a stream of lines.
 
-A job belongs to the tenant whose key submitted it; for everybody else it is not there. How many jobs and items a tenant has is
-counted in the folder, so the bounds hold for all gateways together, but for jobs that two of them receive in the same moment.
+A bulk job belongs to the tenant whose key submitted it; others get 404. Limits of a tenant are counted in the folder, so they
+hold for all gateways together, except for jobs that two gateways receive at the same moment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -23,9 +22,9 @@ from starlette.types import Receive
 
 from exec_service.api.calls import NDJSON, account_of, header
 from exec_service.api.judge import permit_judge, permit_verify
-from exec_service.api.keep_alive import KEEP_ALIVE_S
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.responses import answers, query_parameters, schema_of
+from exec_service.api.streaming import KEEP_ALIVE_S
 from exec_service.api.validation import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Arriving
@@ -40,13 +39,14 @@ from exec_wire.messages.calls import Label, encode_json
 from exec_wire.messages.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
 from exec_wire.messages.unknown_fields import Reader, UnknownFields
 
-LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # none that a foreign site's form can send
-CHUNK_BYTES = 16 << 20  # a chunk of large items has fewer of them: whoever runs it holds all of it
+LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # a form of a foreign site can send none of these
+CHUNK_BYTES = 16 << 20  # a jobs worker holds a whole chunk in memory
 READ_BYTES = 1 << 20
 FOLLOW_S = 0.5
-ROOM_S = 0.2  # between two looks whether there is room for more of a job
+ROOM_S = 0.2  # between two attempts to charge more of a job to admission
 MOST_WARNINGS = 20  # of a job
-LATER_S = 30.0  # when to come again if there are too many jobs; nobody knows when one ends
+SUBMIT_PROBLEMS = "bad_json bad_field too_many_calls jobs_full body_too_large wrong_content_type too_many_jobs draining"
+LATER_S = 30.0  # Retry-After if there are too many jobs; when one ends is unknown
 
 
 class SubmitQuery(Struct, frozen=True, kw_only=True):
@@ -54,13 +54,13 @@ class SubmitQuery(Struct, frozen=True, kw_only=True):
 
 
 class ResultsQuery(Struct, frozen=True, kw_only=True):
-    """`follow`: until the job has ended, each chunk as it is finished; else what is there now, in the order of the input."""
+    """`follow`: also later results, chunk by chunk, until the job has ended; else the results so far, in input order."""
 
     follow: bool = False
 
 
 class _Item(Struct):
-    """A line as it comes; its parts are read by those who know them."""
+    """A line of the input; its parts are decoded later."""
 
     call: msgspec.Raw = msgspec.Raw()
     judge: msgspec.Raw = msgspec.Raw()
@@ -70,14 +70,14 @@ class _Item(Struct):
 _ITEM = Reader(_Item)
 
 
-class JobDesk:
-    """What the routes need of the folder; `keeper` is there once chunks can be run."""
+class BulkJobs:
+    """The bulk jobs in the folder; `keeper` is set once chunks can run."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.keeper: JobScheduler | None = None
-        self._receiving: Counter[str] = Counter()  # jobs on their way in, by tenant
-        self._finishing = asyncio.Lock()  # one after the other, so that each counts those before
+        self._receiving: Counter[str] = Counter()  # jobs that are being received, by tenant
+        self._finishing = asyncio.Lock()  # one at a time, so that each counts those before it
 
     def own(self, job: str, account: Account | None) -> JobMeta:
         try:
@@ -91,7 +91,7 @@ class JobDesk:
         return meta
 
     def status(self, meta: JobMeta) -> JobStatus:
-        """A `Refusal` if it was removed meanwhile."""
+        """Raises a `Refusal` if the job was removed meanwhile."""
         try:
             return self._status(meta)
         except NoSuchJob:
@@ -128,7 +128,7 @@ class JobDesk:
         return JobList(found)
 
     def kept(self, tenant: str) -> tuple[int, int]:
-        """Of one tenant: jobs that have not ended, and items of all."""
+        """The number of a tenant's unfinished jobs, and the items of all its jobs."""
         live = items = 0
         for job in self.store.ids():
             try:
@@ -149,12 +149,12 @@ class JobDesk:
             self._receiving[tenant] -= 1
 
     async def check_room(self, tenant: str, config: GatewayConfig) -> None:
-        """Within `receiving`, before the first byte is read: what cannot be kept need not be sent."""
-        coming = self._receiving[tenant]  # first: one that is finished while we count is counted twice rather than not at all
+        """Refuse a job that cannot be stored before its first byte is read. Call it within `receiving`."""
+        coming = self._receiving[tenant]  # read first: a job that finishes meanwhile counts twice rather than not at all
         live, items = await asyncio.to_thread(self.kept, tenant)
         if live + coming > config.jobs_max_live:
-            words = f"{live} bulk jobs have not ended, {coming - 1} are being received; at most {config.jobs_max_live} at once"
-            raise Refusal("too_many_jobs", words, retry_after_s=LATER_S)
+            detail = f"{live} bulk jobs have not ended, {coming - 1} are being received; at most {config.jobs_max_live} at once"
+            raise Refusal("too_many_jobs", detail, retry_after_s=LATER_S)
         _check_items(items, 1, config)
 
     async def finish(self, draft: Draft, tenant: str, config: GatewayConfig) -> JobMeta:
@@ -179,14 +179,14 @@ class JobDesk:
 
 
 class Intake:
-    """One job on its way in."""
+    """Receives one bulk job: splits, checks and stores its lines."""
 
     def __init__(
         self, config: GatewayConfig, validator: Validator, facts: RequestFacts, draft: Draft, arriving: Arriving
     ) -> None:
         self._config, self._validator, self._facts, self._draft, self._arriving = config, validator, facts, draft, arriving
         self._lines: list[bytes] = []
-        self._bytes = 0  # of `_lines`
+        self._bytes = 0  # in `_lines`
         self._items = 0
         self.warnings: list[str] = []  # the first ones
 
@@ -210,7 +210,7 @@ class Intake:
         self._facts.calls = self._items
 
     async def _hold(self, bytes_: int) -> None:
-        """A job that is half here waits for room rather than being sent again; it holds no more than a chunk and a line."""
+        """Wait for room in admission rather than refuse a half-received job, which holds at most a chunk and a line."""
         give_up = time.monotonic() + self._config.body_s
         while True:
             try:
@@ -247,7 +247,7 @@ class Intake:
             self._lines, self._bytes = [], 0
 
     def _check(self, line: bytes) -> None:
-        """As the gateway will, when the item's turn comes; better said now."""
+        """Check an item now as the gateway will when it runs it."""
         check_strings(line, self._config.max_strings_per_request)
         item, warned = decode(_ITEM.read, line)
         self._warn(UnknownFields().of(_Item, line) if warned else ())
@@ -273,21 +273,21 @@ class Intake:
                 permit_judge(judge, account)
         else:
             permit_verify([read(VERIFY, part, warnings)], self._facts, "$")
-        self._warn(f"{kind}.{words}" for words in warnings.get(0, []))
+        self._warn(f"{kind}.{warning}" for warning in warnings.get(0, []))
 
     def _warn(self, found: Iterable[str]) -> None:
-        for words in found:
+        for warning in found:
             if len(self.warnings) < MOST_WARNINGS:
-                self.warnings.append(f"[{self._items}].{words}")
+                self.warnings.append(f"[{self._items}].{warning}")
 
     def _wrong(self, refusal: Refusal) -> Refusal:
-        """The refusal with the item's place in the input."""
+        """The refusal with the position of the item in the input."""
         where = f"line {self._items + 1} (without empty lines): {refusal.detail}"
         return Refusal(refusal.code, where, field=f"$[{self._items}]{refusal.field.removeprefix('$')}")
 
 
 def _no_such_job() -> Refusal:
-    return Refusal("no_such_job", "there is no such job here; GET /v1/jobs lists yours")
+    return Refusal("no_such_job", "job not found; GET /v1/jobs lists yours")
 
 
 def _check_items(kept: int, more: int, config: GatewayConfig) -> None:
@@ -295,7 +295,7 @@ def _check_items(kept: int, more: int, config: GatewayConfig) -> None:
     if kept + more > most:
         raise Refusal(
             "jobs_full",
-            f"your bulk jobs have {kept} items, with this one more than {most}; remove some that ended: DELETE /v1/jobs/ID",
+            f"your bulk jobs have {kept} items, with this one more than {most}; remove ended ones: DELETE /v1/jobs/ID",
         )
 
 
@@ -309,17 +309,17 @@ async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-async def read_results(desk: JobDesk, meta: JobMeta, *, follow: bool) -> AsyncIterator[bytes]:
+async def read_results(store: JobStore, meta: JobMeta, *, follow: bool) -> AsyncIterator[bytes]:
     sent: set[int] = set()
     silent_s = 0.0
     while True:
-        state = await asyncio.to_thread(desk.store.state, meta)
+        state = await asyncio.to_thread(store.state, meta)
         live = follow and state not in ENDED
-        done = await asyncio.to_thread(desk.store.chunks_done, meta.id)
-        # What is left of a chunk is sent only if the stream ends with it: the chunk may still be finished.
+        done = await asyncio.to_thread(store.chunks_done, meta.id)
+        # An incomplete chunk is sent only at the end of the stream, since it may still be completed.
         wanted = done if live else set(range(1, len(meta.chunks) + 1))
         for chunk in sorted(wanted - sent):
-            path = await asyncio.to_thread(desk.store.result_file, meta.id, chunk)
+            path = await asyncio.to_thread(store.result_file, meta.id, chunk)
             if path is None:
                 continue
             sent.add(chunk)
@@ -338,109 +338,103 @@ async def read_results(desk: JobDesk, meta: JobMeta, *, follow: bool) -> AsyncIt
 async def read_file(path: Path) -> AsyncIterator[bytes]:
     try:
         file = await asyncio.to_thread(path.open, "rb")
-    except FileNotFoundError:  # the job was removed, or the chunk finished after it was left
+    except FileNotFoundError:  # the job was removed, or the chunk was completed meanwhile
         return
     with file:
         while piece := await asyncio.to_thread(file.read, READ_BYTES):
             yield piece
 
 
-def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: JobDesk | None) -> APIRouter:
-    router = APIRouter()
-    known = ("unauthenticated", "no_such_job", "jobs_off")
+class JobEndpoints:
+    """The routes of bulk jobs. Without a folder (`jobs` is None) each of them is refused."""
 
-    def there() -> JobDesk:
-        if desk is None:
-            raise Refusal("jobs_off", "start the service with --jobs-dir DIR (EXEC_JOBS_DIR) to have bulk jobs")
-        return desk
+    def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, jobs: BulkJobs | None) -> None:
+        self._config, self._dispatch, self._validator, self._jobs = config, dispatch, validator, jobs
 
-    @router.post(
-        "/v1/jobs",
-        status_code=201,
-        summary="Submit a bulk job: a call, judge or verify item per line",
-        responses=_created(
-            *known,
-            "bad_json",
-            "bad_field",
-            "too_many_calls",
-            "jobs_full",
-            "body_too_large",
-            "wrong_content_type",
-            "too_many_jobs",
-            "draining",
-        ),
-        openapi_extra={
-            "parameters": query_parameters(SubmitQuery),
-            "requestBody": {"required": True, "content": {NDJSON: {"schema": schema_of(JobItem)}}},
-        },
-    )
-    async def submit(request: Request) -> Response:
+    @property
+    def _there(self) -> BulkJobs:
+        if self._jobs is None:
+            raise Refusal("jobs_off", "bulk jobs are disabled; start the service with --jobs-dir DIR (EXEC_JOBS_DIR)")
+        return self._jobs
+
+    async def submit(self, request: Request) -> Response:
         facts: RequestFacts = request.scope["exec"]
-        desk, query = there(), read_query(request.scope["query_string"], SubmitQuery)
+        jobs, query = self._there, read_query(request.scope["query_string"], SubmitQuery)
         check_line_type(request)
-        if dispatch.draining:
+        if self._dispatch.draining:
             raise Draining
         tenant = facts.origin.account.tenant if facts.origin.account is not None else ""
-        with desk.receiving(tenant):
-            await desk.check_room(tenant, config)
-            with await asyncio.to_thread(desk.store.draft, tenant, query.name) as draft:
-                arriving = Arriving(dispatch.admission)
-                intake = Intake(config, validator, facts, draft, arriving)
+        with jobs.receiving(tenant):
+            await jobs.check_room(tenant, self._config)
+            with await asyncio.to_thread(jobs.store.draft, tenant, query.name) as draft:
+                arriving = Arriving(self._dispatch.admission)
+                intake = Intake(self._config, self._validator, facts, draft, arriving)
                 try:
                     with arriving:
                         await intake.take(pieces_of(request.receive))
                 except ConnectionAbortedError:
                     facts.client_gone = True
-                    return Response(status_code=400)  # nobody reads it
-                meta = await desk.finish(draft, tenant, config)
-        return _json(replace(await asyncio.to_thread(desk.status, meta), warnings=intake.warnings), 201)
+                    return Response(status_code=400)  # not sent: the caller disconnected
+                meta = await jobs.finish(draft, tenant, self._config)
+        return _json(replace(await asyncio.to_thread(jobs.status, meta), warnings=intake.warnings), 201)
 
-    @router.get("/v1/jobs", summary="The tenant's bulk jobs, the newest first", responses=answers(JobList, *known))
-    async def jobs(request: Request) -> Response:
-        return _json(await asyncio.to_thread(there().all, account_of(request)))
+    async def jobs(self, request: Request) -> Response:
+        return _json(await asyncio.to_thread(self._there.all, account_of(request)))
 
-    @router.get("/v1/jobs/{job}", summary="How far a bulk job is", responses=answers(JobStatus, *known))
-    async def status(request: Request, job: str) -> Response:
-        return _json(await asyncio.to_thread(lambda: there().status(there().own(job, account_of(request)))))
+    async def status(self, request: Request, job: str) -> Response:
+        return _json(await asyncio.to_thread(self._there.status, await self._own(request, job)))
 
-    @router.get(
-        "/v1/jobs/{job}/results",
-        summary="The results of a bulk job that are there, or with follow each as it comes; a JobResult per line",
-        responses=answers(JobStatus, *known, "bad_query") | {200: {"description": f"{NDJSON}: a JobResult per line"}},
-        openapi_extra={"parameters": query_parameters(ResultsQuery)},
-    )
-    async def results(request: Request, job: str) -> Response:
+    async def results(self, request: Request, job: str) -> Response:
         query = read_query(request.scope["query_string"], ResultsQuery)
-        meta = await asyncio.to_thread(there().own, job, account_of(request))
-        lines = read_results(there(), meta, follow=query.follow)
+        lines = read_results(self._there.store, await self._own(request, job), follow=query.follow)
         return StreamingResponse(lines, media_type=NDJSON, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
-    async def change(request: Request, job: str, state: JobState) -> Response:
-        meta = await asyncio.to_thread(there().own, job, account_of(request))
-        return _json(await asyncio.to_thread(there().change, meta, state))
+    async def pause(self, request: Request, job: str) -> Response:
+        return await self._change(request, job, "paused")
 
-    ended = answers(JobStatus, *known, "job_ended")
+    async def resume(self, request: Request, job: str) -> Response:
+        return await self._change(request, job, "running")
 
-    @router.post("/v1/jobs/{job}/pause", summary="Begin no more items of a bulk job", responses=ended)
-    async def pause(request: Request, job: str) -> Response:
-        return await change(request, job, "paused")
+    async def cancel(self, request: Request, job: str) -> Response:
+        return await self._change(request, job, "cancelled")
 
-    @router.post("/v1/jobs/{job}/resume", summary="Go on with a bulk job", responses=ended)
-    async def resume(request: Request, job: str) -> Response:
-        return await change(request, job, "running")
+    async def remove(self, request: Request, job: str) -> Response:
+        return _json(await asyncio.to_thread(self._there.remove, await self._own(request, job)))
 
-    @router.post("/v1/jobs/{job}/cancel", summary="End a bulk job; what is done can be fetched", responses=ended)
-    async def cancel(request: Request, job: str) -> Response:
-        return await change(request, job, "cancelled")
+    async def _own(self, request: Request, job: str) -> JobMeta:
+        return await asyncio.to_thread(self._there.own, job, account_of(request))
 
-    @router.delete(
-        "/v1/jobs/{job}",
-        summary="Remove a bulk job that has ended, with its results",
-        responses=answers(JobRemoved, *known, "job_running"),
-    )
-    async def remove(request: Request, job: str) -> Response:
-        return _json(await asyncio.to_thread(lambda: there().remove(there().own(job, account_of(request)))))
+    async def _change(self, request: Request, job: str, state: JobState) -> Response:
+        return _json(await asyncio.to_thread(self._there.change, await self._own(request, job), state))
 
+
+def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, jobs: BulkJobs | None) -> APIRouter:
+    router, to = APIRouter(), JobEndpoints(config, dispatch, validator, jobs)
+    known = ("unauthenticated", "no_such_job", "jobs_off")
+    created = answers(JobStatus, *known, *SUBMIT_PROBLEMS.split())
+    created[201] = created.pop(200)
+    lines = answers(JobStatus, *known, "bad_query") | {200: {"description": f"{NDJSON}: a JobResult per line"}}
+    ended, removed = answers(JobStatus, *known, "job_ended"), answers(JobRemoved, *known, "job_running")
+    body = {"requestBody": {"required": True, "content": {NDJSON: {"schema": schema_of(JobItem)}}}}
+    router.post(
+        "/v1/jobs",
+        status_code=201,
+        summary="Submit a bulk job: a call, judge or verify item per line",
+        responses=created,
+        openapi_extra=body | {"parameters": query_parameters(SubmitQuery)},
+    )(to.submit)
+    router.get("/v1/jobs", summary="The tenant's bulk jobs, newest first", responses=answers(JobList, *known))(to.jobs)
+    router.get("/v1/jobs/{job}", summary="The progress of a bulk job", responses=answers(JobStatus, *known))(to.status)
+    router.get(
+        "/v1/jobs/{job}/results",
+        summary="The results of a bulk job so far, or with follow also later ones; a JobResult per line",
+        responses=lines,
+        openapi_extra={"parameters": query_parameters(ResultsQuery)},
+    )(to.results)
+    router.post("/v1/jobs/{job}/pause", summary="Start no more items of a bulk job", responses=ended)(to.pause)
+    router.post("/v1/jobs/{job}/resume", summary="Start items of a bulk job again", responses=ended)(to.resume)
+    router.post("/v1/jobs/{job}/cancel", summary="End a bulk job; its results stay", responses=ended)(to.cancel)
+    router.delete("/v1/jobs/{job}", summary="Remove an ended bulk job and its results", responses=removed)(to.remove)
     return router
 
 
@@ -450,11 +444,6 @@ def check_line_type(request: Request) -> None:
         raise Refusal("wrong_content_type", f"the body of a job must be {NDJSON}, not {media_type[:80] or 'unnamed'!r}")
     if header(request.scope, b"content-encoding").strip().lower() not in ("", "identity"):
         raise Refusal("wrong_content_type", "the body must not be compressed")
-
-
-def _created(*codes: str) -> dict[int | str, dict[str, Any]]:
-    described = answers(JobStatus, *codes)
-    return {201: described.pop(200)} | described
 
 
 def _json(message: Struct, status: int = 200) -> Response:

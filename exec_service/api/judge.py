@@ -1,21 +1,20 @@
-"""The HTTP doors of judging and verifying: decode, do, encode."""
+"""The HTTP endpoints of judging and verifying: decode, run, encode."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import ClientGone, Door
-from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.calls import Endpoint
 from exec_service.api.middleware import RequestFacts
+from exec_service.api.streaming import cancel_on_disconnect, or_sign_of_life
 from exec_service.api.validation import VERIFY, Validator, Warnings, read
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
@@ -30,12 +29,11 @@ from exec_wire.messages.judging import Judge
 from exec_wire.messages.verifying import Verification, Verify
 from exec_wire.supervisor import stop
 
-T = TypeVar("T")
 _encode_lines = msgspec.json.Encoder().encode_lines
-LINES_PER_WRITE = 64  # each has some 1,500 characters at most
+LINES_PER_WRITE = 64  # each has at most about 1,500 characters
 
 
-class JudgeDoor(Door):
+class JudgeEndpoint(Endpoint):
     """`POST /v1/judge`: a Judge in, its Judgement out."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
@@ -44,18 +42,18 @@ class JudgeDoor(Door):
         if (account := facts.origin.account) is not None:
             judge = permit_judge(judge, account)
         bytes_ = bytes_of(judge, places(self._dispatch))
-        if bytes_ > self._config.max_bytes:  # it would be told to come again for ever
-            raise Refusal("body_too_large", f"the tests together take {bytes_} bytes; {self._config.max_bytes} are there")
+        if bytes_ > self._config.max_bytes:  # admission could never take it
+            raise Refusal("body_too_large", f"the tests take {bytes_} bytes together; the limit is {self._config.max_bytes}")
         with self._dispatch.reserve(len(judge.tests), bytes_, facts.origin) as room:
             facts.calls = len(judge.tests)
             errand = Errand(self._dispatch, room, facts.origin)
-            judgement = await unless_gone(Judging(judge, errand).judge(), receive)
+            judgement = await cancel_on_disconnect(Judging(judge, errand).judge(), receive)
             judgement.warnings = warnings.get(0, [])
             await self._send_json(encode_json(judgement), send)
 
 
-class VerifyDoor(Door):
-    """`POST /v1/verify`: a Verify in, its Verification out; or `{"items": […]}` in, and each Verification as it lands."""
+class VerifyEndpoint(Endpoint):
+    """`POST /v1/verify`: a Verify in, its Verification out; or `{"items": […]}` in, and each Verification when it is ready."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         body = await self._read(scope, facts, receive)
@@ -64,14 +62,14 @@ class VerifyDoor(Door):
             item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
             with self._errand([item], facts) as errand:
-                made = await unless_gone(verify(item, 0, errand), receive)
+                made = await cancel_on_disconnect(verify(item, 0, errand), receive)
                 made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
         with self._errand(items, facts) as errand:
-            await unless_gone(self._send_stream(items, warnings, errand, send), receive)
+            await cancel_on_disconnect(self._send_stream(items, warnings, errand, send), receive)
 
     @contextmanager
     def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[Errand]:
@@ -101,23 +99,6 @@ class VerifyDoor(Door):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Do it; give it up as soon as the caller's connection is gone."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        await stop([working, watching])
-
-
 def permit_judge(judge: Judge, account: Account) -> Judge:
     account.check_tenant(judge.tenant)
     limits = account.permit_limits(judge.limits)
@@ -125,7 +106,7 @@ def permit_judge(judge: Judge, account: Account) -> Judge:
         test if test.limits is None else replace(test, limits=account.permit_limits(test.limits, at=f".tests[{index}].limits"))
         for index, test in enumerate(judge.tests)
     ]
-    if judge.checker.kind == "program":  # it gets the usual limits, which may be more than the key allows
+    if judge.checker.kind == "program":  # it has the default limits, which may be more than the key allows
         for name in account.allowance.max_limits:
             if (usual := getattr(Limits(), name)) is not None:
                 account.check_limit(name, usual, 0, ".checker")
@@ -133,7 +114,7 @@ def permit_judge(judge: Judge, account: Account) -> Judge:
 
 
 def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None:
-    """The programs of verification are ours; of what they use, a caller sets only the time."""
+    """Verification runs the service's own programs; a caller sets only their time."""
     account = facts.origin.account
     if account is None:
         return
@@ -149,6 +130,6 @@ def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None
 
 def judging_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) -> list[Route]:
     return [
-        Route("/v1/judge", JudgeDoor(config, dispatch, validator), methods=["POST"], name="judge"),
-        Route("/v1/verify", VerifyDoor(config, dispatch, validator), methods=["POST"], name="verify"),
+        Route("/v1/judge", JudgeEndpoint(config, dispatch, validator), methods=["POST"], name="judge"),
+        Route("/v1/verify", VerifyEndpoint(config, dispatch, validator), methods=["POST"], name="verify"),
     ]

@@ -1,15 +1,14 @@
-"""The first thing a request meets: who may knock, which request this is, and one log line when it is over.
+"""Authentication, Host and Origin checks, request ids, and one log line per request.
 
-A web site in the user's browser can send requests to loopback ports. It must not be able to run code: Host must name
-this machine (else DNS rebinding would make us same-origin with the site), and a foreign Origin is refused. There are no
-CORS headers. Where keys are asked for, they do all of this: no web site knows them, and no browser adds them by itself. A pure
-ASGI middleware: BaseHTTPMiddleware would cost a task per request and break streaming.
+A web site in the user's browser can send requests to loopback ports. It must not be able to run code: Host must name this
+machine (else DNS rebinding would make the service same-origin with the site), and a foreign Origin is refused. There are no
+CORS headers. Required keys replace these checks: no web site knows them, and no browser adds them by itself. This is pure ASGI
+middleware, since BaseHTTPMiddleware costs a task per request and breaks streaming.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 import secrets
@@ -22,6 +21,7 @@ from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exec_service.api.errors import send_refusal
+from exec_service.api.listening import is_loopback
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.requests import Origin
 from exec_service.jobs.store import TOKEN_PREFIX, JobStore
@@ -33,59 +33,35 @@ from exec_service.tenants.keys import Keys, secret_of
 
 log = logging.getLogger("exec_service.requests")
 
-OPEN_ROUTES = PAGE_ROUTES | {"/healthz", "/readyz", "/docs", "/openapi.json"}  # these tell nothing that is worth a key
-QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # asked all the time; logged only when they fail
-OPERATOR_ROUTES = frozenset({"/metrics", "/v1/stats"})  # these can show the figures of all tenants
-TOKEN_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # what whoever runs a bulk job needs
-CLIENT_GONE = 499  # not sent; logged for a caller who left before the answer
+OPEN_ROUTES = PAGE_ROUTES | {"/healthz", "/readyz", "/docs", "/openapi.json"}  # these reveal nothing worth a key
+QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # polled; logged at info level only when they fail
+OPERATOR_ROUTES = frozenset({"/metrics", "/v1/stats"})  # these can show figures of all tenants
+TOKEN_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # the routes that jobs workers use
+CLIENT_GONE = 499  # never sent; logged if the caller disconnected before the answer
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class BindRefused(Exception):
-    """The address is not one that we may listen on; the message says why."""
-
-
-def check_bind(host: str) -> None:
-    """For a service that asks for no keys."""
-    if not is_loopback(host):
-        raise BindRefused(
-            f"refusing to listen on {host!r}: whoever reaches the port can run programs, and no keys are asked for. "
-            "Use 127.0.0.1 (the default), ::1 or localhost; or make keys, "
-            "exec-service keys add --file keys.json --tenant NAME, and start with --keys keys.json."
-        )
-
-
-def is_loopback(host: str) -> bool:
-    name = host.lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
 class RequestFacts(Struct):
-    """What is known of a request, filled in on its way; found in `scope["exec"]`."""
+    """The facts of a request, filled in as it proceeds; `scope["exec"]` holds them."""
 
     origin: Origin
     status: int = 0
     calls: int = 0
     body_bytes: int = 0
-    code: str = ""  # of the problem, if it was refused
+    code: str = ""  # the problem code, if it was refused
     client_gone: bool = False
-    operator: bool = False  # its key may see all tenants; known on `OPERATOR_ROUTES` only
+    operator: bool = False  # its key may see all tenants; set on `OPERATOR_ROUTES` only
 
     @property
     def sees_all(self) -> bool:
-        """The figures of all tenants: with a key of an operator, or where no keys are asked for."""
+        """Whether it may see figures of all tenants: with an operator's key, or where no keys are required."""
         return self.origin.account is None or self.operator
 
 
 class Guard:
-    """`keyless`: paths that serve also those who send no key, where keys are asked for. `jobs`: whose tokens count."""
+    """`keyless`: paths that need no key where keys are required. `jobs`: the bulk jobs whose tickets are accepted."""
 
     def __init__(
         self,
@@ -115,10 +91,10 @@ class Guard:
         try:
             await self._admit(scope, headers, receive, send_marked)
         except Exception:
-            # The outermost catch: the details go to the log, not to the caller.
+            # The details go to the log, not to the caller.
             log.exception("unhandled error", extra={"request_id": facts.origin.request_id})
             if facts.status:
-                raise  # half an answer is out; the server breaks the connection, so it is not taken for a whole one
+                raise  # an answer has begun: the server breaks the connection, so that it is not taken as complete
             await send_refusal(
                 Refusal("internal", "see the service's log for this request id"), scope, send_marked, self._metrics
             )
@@ -148,16 +124,16 @@ class Guard:
             facts.operator = scope["path"] in OPERATOR_ROUTES and self._keys.is_operator(authorization)
 
     async def _account(self, keys: Keys, authorization: str, path: str) -> Account:
-        """Of a key; or, where programs are run, of the tenant whose bulk job a token belongs to."""
+        """The account of a key or, on `TOKEN_ROUTES`, of the tenant whose bulk job the ticket belongs to."""
         if self._jobs is not None and path in TOKEN_ROUTES and TOKEN_PREFIX in authorization:
-            tenant = await asyncio.to_thread(self._jobs.tenant_of, secret_of(authorization))  # a folder of the network's
+            tenant = await asyncio.to_thread(self._jobs.tenant_of, secret_of(authorization))  # may be a network file system
             if tenant is None:
-                raise Refusal("unauthenticated", "no bulk job that runs has this token")
+                raise Refusal("unauthenticated", "no running bulk job has this ticket")
             return keys.account_of(tenant)
         return keys.account(authorization)
 
     def _is_keyless(self, path: str) -> bool:
-        path = _SLASHES.sub("/", path)  # some of those clients write //run, see `exec_service.compat`
+        path = _SLASHES.sub("/", path)  # some of these clients send //run, see `exec_service.compat`
         return any(pattern.match(path) for pattern in self._keyless)
 
     def _note(self, scope: Scope, facts: RequestFacts, duration_s: float) -> None:
@@ -185,7 +161,7 @@ def check_host(headers: dict[str, list[str]]) -> None:
 
 def check_origin(headers: dict[str, list[str]], method: str) -> None:
     for site in headers.get("sec-fetch-site", []):
-        # A link to our pages may be followed from anywhere; that reads nothing and changes nothing.
+        # Following a link to the service's pages from anywhere reads nothing and changes nothing.
         if site == "cross-site" and not _is_page_visit(headers, method):
             raise Refusal("foreign_origin", "the request was made by another site's page")
     for origin in headers.get("origin", []):
@@ -202,7 +178,7 @@ def _is_page_visit(headers: dict[str, list[str]], method: str) -> bool:
 
 
 def _is_own_origin(origin: str, host: str) -> bool:
-    """A page that we served: by any loopback name, at the port that was asked. Another port is another program's page."""
+    """Whether the origin is a page of this service: any loopback name with the same port."""
     scheme, _, rest = origin.partition("://")
     theirs, ours = split_host(rest), split_host(host)
     return scheme == "http" and theirs is not None and ours is not None and is_loopback(theirs[0]) and theirs[1] == ours[1]

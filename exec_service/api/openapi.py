@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own routes, and the hot ones with the schemas of the messages themselves."""
+"""The OpenAPI document: FastAPI's own routes, and the plain ASGI routes with the schemas of their messages."""
 
 from __future__ import annotations
 
@@ -23,22 +23,9 @@ from exec_wire.messages.verifying import Verification, Verify, VerifyBatch
 from exec_wire.problems import Problem
 
 _HOT_PROBLEMS = (
-    "bad_json",
-    "unauthenticated",
-    "foreign_tenant",
-    "beyond_limits",
-    "foreign_origin",
-    "body_too_large",
-    "too_many_calls",
-    "wrong_content_type",
-    "bad_field",
-    "overloaded",
-    "tenant_busy",
-    "rate_limited",
-    "internal",
-    "draining",
-    "not_ready",
-)
+    "bad_json unauthenticated foreign_tenant beyond_limits foreign_origin body_too_large too_many_calls wrong_content_type "
+    "bad_field overloaded tenant_busy rate_limited internal draining not_ready"
+).split()
 _MESSAGES = (
     *(SessionSpec, SessionInfo, SessionList, Cell, Fork, Files, Tenant, Interrupted, Ended),
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
@@ -56,18 +43,18 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _hot_paths() -> dict[str, Any]:
-    run = _post("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
-    batch = _post("batch", "Run many programs; each result is sent as it lands", Batch, _batch_answers())
+    run = _operation("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
+    batch = _operation("batch", "Run many programs; each result is sent when it is ready", Batch, _batch_answers())
     batch["parameters"] = [
         {
             "name": "stream",
             "in": "query",
-            "description": "true: one result per line as it lands. false: one document, in the order of the calls.",
+            "description": "true: one result per line, each when it is ready. false: one document, in the order of the calls.",
             "schema": {"type": "boolean", "default": True},
         }
     ]
-    judge = _post("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS))
-    verify = _post("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
+    judge = _operation("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS))
+    verify = _operation("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
     verify["requestBody"]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Verify), schema_of(VerifyBatch)]}
     return _session_paths() | {
         "/v1/run": {"post": run},
@@ -78,18 +65,18 @@ def _hot_paths() -> dict[str, Any]:
 
 
 def _session_paths() -> dict[str, Any]:
-    """Paths, verbs, what each does, its body and its answer."""
+    """Path, verb, summary, body and answers of each route of sessions."""
     one = ("no_such_session", "session_lost", *_HOT_PROBLEMS)
     used = ("session_queue_full", *one)
     alive = ("session_ended", *used)
     routes: list[tuple[str, str, str, type[Struct] | None, dict[int | str, dict[str, Any]]]] = [
         ("", "post", "Start a session", SessionSpec, answers(SessionInfo, *_HOT_PROBLEMS, "too_many_sessions")),
         ("", "get", "Sessions by their tags", None, answers(SessionList, "bad_query")),
-        ("/{id}", "get", "What is known of a session", None, answers(SessionInfo, *one)),
+        ("/{id}", "get", "The state of a session", None, answers(SessionInfo, *one)),
         ("/{id}", "delete", "End a session", None, answers(Ended, *one)),
         ("/{id}/run", "post", "Run a cell", Cell, answers(Result, *alive, "idempotency_conflict")),
         ("/{id}/fork", "post", "Copy a session", Fork, answers(SessionList, *alive, "not_forkable", "too_many_sessions")),
-        ("/{id}/rollback", "post", "Return to before the last cell", Tenant, answers(SessionInfo, *used, "no_checkpoint")),
+        ("/{id}/rollback", "post", "Undo the last cell", Tenant, answers(SessionInfo, *used, "no_checkpoint")),
         ("/{id}/interrupt", "post", "Stop the running cell", Tenant, answers(Interrupted, *one)),
         ("/{id}/files", "put", "Put files into a session's folder", Files, answers(Files, *alive)),
         ("/{id}/files", "get", "Read files: ?path=…&path=…", None, answers(Files, *alive, "bad_query")),
@@ -97,15 +84,11 @@ def _session_paths() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, verb, summary, body, responses in routes:
         name = f"{verb}_session{path.replace('/{id}', '').replace('/', '_')}" if path else f"{verb}_sessions"
-        operation = _post(name, summary, body, responses) if body is not None else _get(name, summary, responses)
+        operation = _operation(name, summary, body, responses)
         if path:
             operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
         paths.setdefault(f"/v1/sessions{path}", {})[verb] = operation
     return paths
-
-
-def _get(name: str, summary: str, responses: Mapping[int | str, dict[str, Any]]) -> dict[str, Any]:
-    return {"operationId": name, "summary": summary, "responses": {str(status): it for status, it in responses.items()}}
 
 
 def _batch_answers() -> dict[int | str, dict[str, Any]]:
@@ -117,15 +100,13 @@ def _batch_answers() -> dict[int | str, dict[str, Any]]:
 
 def _verify_answers() -> dict[int | str, dict[str, Any]]:
     responses = answers(Verification, *_HOT_PROBLEMS)
-    responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each as it lands"
+    responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each when it is ready"
     responses[200]["content"][NDJSON] = {"schema": schema_of(Verification)}
     return responses
 
 
-def _post(name: str, summary: str, body: type[Struct], responses: Mapping[int | str, dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}},
-        "responses": {str(status): response for status, response in responses.items()},
-    }
+def _operation(name: str, summary: str, body: type[Struct] | None, responses: Mapping[int | str, Any]) -> dict[str, Any]:
+    made = {"operationId": name, "summary": summary, "responses": {str(status): one for status, one in responses.items()}}
+    if body is not None:
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of(body)}}}
+    return made

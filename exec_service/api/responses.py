@@ -1,4 +1,4 @@
-"""How a route's answers are described in OpenAPI."""
+"""Describes the answers of a route for OpenAPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def schema_of(message: type[Struct]) -> dict[str, str]:
 
 
 def answers(message: type[Struct], *problem_codes: str) -> dict[int | str, dict[str, Any]]:
-    """200 with this message, and the problems by their HTTP status."""
+    """Status 200 with this message, and the problems by HTTP status."""
     responses: dict[int | str, dict[str, Any]] = {
         200: {"description": "OK", "content": {"application/json": {"schema": schema_of(message)}}}
     }
@@ -29,7 +29,7 @@ def answers(message: type[Struct], *problem_codes: str) -> dict[int | str, dict[
 
 
 def query_parameters(message: type[Struct]) -> list[dict[str, Any]]:
-    """The fields of a message that is sent as a query."""
+    """The fields of a message as query parameters."""
     _, schemas = msgspec.json.schema_components([message], ref_template=REF)
     properties = schemas[message.__name__]["properties"]
     return [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]

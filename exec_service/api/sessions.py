@@ -1,6 +1,6 @@
-"""The HTTP doors of sessions: decode, ask, encode.
+"""The HTTP endpoints of sessions: decode, forward, encode.
 
-A caller who leaves does not stop a running cell: it has effects, and who sends it again with the same key gets its result.
+A disconnect does not stop a running cell, because it has effects; a retry with the same idempotency key gets its result.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import ClientGone, Door, check_content_type
+from exec_service.api.calls import Endpoint, check_content_type
 from exec_service.api.encoding import encode
-from exec_service.api.judge import unless_gone
 from exec_service.api.middleware import RequestFacts
+from exec_service.api.streaming import ClientGone, cancel_on_disconnect
 from exec_service.api.validation import CELL, FORK, TENANT, Validator, read, read_selection
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
@@ -25,7 +25,7 @@ from exec_wire.messages.sessions import Tenant
 
 
 class Request(NamedTuple):
-    """What a route needs of a request."""
+    """The parts of a request that a route needs."""
 
     id: str
     body: bytes
@@ -67,8 +67,8 @@ ANSWERERS: dict[tuple[str, str], Answerer] = {
 }
 
 
-class SessionDoor(Door):
-    """One route."""
+class SessionEndpoint(Endpoint):
+    """One route of sessions."""
 
     def __init__(
         self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: SessionRouter, answerer: Answerer
@@ -86,7 +86,7 @@ class SessionDoor(Door):
             asked = Request(scope["path_params"].get("id", ""), body, scope["query_string"], facts.origin)
             with self._dispatch.reserve(1, len(body), facts.origin):
                 facts.calls = 1
-                answer = await unless_gone(self._ask(asked), receive)
+                answer = await cancel_on_disconnect(self._ask(asked), receive)
                 await self._send_json(await encode(with_warnings(answer, asked.origin.warnings)), send)
         except ClientGone:
             facts.client_gone = True
@@ -97,6 +97,6 @@ class SessionDoor(Door):
 
 def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: SessionRouter) -> list[Route]:
     return [
-        Route(path, SessionDoor(config, dispatch, validator, desk, answerer), methods=[verb])
+        Route(path, SessionEndpoint(config, dispatch, validator, desk, answerer), methods=[verb])
         for (verb, path), answerer in ANSWERERS.items()
     ]

@@ -1,4 +1,4 @@
-"""`GET /v1/stats`: the last seconds of this gateway, for the live view; `?run=…`: a training run by its steps, for trainers."""
+"""`GET /v1/stats`: figures of the last seconds for the live view; `?run=…`: a training run by its steps, for trainers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from exec_wire.messages.stats import Depths, RunStats, Stats
 
 
 class StatsQuery(Struct, frozen=True, kw_only=True):
-    """Which part is wanted. Without keys or with a key of an operator, and without `tenant`: everybody's figures, and of a
-    `run` those of calls that name no tenant."""
+    """Without `tenant`, and without keys or with an operator's key: figures of all tenants, and of a `run` those of calls
+    without a tenant."""
 
     run: GivenLabel | UnsetType = UNSET
     tenant: Label | UnsetType = UNSET
@@ -49,7 +49,7 @@ def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: LiveStats) -> APIRoute
 
 
 def stats_of(dispatch: Dispatch, fleet: Fleet, tally: LiveStats, tenant: str | None) -> Stats:
-    """`tenant`: whose shares, failures and runs; None for everybody's."""
+    """`tenant`: whose shares, failures and runs; None for all tenants."""
     return Stats(
         uptime_s=tally.uptime_s,
         window_s=tally.window_s,
@@ -73,7 +73,7 @@ def stats_of(dispatch: Dispatch, fleet: Fleet, tally: LiveStats, tenant: str | N
 
 
 def _tenant_of(query: StatsQuery, request: Request) -> str | None:
-    """Whose figures are shown: with a key those of its tenant, whatever else there is, unless it is an operator's."""
+    """Whose figures to show: with a key those of its tenant, unless it is an operator's key."""
     facts: RequestFacts = request.scope["exec"]
     account = facts.origin.account
     if account is None or facts.sees_all:

@@ -1,4 +1,4 @@
-"""The tools that a model can be given, described once: `GET /v1/tools` in OpenAI's form, and the MCP door."""
+"""The tools for models, described once: `GET /v1/tools` in OpenAI's form, and for the MCP adapter."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from msgspec import Meta, Struct, field
 
 from exec_wire.messages.sessions import MAX_FORKS
 
-TEXT_CHARS = 20_000  # of what a model reads as a tool's answer
+TEXT_CHARS = 20_000  # in a tool's answer to a model
 
 
 class PythonArguments(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the tool `python` takes."""
+    """Arguments of the tool `python`."""
 
     code: Annotated[str, Meta(description="The program. What it prints is the answer; so is the value of its last line.")]
     input: Annotated[str, Meta(description="What the program reads from standard input.")] = ""
@@ -23,7 +23,7 @@ SessionName = Annotated[str, Meta(description="The session: what python_session_
 
 
 class StartArguments(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the tool `python_session_start` takes: nothing."""
+    """The tool `python_session_start` takes no arguments."""
 
 
 class SessionArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,13 +53,13 @@ class Tool(Struct, frozen=True):
 
 
 class Tools(Struct, frozen=True):
-    """The answer of `GET /v1/tools`: to be passed on as `tools` of a chat completion."""
+    """The answer of `GET /v1/tools`, for `tools` of a chat completion."""
 
     tools: list[Tool] = field(default_factory=list)
 
 
 def parameters(arguments: type[Struct]) -> dict[str, Any]:
-    """As JSON Schema, without references: not every reader follows them."""
+    """JSON Schema without references, which not every client follows."""
     _, schemas = msgspec.json.schema_components([arguments])
     schema = schemas[arguments.__name__]
     return {name: schema[name] for name in ("type", "properties", "required", "additionalProperties") if name in schema}

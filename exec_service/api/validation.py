@@ -1,7 +1,7 @@
-"""What a caller may send: the one place where a body becomes calls, or a refusal that names the field.
+"""Turns request bodies into calls, or into a refusal that names the field.
 
-Types and ranges are declared on the messages themselves (`exec_wire.messages.calls`), how much the fields of a call may hold in
-`exec_wire.messages.bounds`. Here is the rest.
+The messages (`exec_wire.messages.calls`) declare types and ranges, `exec_wire.messages.bounds` how much a field may hold; this
+module checks the rest.
 """
 
 from __future__ import annotations
@@ -22,15 +22,8 @@ from exec_service.config import GatewayConfig
 from exec_service.dispatch.workers import Fleet, strength
 from exec_service.judging.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
-from exec_wire.messages.bounds import (
-    WrongField,
-    check_arguments,
-    check_call,
-    check_files,
-    check_paths,
-    check_variables,
-    quote,
-)
+from exec_wire.messages import bounds
+from exec_wire.messages.bounds import WrongField, quote
 from exec_wire.messages.calls import Batch, Call, Limits, Selection
 from exec_wire.messages.judging import Judge, Test
 from exec_wire.messages.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
@@ -38,11 +31,11 @@ from exec_wire.messages.unknown_fields import Reader, UnknownFields, items, memb
 from exec_wire.messages.verifying import Verify, VerifyBatch
 
 MAX_DETAIL_CHARS = 300
-SMALL_BYTES = 256 << 10  # a body that is no larger cannot have too many parts to be decoded at once
+SMALL_BYTES = 256 << 10  # a smaller body cannot have too many parts to decode at once
 MOST_INDEXES = 4096  # of a `Selection`
 
 Warnings = dict[int, list[str]]
-"""By the index of a call in its request; 0 if there is but one."""
+"""Warnings by the index of a call in its request; 0 for a single call."""
 
 CALL, BATCH, JUDGE, VERIFY, VERIFY_BATCH = Reader(Call), Reader(Batch), Reader(Judge), Reader(Verify), Reader(VerifyBatch)
 SESSION, CELL, FORK, TENANT = Reader(SessionSpec), Reader(Cell), Reader(Fork), Reader(Tenant)
@@ -56,7 +49,7 @@ T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
-_FIELDS = "calls tests items files fetch_files env argv args cells submissions"  # that hold many parts, of all our routes
+_FIELDS = "calls tests items files fetch_files env argv args cells submissions"  # fields of all routes that hold many parts
 _Outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in _FIELDS.split()])
 _decode_outline: Callable[[bytes], Any] = msgspec.json.Decoder(_Outline).decode
 _scan = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
@@ -64,17 +57,13 @@ _GAP = re.compile(r"[\s,]*")
 
 
 class Validator:
-    """Checks calls against the gateway's settings, and against what is installed and alive.
-
-    What reads a body adds to `warnings`, by the index of the call, what the body has that nobody knows.
-    """
+    """Checks calls against the gateway's settings and the live workers. The readers add unknown fields to `warnings`."""
 
     def __init__(self, fleet: Fleet, config: GatewayConfig) -> None:
         self._fleet, self._bounds = fleet, config.bounds
         self._max_calls, self._max_output_kb = config.max_calls_per_request, config.max_output_kb
 
     def read_call(self, body: bytes | dict[str, Any], warnings: Warnings) -> Call:
-        """Of JSON, or of what another decoder has read."""
         call = read(CALL, body, warnings)
         self.check(call, "$")
         return call
@@ -101,7 +90,7 @@ class Validator:
             if not judge.checker.code:
                 raise Refusal("bad_field", "a checker of the kind program needs its code", field="$.checker.code")
         with named("$"):
-            check_arguments(judge.compile_args, self._bounds, "compile_args")
+            bounds.check_arguments(judge.compile_args, self._bounds, "compile_args")
         if judge.function:
             _check_function(judge)
         self.check_limits(judge.limits, "$.limits")
@@ -111,26 +100,26 @@ class Validator:
                 self.check_limits(test.limits, f"{at}.limits")
             if test.argv:
                 with named(at):
-                    check_arguments(test.argv, self._bounds)
+                    bounds.check_arguments(test.argv, self._bounds)
             if judge.function:
                 _check_function_test(test, at)
         return judge
 
     def _check_tests(self, body: bytes) -> None:
-        """Counts the tests of a large body before they are made: an empty one is two bytes there, and a hundred afterwards."""
+        """Count the tests of a large body before decoding them: an empty test is two bytes of JSON and a hundred decoded."""
         tests, fit = bytes(decode(_decode_outline, body).tests), partial(_has_at_most, most=self._max_calls)
         if tests.startswith(b"[") and tests.count(b"{") > self._max_calls and not decode(fit, tests):
             raise Refusal("too_many_calls", f"more than {self._max_calls} tests; no more fit in one request", field="$.tests")
 
     def read_session(self, body: bytes | dict[str, Any], warnings: Warnings) -> SessionSpec:
-        if isinstance(body, dict) and "limits" in body:  # what is not set has the default of a session, not that of a call
+        if isinstance(body, dict) and "limits" in body:  # unset limits have the defaults of a session, not of a call
             body["limits"] = msgspec.to_builtins(SessionSpec().limits) | body["limits"]
         spec = read(SESSION, body, warnings)
         if spec.profile and self._fleet.alive and spec.profile not in (known := self._fleet.profiles):
             raise Refusal("bad_field", f"{quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
         self.check_limits(spec.limits, "$.limits")
         with named("$"):
-            check_variables(spec.env, self._bounds)
+            bounds.check_variables(spec.env, self._bounds)
         self._check_files(spec.files, "$", home="")
         return spec
 
@@ -140,7 +129,7 @@ class Validator:
         return files
 
     def read_fetch(self, query: bytes) -> Fetch:
-        """Of `GET /v1/sessions/{id}/files`: every `path`, and the tenant."""
+        """The query of `GET /v1/sessions/{id}/files`: every `path`, and the tenant."""
         given = _query(query, self._bounds.files + 1)
         if unknown := given.keys() - {"path", "tenant"}:
             raise Refusal("bad_query", f"{quote(unknown.pop())} is not one of path, tenant")
@@ -153,7 +142,7 @@ class Validator:
         if not wanted.paths:
             raise Refusal(code, "at least one path must be given", field=field)
         try:
-            check_paths(wanted.paths, self._bounds, "paths")
+            bounds.check_paths(wanted.paths, self._bounds, "paths")
         except WrongField as wrong:
             raise Refusal(code, str(wrong), field=field) from None
         return wanted
@@ -174,8 +163,8 @@ class Validator:
 
     def check_limits(self, limits: Limits, at: str) -> None:
         if limits.output_kb > self._max_output_kb:
-            words = f"{limits.output_kb} is more than {self._max_output_kb}, the most that EXEC_MAX_OUTPUT_KB allows here"
-            raise Refusal("bad_field", words, field=f"{at}.output_kb")
+            detail = f"{limits.output_kb} is more than {self._max_output_kb}, the limit of EXEC_MAX_OUTPUT_KB"
+            raise Refusal("bad_field", detail, field=f"{at}.output_kb")
 
     def check(self, call: Call, at: str) -> None:
         self.check_limits(call.limits, f"{at}.limits")
@@ -184,13 +173,13 @@ class Validator:
             self._check_tier(call.require_tier, f"{at}.require_tier")
         if call.files or call.fetch_files or call.env or call.argv or call.compile_args:
             with named(at):
-                check_call(call, self._bounds)
-                check_arguments(call.compile_args, self._bounds, "compile_args")
+                bounds.check_call(call, self._bounds)
+                bounds.check_arguments(call.compile_args, self._bounds, "compile_args")
             _check_contents(call.files, at)
 
     def _check_files(self, files: dict[str, str], at: str, home: str) -> None:
         with named(at):
-            check_files(files, self._bounds, home)
+            bounds.check_files(files, self._bounds, home)
         _check_contents(files, at)
 
     def _check_language(self, language: str, field: str) -> None:
@@ -257,14 +246,14 @@ def read_query(query: bytes, message: type[Q], repeated: Collection[str] = ()) -
 
 
 def make_selection(fields: dict[str, Any]) -> Selection:
-    """As `read_selection`, of what another decoder has read."""
+    """As `read_selection`, from decoded fields."""
     selection: Selection = decode(partial(msgspec.convert, type=Selection), fields)
     _check_names_calls(selection, "bad_field")
     return selection
 
 
 def read(reader: Reader[Q], body: bytes | dict[str, Any], warnings: Warnings) -> Q:
-    """A message of one call; what it has that nobody knows is added to `warnings`."""
+    """Decode a message of one call; add its unknown fields to `warnings`."""
     message, warned = _read(reader, body)
     if warned and (found := UnknownFields().of(reader.kind, body)):
         warnings[0] = found
@@ -277,12 +266,12 @@ def _read(reader: Reader[Q], body: bytes | dict[str, Any]) -> tuple[Q, bool]:
 
 
 def _warn_each(kind: type[Struct], body: Any, name: str, item: type[Struct], warnings: Warnings) -> None:
-    """What is wrong with the request as a whole is told with its first call."""
-    unknown = UnknownFields()
-    found = {0: unknown.of(kind, body, but=name)}
+    """Warn of unknown fields per item; those of the request itself go to its first item."""
+    fields = UnknownFields()
+    found = {0: fields.of(kind, body, but=name)}
     for index, part in items(members(body)[name]):
-        found[index] = found.get(index, []) + unknown.of(item, part)
-    warnings.update((index, words) for index, words in found.items() if words)
+        found[index] = found.get(index, []) + fields.of(item, part)
+    warnings.update((index, unknown) for index, unknown in found.items() if unknown)
 
 
 def decode(decode: Callable[[B], T], body: B) -> T:
@@ -299,7 +288,7 @@ def decode(decode: Callable[[B], T], body: B) -> T:
 
 
 def _bad_field(message: str) -> Refusal:
-    """msgspec says where in the message: "Expected `float` > 0.0 - at `$.limits.wall_s`"."""
+    """Split msgspec's message, such as "Expected `float` > 0.0 - at `$.limits.wall_s`", into detail and path."""
     match = _AT.match(message)
     what, path = (match["what"], match["path"] or "$") if match else (message, "$")
     missing = _MISSING.search(what)
@@ -308,7 +297,7 @@ def _bad_field(message: str) -> Refusal:
 
 @contextmanager
 def named(at: str) -> Iterator[None]:
-    """A wrong field is refused with its path in the request."""
+    """Turn a `WrongField` into a refusal with the path in the request."""
     try:
         yield
     except WrongField as wrong:
@@ -316,14 +305,14 @@ def named(at: str) -> Iterator[None]:
 
 
 def check_strings(body: bytes, most: int) -> None:
-    """Refuses a body with more strings than `most`, at the price of two looks at its bytes.
+    """Refuse a body with more strings than `most`, with two passes over its bytes.
 
-    Every string has an opening quote, and a closing one that may look like an escaped one: the number that is found is at least
-    that of the strings and at most twice that.
+    Every string has an opening quote, and a closing one that may look escaped: the count lies between the number of strings and
+    twice that.
     """
     if len(body) > SMALL_BYTES and (found := body.count(b'"') - body.count(b'\\"')) > 2 * most:
-        words = f"the body has more than {found // 2} names and texts; at most {most} fit in one request"
-        raise Refusal("too_many_calls", words, field=_largest_field(body))
+        detail = f"the body has more than {found // 2} names and texts; at most {most} fit in one request"
+        raise Refusal("too_many_calls", detail, field=_largest_field(body))
 
 
 def _largest_field(body: bytes) -> str:
@@ -333,7 +322,7 @@ def _largest_field(body: bytes) -> str:
 
 
 def _has_at_most(raw: bytes, most: int) -> bool:
-    """Of a JSON list that is well-formed. Its items are looked at one by one, so that a longer list costs no more."""
+    """Whether a well-formed JSON list has at most `most` items; scans no further than that."""
     text, at, count = raw.decode(), 1, 0
     while text[at := _GAP.match(text, at).end()] != "]":  # type: ignore[union-attr]
         if (count := count + 1) > most:

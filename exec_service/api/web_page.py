@@ -1,8 +1,7 @@
-"""`/`: a playground, sessions and a live view, for people. Plain files of `exec_service/web`, read once; nothing is built.
+"""The web page at `/`: a playground, sessions and a live view. Serves the files of `exec_service/web`; there is no build step.
 
-Whatever a program prints is shown to whoever runs it, so the page is the place where output must stay text: the policy lets it
-run no script but our files, use no markup made from strings (Trusted Types), load no images but ours (a program's pictures are
-drawn on a canvas), and talk to nobody but us.
+The page shows the output of programs, which must stay text: the policy allows only scripts of these files, no markup made from
+strings (Trusted Types), no images from elsewhere (a program's pictures are drawn on a canvas), and no other server.
 """
 
 from __future__ import annotations
@@ -29,29 +28,17 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for again each time, and answered 304
+    "cache-control": "no-cache",  # revalidated each time, and answered 304
 }
 
 
 PAGE = "index.html"
 PARTS = (
-    "style.css",
-    "icon.svg",
-    "theme.js",
-    "main.js",
-    "service.js",
-    "dom.js",
-    "editor.js",
-    "report.js",
-    "playground.js",
-    "sessions.js",
-    "fork_tree.js",
-    "verdict.js",
-    "live.js",
-    "chart.js",
-)
+    "style.css icon.svg theme.js main.js service.js dom.js editor.js report.js playground.js sessions.js fork_tree.js "
+    "verdict.js live.js chart.js"
+).split()
 FILES = {"/": FOLDER / PAGE} | {f"/web/{name}": FOLDER / name for name in PARTS}
-PAGE_ROUTES = frozenset(FILES)  # they tell nothing of the service: no key is needed to read them
+PAGE_ROUTES = frozenset(FILES)  # they reveal nothing of the service, so they need no key
 
 
 def page_routes() -> list[Route]:

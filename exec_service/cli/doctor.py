@@ -1,34 +1,62 @@
-"""`exec-service doctor`: what works on this machine, what does not, why, and what would bring it.
+"""`exec-service doctor`: which parts of the sandbox work on this machine, which do not, why, and how to enable them.
 
-The layers of the sandbox are tried for real, by the same probe that a worker starts with.
+A worker's own probe tries each layer of the sandbox for real.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import resource
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from exec_service.cli.common import EXIT_UNAVAILABLE, EXIT_USAGE, Commands, fail, port, run_loop
+from exec_service.config import ConfigError, read_environment
 from exec_wire import Limits, Tier, encode_json
-from worker.config import WorkerConfig
-from worker.pool import Pool
 from worker.sandbox import tiers
-from worker.sandbox.runner_client import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from worker.config import WorkerConfig
+    from worker.pool import Pool
 
 GOOD, BAD, NOTE = "ok", "missing", "note"
 _COLOURS = {GOOD: "\x1b[32m", BAD: "\x1b[31m", NOTE: "\x1b[33m"}
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="show what works on this machine, what does not, and how to enable it",
+        epilog="Exit codes: 0 the full sandbox (tier A or B), 1 a weaker one (C or D), 2 wrong usage, 69 no isolation.",
+    )
+    parser.add_argument("--port", type=port, default=8080, help="the port to check (default 8080)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from worker.config import WorkerConfig
+
+    try:
+        config = read_environment(WorkerConfig, os.environ, min_tier="E", profiles={})
+    except ConfigError as error:
+        return fail(str(error), EXIT_USAGE)
+    report = run_loop(examine(config, options.port))
+    show(report, as_json=options.json)
+    return report.exit_code
 
 
 class Finding(Struct, frozen=True, omit_defaults=True):
     """One line of the report."""
 
     what: str
-    state: str  # ok, missing or note
+    state: str  # GOOD, BAD or NOTE
     why: str = ""
     fix: str = ""
 
@@ -40,9 +68,8 @@ class Report(Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """0 the full sandbox, 1 a weaker one, 69 (sysexits: unavailable) no isolation."""
         if not tiers.at_least(self.tier, "D"):
-            return 69
+            return EXIT_UNAVAILABLE
         return 0 if tiers.at_least(self.tier, "B") else 1
 
 
@@ -53,6 +80,9 @@ async def examine(config: WorkerConfig, port: int) -> Report:
 
 
 async def _examine_sandbox(config: WorkerConfig) -> tuple[Tier, list[Finding]]:
+    from worker.pool import Pool
+    from worker.sandbox.runner_client import SandboxUnavailable
+
     try:
         async with Pool(config) as pool:
             tier, layers, missing = pool.sandbox.tier, pool.sandbox.layers, pool.missing
@@ -67,9 +97,9 @@ async def _examine_sandbox(config: WorkerConfig) -> tuple[Tier, list[Finding]]:
 
 
 def _examine_memory(pool: Pool) -> Finding:
-    words, _, fix = pool.memory_shortfall.partition(". Set ")
-    if words:
-        return Finding("memory", NOTE, words, f"set {fix}")
+    shortfall, _, fix = pool.memory_shortfall.partition(". Set ")
+    if shortfall:
+        return Finding("memory", NOTE, shortfall, f"set {fix}")
     return Finding("memory", GOOD, f"{pool.slots} slots of {Limits().memory_mb} MB fit in {pool.memory_mb} MB")
 
 
@@ -81,8 +111,8 @@ def _examine_machine(config: WorkerConfig) -> list[Finding]:
         Finding("cores", GOOD, f"{config.slots} slots"),
     ]
     if Path(config.packages).is_dir():
-        return [*findings, Finding("packages", GOOD, "what programs may import is installed")]
-    return [*findings, Finding("packages", BAD, "what programs may import is not installed", "make install")]
+        return [*findings, Finding("packages", GOOD, "the packages that programs may import are installed")]
+    return [*findings, Finding("packages", BAD, "the packages that programs may import are not installed", "make install")]
 
 
 def _examine_wheel() -> Finding:

@@ -1,4 +1,4 @@
-"""`exec-service jobs …`: bulk jobs of a running service, from a terminal."""
+"""`exec-service jobs`: submit and follow bulk jobs of a running service."""
 
 from __future__ import annotations
 
@@ -9,35 +9,92 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import httpx
 import msgspec
 
+from exec_service.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE, Commands, fail
 from exec_wire.messages.calls import encode_json
 from exec_wire.messages.jobs import ENDED, JobList, JobStatus
 from exec_wire.problems import Problem
 
-EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 69
+if TYPE_CHECKING:
+    import httpx
+
 SEND_BYTES = 1 << 18
-WATCH_S, PATIENCE_S = 0.5, 60.0  # a gateway that restarts is waited for
+WATCH_S, RETRY_S = 0.5, 60.0  # how long `watch` waits for a gateway that restarts
 BAR = 30
 
 
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("jobs", help="submit, follow, pause and cancel bulk jobs, and fetch their results")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    service = argparse.ArgumentParser(add_help=False)
+    service.add_argument("--url", default="http://127.0.0.1:8080", help="the service (default http://127.0.0.1:8080)")
+    job = argparse.ArgumentParser(add_help=False, parents=[service])
+    job.add_argument("job", help="the id that `submit` and `status` show")
+
+    submit = actions.add_parser("submit", parents=[service], help="send a file of items and print the id of the job")
+    submit.add_argument("file", help='a file, or - for standard input; a line is {"call": …}, {"judge": …} or {"verify": …}')
+    submit.add_argument("--name", default="", help="a name for the job")
+    submit.add_argument("--watch", action="store_true", help="wait until it has ended")
+    status = actions.add_parser("status", parents=[service], help="show the progress of a job; without an id of all yours")
+    status.add_argument("job", nargs="?")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    actions.add_parser("watch", parents=[job], help="show a progress bar until the job has ended")
+    results = actions.add_parser("results", parents=[job], help="print the results so far, one per line")
+    results.add_argument("--follow", action="store_true", help="also print later results, until the job has ended")
+    results.add_argument("-o", "--output", type=Path, help="write them to this file")
+    for name, help in (("pause", "start no more items"), ("resume", "start items again"), ("cancel", "end it; results stay")):
+        actions.add_parser(name, parents=[job], help=help)
+    actions.add_parser("remove", parents=[job], help="remove a job that has ended, with its results")
+    for name, action in actions.choices.items():
+        action.set_defaults(run=run, action=name)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        return _act(Service(options.url), options)
+    except Failed as error:
+        return fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _act(service: Service, options: argparse.Namespace) -> int:
+    match options.action:
+        case "submit":
+            return submit(service, options)
+        case "status":
+            return show_status(service, options)
+        case "watch":
+            return watch(service, options.job)
+        case "results":
+            return fetch(service, options)
+        case "remove":
+            service.remove(options.job)
+            return 0
+        case action:
+            print(line_of(service.change(options.job, action)))
+            return 0
+
+
 class Failed(Exception):
-    def __init__(self, words: str, exit_code: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
         self.exit_code = exit_code
 
 
 class Service:
-    """A running service, asked by its address."""
+    """The bulk jobs of the service at `url`."""
 
     def __init__(self, url: str) -> None:
+        import httpx  # slow to load
+
         key = os.environ.get("EXEC_API_KEY", "").strip()
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._url = url
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False)
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=RETRY_S, trust_env=False)
 
     def submit(self, lines: Iterator[bytes], name: str) -> JobStatus:
         headers = {"content-type": "application/x-ndjson"}
@@ -71,12 +128,13 @@ class Service:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
+        import httpx
+
         try:
             yield
         except httpx.RequestError as error:
-            raise Failed(
-                f"{self._url}: {error or type(error).__name__}. Another service: --url URL", EXIT_UNAVAILABLE
-            ) from error
+            message = f"{self._url}: {error or type(error).__name__}. Choose another service with --url URL"
+            raise Failed(message, EXIT_UNAVAILABLE) from error
 
 
 def _checked(response: httpx.Response) -> httpx.Response:
@@ -87,27 +145,8 @@ def _checked(response: httpx.Response) -> httpx.Response:
     except ValueError:
         raise Failed(f"{response.status_code} {response.text[:200]}", EXIT_UNAVAILABLE) from None
     where = f" ({problem.field})" if problem.field else ""
-    words = f"{problem.code}: {problem.detail or problem.title}{where}"
-    raise Failed(words, EXIT_UNAVAILABLE if response.status_code >= 500 else EXIT_USAGE)
-
-
-def run(options: argparse.Namespace) -> int:
-    service = Service(options.url)
-    match options.action:
-        case "submit":
-            return submit(service, options)
-        case "status":
-            return show_status(service, options)
-        case "watch":
-            return watch(service, options.job)
-        case "results":
-            return fetch(service, options)
-        case "remove":
-            service.remove(options.job)
-            return 0
-        case action:
-            print(line_of(service.change(options.job, action)))
-            return 0
+    message = f"{problem.code}: {problem.detail or problem.title}{where}"
+    raise Failed(message, EXIT_UNAVAILABLE if response.status_code >= 500 else EXIT_USAGE)
 
 
 def submit(service: Service, options: argparse.Namespace) -> int:
@@ -134,14 +173,14 @@ def show_status(service: Service, options: argparse.Namespace) -> int:
 
 
 def watch(service: Service, job: str) -> int:
-    """0 if all of it is done, else 1."""
+    """Show progress until the job has ended; 0 if it is done, else 1."""
     live, answered_at = sys.stderr.isatty(), time.monotonic()
     shown = ""
     while True:
         try:
             status = service.status(job)
         except Failed as failed:
-            if failed.exit_code != EXIT_UNAVAILABLE or time.monotonic() - answered_at > PATIENCE_S:
+            if failed.exit_code != EXIT_UNAVAILABLE or time.monotonic() - answered_at > RETRY_S:
                 raise
             time.sleep(WATCH_S)
             continue
@@ -166,11 +205,11 @@ def fetch(service: Service, options: argparse.Namespace) -> int:
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return 0
-    aside = options.output.with_name(f"{options.output.name}.part")  # half a file is not taken for a whole one
+    part = options.output.with_name(f"{options.output.name}.part")  # the name changes when the file is complete
     try:
-        with aside.open("wb") as file:
+        with part.open("wb") as file:
             file.writelines(lines)
-        aside.rename(options.output)
+        part.rename(options.output)
     except OSError as error:
         raise Failed(f"{options.output}: {error.strerror}", EXIT_USAGE) from None
     return 0

@@ -1,37 +1,32 @@
-"""Everything on one machine: a gateway, the in-memory queue and one worker in this process, its runner beside it.
+"""`exec-service up`: a gateway, the in-memory queue and one worker in this process, with the runner beside it.
 
-The story of a stop (Ctrl-C, SIGTERM): admit nothing new, finish what runs or answer it, close the doors; then the runner kills
-what is left in the jails and removes what it made.
+Shutdown (Ctrl-C, SIGTERM): admit no new calls, finish or answer the accepted ones, close the endpoints; then the runner kills
+the remaining programs and removes their files.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exec_service.app import Gateway, serve
-from exec_service.config import GatewayConfig
-from exec_service.jobs.chunks import ChunkOptions
-from exec_service.jobs.scheduler import LocalChunkQueue
+from msgspec.structs import replace
+
+from exec_service.cli import common
+from exec_service.config import GatewayConfig, read_environment
 from exec_service.telemetry.logs import say
-from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
-from exec_service.telemetry.worker_metrics import WorkerMetrics
-from exec_wire.queue.memory import MemoryQueue
-from exec_wire.supervisor import Supervisor
-from worker.config import WorkerConfig
-from worker.consumer import Consumer
-from worker.pool import Pool
-from worker.sandbox import tiers
-from worker.sandbox.runner_client import SandboxUnavailable
-from worker.selftest import self_test
-from worker.sessions import Sessions
+
+if TYPE_CHECKING:
+    from exec_service.app import Gateway
+    from exec_wire.queue.memory import MemoryQueue
+    from worker.config import WorkerConfig
+    from worker.pool import Pool
 
 NAME = "embedded"
 GREETING = """
@@ -44,26 +39,70 @@ Playground, sessions, live view: {url}     The API: {url}/docs     gRPC: {grpc} 
 WEAK = """
 WARNING: the sandbox is of tier {tier}: {meaning}.
   missing: {missing}
-  `{command} doctor` says what would bring each; as root (sudo make run) everything is there on most machines."""
+  `{command} doctor` says how to enable each; root (sudo make run) has every layer on most machines."""
 NO_SANDBOX = """
 exec-service cannot run programs here: {why}
 
-The documentation is served at {url}/docs; /readyz answers 503. Two commands that help:
-  {command} doctor            what is missing, why, and what would bring it
-  {command} up --insecure     run programs all the same, without isolation, for your own code only
+It serves the documentation at {url}/docs; /readyz answers 503. Two commands that help:
+  {command} doctor            which layers are missing, why, and how to enable them
+  {command} up --insecure     run programs without isolation (only code you trust)
 """
 
 
+def add(commands: common.Commands) -> None:
+    parser = commands.add_parser("up", help="start a gateway and a worker on this machine; needs no other service")
+    common.add_gateway_arguments(parser)
+    parser.add_argument("--grpc-port", type=common.port, help="port for gRPC; 0: none (default 50051, or none if taken)")
+    parser.add_argument("--jobs-dir", metavar="DIR", help="folder of bulk jobs (default: no bulk jobs)")
+    parser.add_argument("--metrics-port", type=common.port, help="port for metrics and health, without keys (default: none)")
+    common.add_worker_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from worker.config import WorkerConfig
+
+    def start() -> Coroutine[Any, Any, None]:
+        names = ("host", "port", "grpc_port", "keys", "jobs_dir", "metrics_port")
+        gateway = common.read_config(GatewayConfig, options, *names)
+        if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
+            gateway = without_grpc_if_taken(gateway)
+        worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=common.weakest_tier(options))
+        return up(gateway, worker)
+
+    return common.run_process(start)
+
+
+def without_grpc_if_taken(config: GatewayConfig) -> GatewayConfig:
+    """For a second service on one machine: it serves HTTP alone, and the log says how to have gRPC too."""
+    from exec_service.api.listening import GrpcPortTaken, address_for_grpc
+
+    try:
+        address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))
+    except GrpcPortTaken as error:
+        say(f"exec-service: gRPC is off. {error}")
+        return replace(config, grpc_port=0)
+    return config
+
+
 async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None:
-    """Serve until a signal comes. Raises `BindRefused` or `PortTaken`, with words for the user; at the end `TaskKeepsFailing`
-    if that was the reason to stop."""
+    """Serve until a signal arrives.
+
+    Raises:
+        BindRefused, PortTaken: the service cannot listen there.
+        TaskKeepsFailing: at the end, if a failing task was the reason to stop.
+    """
+    from exec_service.app import Gateway, serve
+    from exec_wire.queue.memory import MemoryQueue
+    from exec_wire.supervisor import Supervisor
+    from worker.sandbox.runner_client import SandboxUnavailable
+
     queue, supervisor = MemoryQueue(), Supervisor()
-    stop, url = stop_on_signals(), asyncio.get_running_loop().create_future()
+    stop, url = common.stop_on_signals(), asyncio.get_running_loop().create_future()
     supervisor.on_give_up(stop.set)
+    reserved = 16 * (worker_config.slots + worker_config.max_sessions)  # descriptors that the worker needs at most
     async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, metrics_port(gateway):
-        serving = asyncio.create_task(
-            serve(gateway, stop=stop, listening=url.set_result, reserved=descriptors_of(worker_config))
-        )
+        serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result, reserved=reserved))
         try:
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
@@ -80,24 +119,33 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
 
 @contextlib.asynccontextmanager
 async def metrics_port(gateway: Gateway) -> AsyncIterator[None]:
-    """Metrics and health at a port of their own, if one was named."""
+    """Serve metrics and health at a port of their own, if one is set."""
+    from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
+
     config = gateway.config
     if not config.metrics_port:
         yield
         return
-    door = MetricsApp(gateway.metrics.text, lambda: gateway.not_ready_because)
-    async with metrics_server(door, config.metrics_host, config.metrics_port, gateway.supervisor):
+    app = MetricsApp(gateway.metrics.text, lambda: gateway.not_ready_because)
+    async with metrics_server(app, config.metrics_host, config.metrics_port, gateway.supervisor):
         yield
 
 
 async def _work(
     config: WorkerConfig, queue: MemoryQueue, gateway: Gateway, url: str, stop: asyncio.Event, serving: asyncio.Task[None]
 ) -> None:
-    """The worker's life: until the gateway has drained, so that what was accepted is finished."""
+    """Run the worker until the gateway has drained, so that accepted calls are finished."""
+    from exec_service.jobs.chunks import ChunkOptions
+    from exec_service.jobs.scheduler import LocalChunkQueue
+    from exec_service.telemetry.worker_metrics import WorkerMetrics
+    from worker.consumer import Consumer
+    from worker.pool import Pool
+    from worker.sessions import Sessions
+
     say("warming up the interpreters …")
     supervisor = gateway.supervisor
     async with Pool(config, supervisor) as pool:
-        if not await unless(stop, prove(pool)):
+        if not await common.run_until_stopped(stop, common.check_pool(pool)):
             return
         async with (
             Sessions(NAME, pool, supervisor) as sessions,
@@ -112,62 +160,21 @@ async def _work(
             await asyncio.wait({serving})
 
 
-async def prove(pool: Pool) -> None:
-    """Every profile is warm, and hostile programs were contained. Tells if memory may not be enough."""
-    if words := pool.memory_shortfall:
-        say(f"WARNING: {words}.")
-    await pool.wait_ready()
-    if pool.sandbox.tier != "E" and (problems := await self_test(pool)):
-        raise SandboxUnavailable("the self-test failed:\n  " + "\n  ".join(problems))
-
-
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, or leave it when `stop` comes first."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not working.done():
-        working.cancel()
-        await asyncio.wait({working})
-        return False
-    await working
-    return True
-
-
-def descriptors_of(config: WorkerConfig) -> int:
-    """How many a worker needs at most, generously: pages, outputs, control groups and sockets of each program."""
-    return 16 * (config.slots + config.max_sessions)
-
-
 def _greet(pool: Pool, url: str, gateway: Gateway) -> None:
+    from worker.sandbox import tiers
+
     tier = pool.sandbox.tier
     if not tiers.at_least(tier, "B"):
         missing = ", ".join(f"{layer} ({why})" for layer, why in pool.missing.items())
-        words = WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command())
-        say(words, logging.WARNING)
+        warning = WEAK.format(tier=tier, meaning=tiers.MEANING[tier], missing=missing, command=own_command())
+        say(warning, logging.WARNING)
     key = ' -H "authorization: Bearer $EXEC_API_KEY"' if gateway.keys is not None else ""
     grpc = f"port {gateway.config.grpc_port}" if gateway.config.grpc_port else "off"
     say(GREETING.format(url=url, tier=tier, slots=pool.slots, key=key, grpc=grpc))
 
 
-def stop_on_signals() -> asyncio.Event:
-    """Set by the first Ctrl-C or SIGTERM; the second one ends the process at once."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def on_signal(number: int) -> None:
-        if stop.is_set():  # nothing to clean up here: the runner does it when it sees us gone
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        stop.set()
-        say("stopping: finishing what was accepted (again to stop at once) …")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop
-
-
 def own_command() -> str:
-    """How the user can start this program again."""
+    """The command with which the user started this program."""
     command = Path(sys.argv[0])
     if command.suffix == ".py":
         return "python -m exec_service"

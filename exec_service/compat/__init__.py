@@ -1,7 +1,7 @@
-"""Doors for clients of other services: each file translates one service's requests into calls, and results into its answers.
+"""Adapters for clients of other services: each file translates one service's requests into calls, and results into its answers.
 
-Behind every door is what is behind our own routes: the same admission, queue, sandbox and metrics. What a door must not do is
-decide: a rule that only one of them has is a rule of the service that it stands for, and says so. `EXEC_DOORS` shuts them.
+Adapters share admission, queue, sandbox and metrics with the service's own endpoints. They only translate: a rule that one of
+them has is a rule of the foreign service, and its file says so. `EXEC_ADAPTERS` lists the enabled ones.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exec_service.compat import code_judge, mcp, nemo_skills, piston, sandbox_fusion
-from exec_service.compat.adapter import House
-from exec_service.config import DoorName, GatewayConfig
+from exec_service.compat.adapter import GatewayParts
+from exec_service.config import AdapterName, GatewayConfig
 
 _SLASHES = re.compile("/{2,}")
-ROUTES_OF: dict[DoorName, Callable[[House], list[Route]]] = {
+ROUTES_OF: dict[AdapterName, Callable[[GatewayParts], list[Route]]] = {
     "code-judge": code_judge.routes,
     "sandbox-fusion": sandbox_fusion.routes,
     "nemo-skills": nemo_skills.routes,
@@ -26,22 +26,22 @@ ROUTES_OF: dict[DoorName, Callable[[House], list[Route]]] = {
 }
 
 
-def door_routes(house: House) -> dict[DoorName, list[Route]]:
-    return {name: ROUTES_OF[name](house) for name in house.config.doors}
+def adapter_routes(parts: GatewayParts) -> dict[AdapterName, list[Route]]:
+    return {name: ROUTES_OF[name](parts) for name in parts.config.adapters}
 
 
-def keyless_paths(config: GatewayConfig, routes: dict[DoorName, list[Route]]) -> list[re.Pattern[str]]:
-    """Of the doors that stay open to clients without a key, where keys are asked for."""
-    return [route.path_regex for name in routes if name in config.open_doors for route in routes[name]]
+def keyless_paths(config: GatewayConfig, routes: dict[AdapterName, list[Route]]) -> list[re.Pattern[str]]:
+    """The paths of adapters that accept clients without a key where keys are required."""
+    return [route.path_regex for name in routes if name in config.keyless_adapters for route in routes[name]]
 
 
 class OneSlash:
-    """`//run` means `/run`: some clients join a path to an address that ends in a slash."""
+    """Turns `//run` into `/run`: some clients append a path to a URL that ends in a slash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and "//" in scope["path"]:
-            scope["path"] = _SLASHES.sub("/", scope["path"])  # in place: the guard, which is outside, logs it so
+            scope["path"] = _SLASHES.sub("/", scope["path"])  # in place, so that the outer middleware logs the same path
         await self._app(scope, receive, send)

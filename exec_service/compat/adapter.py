@@ -1,4 +1,4 @@
-"""What all doors have in common: how they submit calls, for whom, and how they refuse."""
+"""What all adapters share: how they submit calls, for which tenant, and how they refuse."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import Door
+from exec_service.api.calls import Endpoint
 from exec_service.api.errors import answer
-from exec_service.api.judge import unless_gone
 from exec_service.api.middleware import RequestFacts
+from exec_service.api.streaming import cancel_on_disconnect
 from exec_service.api.validation import Validator
-from exec_service.config import DoorName, GatewayConfig
+from exec_service.config import AdapterName, GatewayConfig
 from exec_service.dispatch.admission import Room
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.errand import Errand, raise_first
@@ -34,11 +34,11 @@ from exec_wire.supervisor import Supervisor, stop
 T = TypeVar("T")
 
 DEADLINE_MOST_S = 7200.0
-CPU_S = 3600.0  # the services that doors stand for bound wall time alone
+CPU_S = 3600.0  # the foreign services limit wall time only
 
 
-class House(NamedTuple):
-    """What a door opens to."""
+class GatewayParts(NamedTuple):
+    """The parts of the gateway that adapters use."""
 
     config: GatewayConfig
     dispatch: Dispatch
@@ -46,39 +46,39 @@ class House(NamedTuple):
     fleet: Fleet
     metrics: Metrics
     sessions: SessionRouter
-    tasks: set[asyncio.Task[None]]  # that are cancelled when the gateway stops
+    tasks: set[asyncio.Task[None]]  # cancelled when the gateway stops
     supervisor: Supervisor
 
 
-WARM = "math"  # the interpreter that sessions of other services' clients get, where there is one
+WARM = "math"  # the profile of sessions of foreign clients, where a worker has it
 
 
-class Desk:
-    """Where the routes of one door submit their calls. The tenant is that of the door, if it is one without keys."""
+class Adapter:
+    """Submits the calls of one foreign service's clients. `tenant` is that of clients without a key, if they are accepted."""
 
-    def __init__(self, name: DoorName, house: House) -> None:
-        open_door = house.config.open_doors.get(name)
-        self.tenant = open_door.tenant if open_door else ""
-        self._most = open_door.max_calls if open_door else 0
+    def __init__(self, name: AdapterName, parts: GatewayParts) -> None:
+        keyless = parts.config.keyless_adapters.get(name)
+        self.tenant = keyless.tenant if keyless else ""
+        self._most = keyless.max_calls if keyless else 0
         self._inside = 0
-        self._name, self._house = name, house
+        self._name, self._parts = name, parts
 
     def origin(self, facts: RequestFacts) -> Origin:
         return msgspec.structs.replace(facts.origin, door=self._name)
 
     @property
     def profile(self) -> str:
-        return WARM if WARM in self._house.fleet.profiles else ""
+        return WARM if WARM in self._parts.fleet.profiles else ""
 
     @contextmanager
     def admitted(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Room]:
         """Admit the calls of one request, or raise a `Refusal`."""
-        keyless = calls if facts.origin.account is None else 0  # who sends a key has the limits of that key instead
+        keyless = calls if facts.origin.account is None else 0  # callers with a key have the limits of that key instead
         if self._most and self._inside + keyless > self._most:
-            raise Overloaded(f"{self._inside} of the {self._most} calls that the door {self._name} may have are inside", 1.0)
+            raise Overloaded(f"{self._inside} of the {self._most} calls that {self._name} clients may have are in flight", 1.0)
         self._inside += keyless
         try:
-            with self._house.dispatch.reserve(calls, bytes_, facts.origin) as room:
+            with self._parts.dispatch.reserve(calls, bytes_, facts.origin) as room:
                 facts.calls = calls
                 yield room
         finally:
@@ -86,60 +86,59 @@ class Desk:
 
     @contextmanager
     def errand(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Errand]:
-        """The same. What fails for our fault is run again within its deadline."""
+        """The same. A call that fails with blame infra runs again within its deadline."""
         with self.admitted(facts, calls, bytes_) as room:
-            yield Errand(self._house.dispatch, room, self.origin(facts))
+            yield Errand(self._parts.dispatch, room, self.origin(facts))
 
     async def run(self, call: Call, facts: RequestFacts) -> Result:
         with self.errand(facts, 1, bytes_of(call)) as errand:
             return await errand.run(call)
 
 
-class ForeignDoor(Door):
-    """A route that takes and answers JSON: `_serve` is the translation."""
+class AdapterEndpoint(Endpoint):
+    """A route that takes and answers JSON; `_serve` translates."""
 
-    name: ClassVar[DoorName]
-    statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # instead of our own, by problem code
-    words_in: ClassVar[str] = ""  # the member of an error's body in which its clients look for words
+    statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # statuses that differ from the service's own, by problem code
+    message_field: ClassVar[str] = ""  # the member of an error's body in which its clients look for the message
 
-    def __init__(self, house: House, desk: Desk) -> None:
-        super().__init__(house.config, house.dispatch, house.validator)
-        self._house, self._desk = house, desk
+    def __init__(self, parts: GatewayParts, adapter: Adapter) -> None:
+        super().__init__(parts.config, parts.dispatch, parts.validator)
+        self._parts, self._adapter = parts, adapter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         except Refusal as refusal:
             status = self.statuses.get(refusal.code)
-            response = answer(refusal, scope, self._house.metrics, status=status, words_in=self.words_in)
+            response = answer(refusal, scope, self._parts.metrics, status=status, message_field=self.message_field)
             await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         body = await self._read(scope, facts, receive)
-        made = await unless_gone(self._serve(body, scope, facts), receive)
+        made = await cancel_on_disconnect(self._serve(body, scope, facts), receive)
         await self._send_json(encode_json(made), send)
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> msgspec.Struct:
         raise NotImplementedError
 
 
-def get(path: str, tell: Any) -> Route:
-    """A route that tells something in JSON and runs nothing."""
+def get(path: str, answer_of: Any) -> Route:
+    """A route that answers JSON and runs nothing."""
 
     async def endpoint(request: Request) -> Response:
-        return Response(msgspec.json.encode(tell()), media_type="application/json")
+        return Response(msgspec.json.encode(answer_of()), media_type="application/json")
 
     return Route(path, endpoint, methods=["GET"])
 
 
-def post(path: str, door: ForeignDoor) -> Route:
-    return Route(path, door, methods=["POST"])
+def post(path: str, endpoint: AdapterEndpoint) -> Route:
+    return Route(path, endpoint, methods=["POST"])
 
 
 def limits(
     wall_s: float, memory_mb: int, *, output_bytes: int = 0, file_bytes: int = 0, max_output_kb: int = Limits().output_kb
 ) -> Limits:
-    """`output_bytes` and `file_bytes` come on top of what everybody has."""
+    """`output_bytes` and `file_bytes` are added to the default limits."""
     usual = Limits()
     return Limits(
         wall_s=wall_s,
@@ -150,19 +149,24 @@ def limits(
     )
 
 
+def deadline(seconds: float) -> float:
+    """The deadline of a call, within the maximum of `Call.deadline_s`."""
+    return min(seconds, DEADLINE_MOST_S)
+
+
 def bytes_of(call: Call) -> int:
     return len(call.code) + len(call.stdin) + sum(map(len, call.files.values())) + CALL_OVERHEAD_BYTES
 
 
-def not_ours(result: Result) -> Result:
-    """The result, if it tells something of the program. What we did wrong is no outcome: it is refused, to be tried again."""
+def raise_if_infra(result: Result) -> Result:
+    """The result. Raises a `Refusal` to try again if it failed with blame infra."""
     if result.blame == "infra" and result.retryable:
         raise Refusal("not_run", describe_end(result), retry_after_s=1.0)
     return result
 
 
 async def in_order(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All at the same time, the results in their order."""
+    """Run all at the same time; return the results in order."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -1,7 +1,7 @@
-"""Notebook cells as one program: a driver runs them in order in one interpreter and notes each one that has ended in a file.
+"""Notebook cells as one program: a driver runs them in order in one interpreter and records each finished one in a file.
 
-The notes are the program's own word, like everything that it writes: cells can write there themselves. They are read with
-bounded length, as JSON of a fixed shape, and decide nothing but what is shown of the cells.
+Cells can write to that file themselves, so it is not trusted: it is read with bounded length, as JSON of a fixed shape, and
+decides only what is shown of the cells.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from exec_service.judging.harnesses import quoted
 
 NOTES, OUT, ERR = ".cells.jsonl", ".cell.out", ".cell.err"
 FILES = [NOTES, OUT, ERR]
-NOTES_BYTES = 32 << 20  # of all notes together; what goes beyond is not read
-TEXT_CHARS = 1 << 20  # of one stream, one value, one picture
+NOTES_BYTES = 32 << 20  # of all records together; the rest is ignored
+TEXT_CHARS = 1 << 20  # of one stream, value or picture
 
-# What the program text has in its lines decides in which warm interpreter it runs, so the cells are there as they are.
+# The worker picks the warm interpreter by the imports in the program text, so the cells are included verbatim.
 DRIVER = '''\
 CELLS = [{cells}]
 CELL_TIMEOUT_S = {cell_timeout_s!r}
@@ -137,7 +137,7 @@ def main():
     for number, source in enumerate(CELLS, 1):
         errors = []
         if CELL_TIMEOUT_S:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends us, whatever the cell is doing
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the program, whatever the cell does
             signal.setitimer(signal.ITIMER_REAL, CELL_TIMEOUT_S)
         try:
             run(source, f"<cell {{number}}>")
@@ -166,7 +166,7 @@ class CellError(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """What one cell left."""
+    """The output of one cell."""
 
     stdout: str
     stderr: str
@@ -183,7 +183,7 @@ def program(cells: list[str], cell_timeout_s: float) -> str:
 
 
 def finished_cells(files: dict[str, str], most: int) -> list[Cell]:
-    """Those that the notes have, up to the first that is not one."""
+    """The recorded cells, up to the first invalid record."""
     notes = _content(files, NOTES)[:NOTES_BYTES]
     cells: list[Cell] = []
     for line in notes.split(b"\n", most)[:most]:
@@ -195,7 +195,7 @@ def finished_cells(files: dict[str, str], most: int) -> list[Cell]:
 
 
 def left_over(files: dict[str, str]) -> tuple[str, str]:
-    """What a cell that did not end had printed."""
+    """The output of a cell that did not finish."""
     out, err = (_content(files, name)[:TEXT_CHARS].decode("utf-8", "replace") for name in (OUT, ERR))
     return out, err
 

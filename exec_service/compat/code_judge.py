@@ -1,7 +1,7 @@
 """code-judge: `/ping /status`, and `/run` and `/judge`, each alone, as `/batch` and as `/long-batch`.
 
-Every outcome is HTTP 200. Its clients send again what was answered `queue_timeout`, so that is what everything is called that
-another attempt may help; they give up after 60 s, so the door answers before that.
+Every outcome is HTTP 200. Its clients retry `queue_timeout`, so every retryable failure is reported as that; they give up after
+60 s, so the adapter answers before.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import Desk, ForeignDoor, House, bytes_of, get, in_order, limits, post
+from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, bytes_of, get, in_order, limits, post
 from exec_service.dispatch.errand import Errand
-from exec_service.judging.judge import describe_end
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
 from exec_service.refusals import Refusal
@@ -67,13 +66,11 @@ _decode_one = msgspec.json.Decoder(Submission).decode
 _decode_batch = msgspec.json.Decoder(BatchSubmission).decode
 
 
-class Judge(ForeignDoor):
-    """`/run` shows what was printed, `/judge` does not."""
+class Judge(AdapterEndpoint):
+    """`/run` returns the output, `/judge` does not."""
 
-    name = "code-judge"
-
-    def __init__(self, house: House, desk: Desk, *, shows: bool) -> None:
-        super().__init__(house, desk)
+    def __init__(self, parts: GatewayParts, adapter: Adapter, *, shows: bool) -> None:
+        super().__init__(parts, adapter)
         self._shows = shows
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
@@ -82,7 +79,7 @@ class Judge(ForeignDoor):
     async def _judge_all(self, submissions: list[Submission], facts: RequestFacts) -> list[SubmissionResult]:
         self._validator.check_number(len(submissions), "submissions")
         work: list[Call | Verify | str] = [self._work_of(submission) for submission in submissions]
-        with self._desk.errand(facts, len(work), sum(map(_bytes_of, work))) as errand:
+        with self._adapter.errand(facts, len(work), sum(map(_bytes_of, work))) as errand:
             began = time.monotonic()
             results = await in_order([_judge(*pair, errand, began) for pair in zip(submissions, work, strict=True)])
         for result in results if not self._shows else []:
@@ -90,8 +87,8 @@ class Judge(ForeignDoor):
         return results
 
     def _work_of(self, submission: Submission) -> Call | Verify | str:
-        """What there is to do; or, in words, why there is nothing."""
-        config, tenant = self._config, self._desk.tenant
+        """The call or verification; or a text that says why there is none."""
+        config, tenant = self._config, self._adapter.tenant
         if submission.type == "math":
             if submission.expected_output is None:
                 return "a submission of the type math needs its expected_output"
@@ -164,7 +161,7 @@ def _of_result(result: Result, expected: str | None) -> SubmissionResult:
 
 
 def _not_run(made: Result | Verification) -> Reason:
-    """Why nothing is known of the program; empty if something is."""
+    """Why the program has no outcome; empty if it has one."""
     if made.blame == "infra":
         return "queue_timeout" if made.retryable else "internal_error"
     if made.blame == "client":
@@ -180,7 +177,7 @@ def _shown(result: Result) -> str:
 
 
 def _told(result: Result) -> str:
-    """stderr; of a program that was stopped and could say nothing, why."""
+    """The program's stderr or, if that is empty, why it was stopped."""
     return result.stderr or ("" if result.status in ("ok", "error", "timeout") else describe_end(result))
 
 
@@ -197,15 +194,15 @@ def _of_verification(made: Verification) -> SubmissionResult:
     )
 
 
-def routes(house: House) -> list[Route]:
-    desk = Desk("code-judge", house)
+def routes(parts: GatewayParts) -> list[Route]:
+    adapter = Adapter("code-judge", parts)
 
     def status() -> dict[str, Any]:
-        waiting = house.dispatch.admission.calls - len(house.dispatch.released)
-        return {"queue": max(0, waiting), "num_workers": house.fleet.slots}
+        waiting = parts.dispatch.admission.calls - len(parts.dispatch.released)
+        return {"queue": max(0, waiting), "num_workers": parts.fleet.slots}
 
     made = [get("/ping", lambda: "pong"), get("/status", status)]
     for path, shows in (("/run", True), ("/judge", False)):
-        made.append(post(path, Judge(house, desk, shows=shows)))
-        made += [post(f"{path}/{kind}", BatchJudge(house, desk, shows=shows)) for kind in ("batch", "long-batch")]
+        made.append(post(path, Judge(parts, adapter, shows=shows)))
+        made += [post(f"{path}/{kind}", BatchJudge(parts, adapter, shows=shows)) for kind in ("batch", "long-batch")]
     return made

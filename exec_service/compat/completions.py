@@ -1,4 +1,4 @@
-"""How SandboxFusion's generic judge finds the program in a model's text, and when it takes an output for right."""
+"""SandboxFusion's generic judge: finds the program in a completion and compares outputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TAGS = {
     "bash": {"bash", "sh", "shell"},
 }
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[^\n`]*$", re.M)
-# Where a program without a fence begins, if the text before it is prose.
+# The first line of a program without a fence.
 _BEGINS = re.compile(r"^(?:import |from \S+ import |def |class |@|#include|using namespace|#!/)", re.M)
 
 
 def extract(completion: str, language: str) -> tuple[str, Found]:
-    """The first fenced block of the language, else one without a language, else a fence that never ends, else a guess."""
+    """The first fenced block of the language, else one without a language, else an unclosed one, else a guess."""
     tags = TAGS.get(language, {language.lower()})
     blocks, open_block = _blocks(completion)
     for wanted in (tags, {""}):
@@ -40,7 +40,7 @@ def extract(completion: str, language: str) -> tuple[str, Found]:
 
 
 def _blocks(text: str) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
-    """(tag, code) of every fenced block, and of the last one if it has no end."""
+    """(tag, code) of every fenced block, and of the last one if its fence is not closed."""
     blocks: list[tuple[str, str]] = []
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -53,7 +53,7 @@ def _blocks(text: str) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
 
 
 async def same_output(output: str, expected: str) -> bool:
-    """Line by line, without regard to case; numbers may differ a little."""
+    """Compare line by line, ignoring case; numbers may differ by `REL_TOL`."""
     got, wanted = output.strip().split("\n"), expected.strip().split("\n")
     if len(got) != len(wanted):
         return False

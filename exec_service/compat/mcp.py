@@ -1,8 +1,8 @@
 """MCP over streamable HTTP at `/mcp`, by the official SDK: the tool `python`, and those of Python sessions.
 
-No MCP session is kept between requests, and a Python session is with the worker that its id names: any gateway can answer any
-request. What a program did is the tool's answer, also when it failed; a tool error is what we did wrong, or wrong arguments.
-The SDK is loaded by the first request: it takes half a second and 25 MB.
+No MCP session is kept between requests, and the id of a Python session names its worker: any gateway can answer any request.
+A program's failure is a normal answer of the tool; a tool error is an infrastructure failure or wrong arguments. The first
+request loads the SDK, which takes half a second and 25 MB.
 """
 
 from __future__ import annotations
@@ -16,27 +16,13 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from exec_service.api.calls import ClientGone, check_content_type, read_body
-from exec_service.api.info import package_version
-from exec_service.api.judge import unless_gone
+from exec_service.api import tools
+from exec_service.api.calls import check_content_type, read_body
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.tools import (
-    END,
-    FORK,
-    FUNCTIONS,
-    PYTHON,
-    ROLL_BACK,
-    RUN_CELL,
-    START,
-    TEXT_CHARS,
-    CellArguments,
-    ForkArguments,
-    PythonArguments,
-    SessionArguments,
-    StartArguments,
-)
+from exec_service.api.streaming import ClientGone, cancel_on_disconnect
 from exec_service.api.validation import check_strings
-from exec_service.compat.adapter import Desk, House
+from exec_service.compat.adapter import Adapter, GatewayParts
+from exec_service.config import package_version
 from exec_service.dispatch.requests import Origin
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result
@@ -50,32 +36,32 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=Struct)
 Given = dict[str, Any]
-CELL_BYTES = 4096  # of a request that is asked of a session, besides its code
+CELL_BYTES = 4096  # charged for a request to a session, besides its code
 
 
-class McpDoor:
-    def __init__(self, house: House) -> None:
-        self._house, self._desk = house, Desk("mcp", house)
+class McpEndpoint:
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts, self._adapter = parts, Adapter("mcp", parts)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
         self._tools: dict[str, Callable[[Given, RequestFacts], Awaitable[CallToolResult]]] = {
-            PYTHON.name: self._python,
-            START.name: self._start,
-            RUN_CELL.name: self._run_cell,
-            FORK.name: self._fork,
-            ROLL_BACK.name: self._roll_back,
-            END.name: self._end,
+            tools.PYTHON.name: self._python,
+            tools.START.name: self._start,
+            tools.RUN_CELL.name: self._run_cell,
+            tools.FORK.name: self._fork,
+            tools.ROLL_BACK.name: self._roll_back,
+            tools.END.name: self._end,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts: RequestFacts = scope["exec"]
         check_content_type(scope)
         try:
-            body = await read_body(scope, receive, self._house.config.max_body_bytes, self._house.dispatch.admission)
+            body = await read_body(scope, receive, self._parts.config.max_body_bytes, self._parts.dispatch.admission)
             facts.body_bytes = len(body)
-            check_strings(body, self._house.config.max_strings_per_request)
+            check_strings(body, self._parts.config.max_strings_per_request)
             manager = await self._started()
-            await unless_gone(manager.handle_request(scope, _replay(body), send), receive)
+            await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), receive)
         except ClientGone:
             facts.client_gone = True
 
@@ -85,7 +71,7 @@ class McpDoor:
                 manager = await asyncio.to_thread(self._make)
                 running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 task = asyncio.create_task(_run(manager, running))
-                self._house.tasks.add(task)
+                self._parts.tasks.add(task)
                 task.add_done_callback(self._ended)
                 await asyncio.wait({task, running}, return_when=asyncio.FIRST_COMPLETED)
                 if task.done():
@@ -94,19 +80,19 @@ class McpDoor:
             return self._manager
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The next request starts another manager: one cannot be run twice."""
+        """Forget the manager, which cannot run twice; the next request starts another one."""
         self._manager = None
-        self._house.tasks.discard(task)
+        self._parts.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._house.supervisor.failed("mcp", error)
+            self._parts.supervisor.failed("mcp", error)
 
     def _make(self) -> StreamableHTTPSessionManager:
         from mcp.server.lowlevel import Server
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
         server = Server("exec-service", version=package_version(), on_list_tools=_list_tools, on_call_tool=self._call_tool)
-        # Host and Origin are the guard's business; the size of a body was looked at above.
-        most = self._house.config.max_body_bytes
+        # `Guard` checks Host and Origin; the size of the body is checked above.
+        most = self._parts.config.max_body_bytes
         return StreamableHTTPSessionManager(server, json_response=True, stateless=True, max_request_body_size=most)
 
     async def _call_tool(self, context: ServerRequestContext[Any], asked: CallToolRequestParams) -> CallToolResult:
@@ -114,57 +100,58 @@ class McpDoor:
         try:
             tool = self._tools.get(asked.name)
             if tool is None:
-                raise Refusal("bad_field", f"there is no tool {asked.name[:80]!r}; there are {', '.join(self._tools)}")
+                raise Refusal("bad_field", f"unknown tool {asked.name[:80]!r}; known: {', '.join(self._tools)}")
             return await tool(asked.arguments or {}, facts)
         except Refusal as refusal:
-            self._house.metrics.rejected(refusal.code)
-            return _said(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
+            self._parts.metrics.rejected(refusal.code)
+            return _answer(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
 
     async def _python(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        arguments = read(given, PythonArguments)
-        call = Call(arguments.code, stdin=arguments.input, echo_value=True, tenant=self._desk.tenant)
-        self._house.validator.check(call, "$")
-        return tool_result(await self._desk.run(call, facts))
+        arguments = read(given, tools.PythonArguments)
+        call = Call(arguments.code, stdin=arguments.input, echo_value=True, tenant=self._adapter.tenant)
+        self._parts.validator.check(call, "$")
+        return tool_result(await self._adapter.run(call, facts))
 
     # -- sessions -----------------------------------------------------------------------------------------------------------
 
     async def _start(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        read(given, StartArguments)
-        spec = SessionSpec(self._desk.profile, tenant=self._desk.tenant, auto_checkpoint=True)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            session = await self._house.sessions.create(spec, self._desk.origin(facts))
-        return _said(session.id, {"session": session.id}, failed=False)
+        read(given, tools.StartArguments)
+        spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant, auto_checkpoint=True)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            session = await self._parts.sessions.create(spec, self._adapter.origin(facts))
+        return _answer(session.id, {"session": session.id}, failed=False)
 
     async def _run_cell(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        arguments = read(given, CellArguments)
-        cell = Cell(arguments.code, stdin=arguments.input, tenant=self._desk.tenant)
-        with self._desk.admitted(facts, 1, CELL_BYTES + len(cell.code) + len(cell.stdin)):
-            result = await self._house.sessions.run(arguments.session, cell, self._desk.origin(facts))
+        arguments = read(given, tools.CellArguments)
+        cell = Cell(arguments.code, stdin=arguments.input, tenant=self._adapter.tenant)
+        with self._adapter.admitted(facts, 1, CELL_BYTES + len(cell.code) + len(cell.stdin)):
+            result = await self._parts.sessions.run(arguments.session, cell, self._adapter.origin(facts))
         return tool_result(result)
 
     async def _fork(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        arguments = read(given, ForkArguments)
-        fork = Fork(arguments.n, tenant=self._desk.tenant)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            made = await self._house.sessions.fork(arguments.session, fork, self._desk.origin(facts))
+        arguments = read(given, tools.ForkArguments)
+        fork = Fork(arguments.n, tenant=self._adapter.tenant)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            made = await self._parts.sessions.fork(arguments.session, fork, self._adapter.origin(facts))
         ids = [session.id for session in made.sessions]
-        return _said("\n".join(ids), {"sessions": ids}, failed=False)
+        return _answer("\n".join(ids), {"sessions": ids}, failed=False)
 
     async def _roll_back(self, given: Given, facts: RequestFacts) -> CallToolResult:
         id, tenant, origin = self._session(given, facts)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            session = await self._house.sessions.roll_back(id, tenant, origin)
-        files = "" if session.files_restored else "; its files are as the cell left them"
-        return _said(f"as before its last cell{files}", {"files_restored": session.files_restored}, failed=False)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            session = await self._parts.sessions.roll_back(id, tenant, origin)
+        files = "" if session.files_restored else "; the files stay as the cell left them"
+        text = f"the session is in its state before the last cell{files}"
+        return _answer(text, {"files_restored": session.files_restored}, failed=False)
 
     async def _end(self, given: Given, facts: RequestFacts) -> CallToolResult:
         id, tenant, origin = self._session(given, facts)
-        with self._desk.admitted(facts, 1, CELL_BYTES):
-            await self._house.sessions.end(id, tenant, origin)
-        return _said("ended", {"ended": True}, failed=False)
+        with self._adapter.admitted(facts, 1, CELL_BYTES):
+            await self._parts.sessions.end(id, tenant, origin)
+        return _answer("ended", {"ended": True}, failed=False)
 
     def _session(self, given: Given, facts: RequestFacts) -> tuple[str, Tenant, Origin]:
-        return read(given, SessionArguments).session, Tenant(self._desk.tenant), self._desk.origin(facts)
+        return read(given, tools.SessionArguments).session, Tenant(self._adapter.tenant), self._adapter.origin(facts)
 
 
 def read(given: Given, kind: type[A]) -> A:
@@ -175,14 +162,14 @@ def read(given: Given, kind: type[A]) -> A:
 
 
 async def _run(manager: StreamableHTTPSessionManager, running: asyncio.Future[None]) -> None:
-    """The SDK's tasks live in this one."""
+    """Run the SDK's tasks within this one."""
     async with manager.run():
         running.set_result(None)
         await asyncio.Event().wait()
 
 
 def _replay(body: bytes) -> Receive:
-    """The body that was read; that the caller has gone is noticed elsewhere."""
+    """Replay the body; `cancel_on_disconnect` watches the connection."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -194,8 +181,8 @@ def _replay(body: bytes) -> Receive:
 async def _list_tools(context: ServerRequestContext[Any], asked: PaginatedRequestParams | None) -> ListToolsResult:
     from mcp_types import ListToolsResult, Tool
 
-    tools = [Tool(name=made.name, description=made.description, input_schema=made.parameters) for made in FUNCTIONS]
-    return ListToolsResult(tools=tools)
+    listed = [Tool(name=made.name, description=made.description, input_schema=made.parameters) for made in tools.FUNCTIONS]
+    return ListToolsResult(tools=listed)
 
 
 def tool_result(result: Result) -> CallToolResult:
@@ -203,10 +190,10 @@ def tool_result(result: Result) -> CallToolResult:
     if result.state_kept is not None:
         facts["state_kept"] = result.state_kept
     pictures = [shown.data["image/png"] for shown in result.display if "image/png" in shown.data]
-    return _said(result.tool_text(TEXT_CHARS), facts, pictures, failed=result.blame in ("infra", "client"))
+    return _answer(result.tool_text(tools.TEXT_CHARS), facts, pictures, failed=result.blame in ("infra", "client"))
 
 
-def _said(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str] = (), *, failed: bool) -> CallToolResult:
+def _answer(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str] = (), *, failed: bool) -> CallToolResult:
     from mcp_types import CallToolResult, ImageContent, TextContent
 
     images = [ImageContent(type="image", data=picture, mime_type="image/png") for picture in pictures]
@@ -214,5 +201,5 @@ def _said(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str
     return CallToolResult(content=content, structured_content=facts, is_error=failed)
 
 
-def routes(house: House) -> list[Route]:
-    return [Route("/mcp", McpDoor(house), methods=["POST"])]
+def routes(parts: GatewayParts) -> list[Route]:
+    return [Route("/mcp", McpEndpoint(parts), methods=["POST"])]

@@ -17,7 +17,7 @@ from exec_service.api.calls import header
 from exec_service.api.errors import answer
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
 from exec_service.compat.notebooks import Notebooks, created_at
 from exec_service.judging.judge import describe_end
 from exec_service.refusals import Refusal
@@ -25,12 +25,12 @@ from exec_wire.messages.calls import Call, Result, Seconds
 from exec_wire.messages.sessions import Cell, SessionSpec
 
 MEMORY_MB = 1024
-WAIT_S = 60.0  # for a slot, beyond the program's own time
-CELL_WAIT_S = 4.0  # its clients give up 5 s after the cell's own time; what has not begun by then must not begin
+WAIT_S = 60.0  # for a slot, in addition to the program's own time
+CELL_WAIT_S = 4.0  # its clients give up 5 s after the cell's own time; a cell must not start later
 CUT = "<output cut>"
 LANGUAGES = {"python": "python", "python3": "python", "shell": "bash", "bash": "bash"}
 NAME_CHARS = 256
-LOST = "The session was lost with the machine that had it; its variables are gone.\n"
+LOST = "The session was lost with its worker; its variables are gone.\n"
 
 ProcessStatus = Literal["completed", "error", "timeout"]
 
@@ -48,19 +48,18 @@ class Executed(Struct, omit_defaults=True):
     process_status: ProcessStatus
     stdout: str
     stderr: str
-    new_session_created: bool | None = None  # of a session: what came before is not there
+    new_session_created: bool | None = None  # in a session: the state of earlier cells is gone
 
 
 _decode_execute = msgspec.json.Decoder(Execute).decode
 
 
-class ExecuteDoor(ForeignDoor):
-    name = "nemo-skills"
+class ExecuteEndpoint(AdapterEndpoint):
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
-    words_in = "error"
+    message_field = "error"
 
-    def __init__(self, house: House, desk: Desk, notebooks: Notebooks) -> None:
-        super().__init__(house, desk)
+    def __init__(self, parts: GatewayParts, adapter: Adapter, notebooks: Notebooks) -> None:
+        super().__init__(parts, adapter)
         self._notebooks = notebooks
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
@@ -72,25 +71,25 @@ class ExecuteDoor(ForeignDoor):
             language=LANGUAGES.get(request.language, request.language),
             stdin=request.std_input,
             limits=limits(request.timeout, MEMORY_MB),
-            deadline_s=min(request.timeout + WAIT_S, DEADLINE_MOST_S),
-            tenant=self._desk.tenant,
+            deadline_s=deadline(request.timeout + WAIT_S),
+            tenant=self._adapter.tenant,
         )
         self._validator.check(call, "$")
-        return executed(not_ours(await self._desk.run(call, facts)), request)
+        return executed(raise_if_infra(await self._adapter.run(call, facts)), request)
 
     async def _run_cell(self, request: Execute, name: str, facts: RequestFacts, bytes_: int) -> Executed:
         cell = Cell(
             code=request.generated_code,
             stdin=request.std_input,
             wall_s=request.timeout,
-            deadline_s=min(request.timeout + CELL_WAIT_S, DEADLINE_MOST_S),
-            tenant=self._desk.tenant,
+            deadline_s=deadline(request.timeout + CELL_WAIT_S),
+            tenant=self._adapter.tenant,
         )
-        spec = SessionSpec(self._desk.profile, tenant=self._desk.tenant)
-        with self._desk.admitted(facts, 1, bytes_):
-            ran = await self._notebooks.run(name, cell, spec, self._desk.origin(facts))
-        made = executed_cell(not_ours(ran.result), request)
-        made.new_session_created = ran.anew
+        spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant)
+        with self._adapter.admitted(facts, 1, bytes_):
+            ran = await self._notebooks.run(name, cell, spec, self._adapter.origin(facts))
+        made = executed_cell(raise_if_infra(ran.result), request)
+        made.new_session_created = ran.new
         return made
 
 
@@ -99,7 +98,7 @@ def session_name(scope: Scope) -> str:
     if not name:
         raise Refusal("bad_field", "X-Session-ID header required for ipython sessions")
     if len(name) > NAME_CHARS:
-        raise Refusal("bad_field", f"X-Session-ID has {len(name)} characters; {NAME_CHARS} is the most")
+        raise Refusal("bad_field", f"X-Session-ID has {len(name)} characters; at most {NAME_CHARS} are allowed")
     return name
 
 
@@ -111,7 +110,7 @@ def executed(result: Result, request: Execute) -> Executed:
             stderr += f"Execution timed out after {request.timeout} seconds\n"
         case "ok":
             status = "completed"
-        case "error":  # an uncaught exception of a Python program is a completed run there
+        case "error":  # for NeMo-Skills an uncaught exception of a Python program is a completed run
             status = "error" if LANGUAGES.get(request.language) == "bash" else "completed"
         case _:
             status = "error"
@@ -120,7 +119,7 @@ def executed(result: Result, request: Execute) -> Executed:
 
 
 def executed_cell(result: Result, request: Execute) -> Executed:
-    """As there: the value comes after the output, an exception is an error, and texts end with one newline."""
+    """As NeMo-Skills does: the value follows the output, an exception is an error, texts end with one newline."""
     stdout, stderr = result.stdout, result.stderr
     if result.value is not None:
         stdout += f"{chr(10) if stdout and not stdout.endswith(chr(10)) else ''}{result.value}\n"
@@ -150,24 +149,24 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + CUT
 
 
-Tell = Callable[[Request, RequestFacts], Awaitable[Any]]
+Answerer = Callable[[Request, RequestFacts], Awaitable[Any]]
 
 
-def routes(house: House) -> list[Route]:
-    desk, notebooks = Desk("nemo-skills", house), Notebooks("nemo-skills", house.sessions)
+def routes(parts: GatewayParts) -> list[Route]:
+    adapter, notebooks = Adapter("nemo-skills", parts), Notebooks("nemo-skills", parts.sessions)
 
-    def told(tell: Tell) -> Callable[[Request], Awaitable[Response]]:
+    def json_route(answer_of: Answerer) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                body = await tell(request, request.scope["exec"])
+                body = await answer_of(request, request.scope["exec"])
             except Refusal as refusal:
-                return answer(refusal, request.scope, house.metrics, words_in=ExecuteDoor.words_in)
+                return answer(refusal, request.scope, parts.metrics, message_field=ExecuteEndpoint.message_field)
             return Response(msgspec.json.encode(body), media_type="application/json")
 
         return endpoint
 
     async def list_sessions(_: Request, facts: RequestFacts) -> Any:
-        found = await notebooks.all(desk.tenant, desk.origin(facts))
+        found = await notebooks.all(adapter.tenant, adapter.origin(facts))
         now = time.time()
         about = {
             session.tags.rollout: {
@@ -182,13 +181,13 @@ def routes(house: House) -> list[Route]:
 
     async def end_session(request: Request, facts: RequestFacts) -> Any:
         name = request.path_params["id"]
-        if not await notebooks.end(name, desk.tenant, desk.origin(facts)):
+        if not await notebooks.end(name, adapter.tenant, adapter.origin(facts)):
             raise Refusal("no_such_session", f"IPython session {name[:80]} not found")
         return {"message": f"IPython session {name} deleted successfully"}
 
     return [
-        post("/execute", ExecuteDoor(house, desk, notebooks)),
+        post("/execute", ExecuteEndpoint(parts, adapter, notebooks)),
         get("/health", lambda: {"status": "healthy", "worker": "exec-service"}),
-        Route("/sessions", told(list_sessions), methods=["GET"]),
-        Route("/sessions/{id}", told(end_session), methods=["DELETE"]),
+        Route("/sessions", json_route(list_sessions), methods=["GET"]),
+        Route("/sessions/{id}", json_route(end_session), methods=["DELETE"]),
     ]

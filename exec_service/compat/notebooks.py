@@ -1,7 +1,7 @@
-"""Sessions by the names that their users give them, for services whose clients choose the ids of their sessions.
+"""Sessions by name, for services whose clients choose the ids of their sessions.
 
-The name is a tag of the session, so every gateway finds it with the worker that has it. What a gateway remembers of ids is a
-hint that spares the search: if it is wrong, the worker says so.
+The name is a tag of the session, so every gateway finds the session at its worker. A gateway caches ids to skip the search; if
+one is stale, the worker refuses it.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from exec_service.sessions import SessionRouter
 from exec_wire.messages.calls import Result, Selection, Tags
 from exec_wire.messages.sessions import Cell, SessionInfo, SessionSpec, Tenant
 
-HINTS = 10_000
+CACHED_IDS = 10_000
 DEAD = ("no_such_session", "session_ended", "session_lost")
 
 
 class Ran(NamedTuple):
     result: Result
-    anew: bool  # in a session that was not there before, or is not there any more
+    new: bool  # the session is new, or its state is lost
 
 
 class Notebooks:
-    """Those of one kind of client, which `kind` names."""
+    """The named sessions of one kind of client."""
 
     def __init__(self, kind: str, sessions: SessionRouter) -> None:
         self._kind, self._sessions = kind, sessions
-        self._hints: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._ids: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, name: str, cell: Cell, spec: SessionSpec, origin: Origin) -> Ran:
-        """In the session of this name, which is made of `spec` if there is none or it has ended. Never twice."""
-        id, anew = await self._open(name, spec, origin)
+        """Run a cell once in the session of this name, which is created from `spec` if there is no live one."""
+        id, new = await self._open(name, spec, origin)
         try:
             result = await self._sessions.run(id, cell, origin)
         except Refusal as refused:
             if refused.code not in DEAD:
                 raise
-            await self._bury(name, id, spec.tenant, origin)
-            id, anew = await self._open(name, spec, origin)
+            await self._end_session(name, id, spec.tenant, origin)
+            id, new = await self._open(name, spec, origin)
             result = await self._sessions.run(id, cell, origin)
         if result.status == "session_lost":
             self._forget(name, id, spec.tenant, origin)
-        return Ran(result, anew or result.state_kept is False)
+        return Ran(result, new or result.state_kept is False)
 
     async def all(self, tenant: str, origin: Origin) -> list[SessionInfo]:
         return (await self._sessions.list(Selection(group=self._kind, tenant=tenant), origin)).sessions
 
     async def end(self, name: str, tenant: str, origin: Origin) -> bool:
-        """Was there one?"""
+        """End the sessions of this name; whether there was one."""
         found = await self._find(name, tenant, origin)
-        ended = [await self._bury(name, session.id, tenant, origin) for session in found]
+        ended = [await self._end_session(name, session.id, tenant, origin) for session in found]
         return any(ended)
 
-    async def _bury(self, name: str, id: str, tenant: str, origin: Origin) -> bool:
+    async def _end_session(self, name: str, id: str, tenant: str, origin: Origin) -> bool:
         self._forget(name, id, tenant, origin)
         try:
             await self._sessions.end(id, Tenant(tenant), origin)
@@ -70,17 +70,17 @@ class Notebooks:
         return True
 
     async def _open(self, name: str, spec: SessionSpec, origin: Origin) -> tuple[str, bool]:
-        """Its id, and whether it was made just now."""
+        """The id of the session, and whether it is new."""
         key = (_tenant(spec.tenant, origin), name)
         async with self._opening.setdefault(key, asyncio.Lock()):
-            if (hint := self._hints.get(key)) is not None:
-                self._hints.move_to_end(key)
-                return hint, False
+            if (cached := self._ids.get(key)) is not None:
+                self._ids.move_to_end(key)
+                return cached, False
             found = [session for session in await self._find(name, spec.tenant, origin) if session.state != "ended"]
             session = found[0] if found else await self._create(name, spec, origin)
-            self._hints[key] = session.id
-            if len(self._hints) > HINTS:
-                self._hints.popitem(last=False)
+            self._ids[key] = session.id
+            if len(self._ids) > CACHED_IDS:
+                self._ids.popitem(last=False)
             return session.id, not found
 
     async def _find(self, name: str, tenant: str, origin: Origin) -> list[SessionInfo]:
@@ -92,14 +92,14 @@ class Notebooks:
         return await self._sessions.create(made, origin)
 
     def _forget(self, name: str, id: str, tenant: str, origin: Origin) -> None:
-        """Unless another one has taken its place."""
+        """Drop the cached id, unless another session has replaced it."""
         key = (_tenant(tenant, origin), name)
-        if self._hints.get(key) == id:
-            del self._hints[key]
+        if self._ids.get(key) == id:
+            del self._ids[key]
 
 
 def created_at(session: SessionInfo) -> float:
-    """Seconds since 1970; the tag `step` says it."""
+    """Seconds since 1970, from the tag `step`."""
     return float(session.tags.step or 0)
 
 

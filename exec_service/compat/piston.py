@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
-from exec_service.compat.adapter import DEADLINE_MOST_S, Desk, ForeignDoor, House, get, limits, not_ours, post
+from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
 from exec_service.judging.judge import INTERPRETED, describe_end
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result
@@ -22,8 +22,8 @@ from exec_wire.messages.calls import Call, Result
 Milliseconds = Annotated[float, Meta(gt=0, le=3_600_000)]
 
 WAIT_S = 15.0  # for a slot; open-r1 gives up after 30 s of silence
-MEMORY_MB = 1024  # of a request that names no limit
-VERSION = "*"  # any: a selector that clients send back as they got it
+MEMORY_MB = 1024  # if the request sets no limit
+VERSION = "*"  # any version; clients send it back unchanged
 ALIASES = {"python": ["py", "python3"], "javascript": ["js", "node", "nodejs"], "c++": ["cpp", "g++"], "bash": ["sh"]}
 _OURS = {alias: "cpp" if name == "c++" else name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 _THEIRS = {"cpp": "c++"}
@@ -71,10 +71,9 @@ class Executed(Struct, omit_defaults=True):
 _decode_execute = msgspec.json.Decoder(Execute).decode
 
 
-class ExecuteDoor(ForeignDoor):
-    name = "piston"
+class ExecuteEndpoint(AdapterEndpoint):
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
-    words_in = "message"
+    message_field = "message"
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_execute, body)
@@ -92,8 +91,8 @@ class ExecuteDoor(ForeignDoor):
                 for index, (file, content) in enumerate(zip(request.files[1:], others, strict=True), 1)
             },
             limits=limits(wall_s, memory_mb, file_bytes=sum(map(len, others))),
-            deadline_s=min(wall_s + request.compile_timeout / 1000 + WAIT_S, DEADLINE_MOST_S),
-            tenant=self._desk.tenant,
+            deadline_s=deadline(wall_s + request.compile_timeout / 1000 + WAIT_S),
+            tenant=self._adapter.tenant,
         )
         try:
             self._validator.check(call, "$")
@@ -101,7 +100,7 @@ class ExecuteDoor(ForeignDoor):
             if refusal.code == "unknown_language":
                 refusal.detail = f"{request.language}-{request.version} runtime is unknown: {refusal.detail}"
             raise
-        return executed(not_ours(await self._desk.run(call, facts)), language)
+        return executed(raise_if_infra(await self._adapter.run(call, facts)), language)
 
 
 def _bytes_of(file: File, at: str) -> bytes:
@@ -121,7 +120,7 @@ def executed(result: Result, language: str) -> Executed:
     made = Executed(_THEIRS.get(language, language), VERSION, stage(result))
     if result.status == "compile_error":
         made.run.code = made.run.code or 1
-        made.compile = made.run  # the run has not begun; its clients look there all the same
+        made.compile = made.run  # the program did not run, but clients read `run` anyway
     elif language not in INTERPRETED:
         made.compile = Stage("", "", "", 0, None, None, None, 0, 0, 0)
     return made
@@ -151,12 +150,9 @@ def _signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-def routes(house: House) -> list[Route]:
+def routes(parts: GatewayParts) -> list[Route]:
     def runtimes() -> list[dict[str, Any]]:
-        names = [_THEIRS.get(language, language) for language in house.fleet.languages]
+        names = [_THEIRS.get(language, language) for language in parts.fleet.languages]
         return [{"language": name, "version": VERSION, "aliases": ALIASES.get(name, [])} for name in names]
 
-    return [
-        post("/api/v2/execute", ExecuteDoor(house, Desk("piston", house))),
-        get("/api/v2/runtimes", runtimes),
-    ]
+    return [post("/api/v2/execute", ExecuteEndpoint(parts, Adapter("piston", parts))), get("/api/v2/runtimes", runtimes)]

@@ -1,6 +1,6 @@
 """SandboxFusion: `/v1/ping /run_code /run_jupyter /submit`.
 
-What a program did is HTTP 200. What we did wrong is 504: the only status that verl sends again.
+Every outcome of a program is HTTP 200. An infrastructure failure is 504, the only status that verl retries.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat import cells, completions
 from exec_service.compat.adapter import (
-    DEADLINE_MOST_S,
-    Desk,
-    ForeignDoor,
-    House,
+    Adapter,
+    AdapterEndpoint,
+    GatewayParts,
     bytes_of,
+    deadline,
     get,
     limits,
-    not_ours,
     post,
+    raise_if_infra,
 )
 from exec_service.dispatch.errand import Errand
 from exec_service.judging.judge import INTERPRETED, describe_end
@@ -73,7 +73,7 @@ class Case(Struct, frozen=True):
 
 
 class Data(Struct, frozen=True):
-    test: list[Case] | str  # or the same, as JSON
+    test: list[Case] | str  # or the same as JSON text
 
 
 class Extra(Struct, frozen=True):
@@ -98,7 +98,7 @@ class Submit(Struct, frozen=True):
 
 
 class Command(Struct):
-    """How one command ended."""
+    """The outcome of one command."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
@@ -148,14 +148,13 @@ _decode_submit = msgspec.json.Decoder(Submit).decode
 _decode_cases = msgspec.json.Decoder(list[Case]).decode
 
 
-class FusionDoor(ForeignDoor):
-    name = "sandbox-fusion"
+class FusionEndpoint(AdapterEndpoint):
     statuses: ClassVar[dict[str, int]] = {"bad_json": 422} | dict.fromkeys(
         ("overloaded", "draining", "not_ready", "not_run"), 504
     )
 
     def _deadline_s(self, *parts_s: float) -> float:
-        return min(sum(parts_s) + self._config.fusion_wait_s, DEADLINE_MOST_S)
+        return deadline(sum(parts_s) + self._config.fusion_wait_s)
 
     def _limits(self, wall_s: float, memory_mb: int, files: dict[str, str]) -> Limits:
         memory_mb = memory_mb if memory_mb > 0 else self._config.fusion_memory_mb
@@ -171,11 +170,11 @@ class FusionDoor(ForeignDoor):
             fetch_files=request.fetch_files,
             limits=self._limits(request.run_timeout, request.memory_limit_MB, files),
             deadline_s=self._deadline_s(request.compile_timeout, request.run_timeout),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
 
     def _missing(self, call: Call, asked: str) -> str:
-        """Words, if the call's language is not there; anything else that is wrong with it is a `Refusal`."""
+        """A message if the call's language is not installed; raises a `Refusal` for any other error."""
         try:
             self._validator.check(call, "$")
         except Refusal as refusal:
@@ -185,21 +184,21 @@ class FusionDoor(ForeignDoor):
         return ""
 
 
-class RunCodeDoor(FusionDoor):
+class RunCodeEndpoint(FusionEndpoint):
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_run, body)
         call = self._call(request)
         if missing := self._missing(call, request.language):
             return RunCodeAnswer("SandboxError", missing)
-        return run_code_answer(not_ours(await self._desk.run(call, facts)), call.language)
+        return run_code_answer(raise_if_infra(await self._adapter.run(call, facts)), call.language)
 
 
-class RunJupyterDoor(FusionDoor):
+class RunJupyterEndpoint(FusionEndpoint):
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_jupyter, body)
         call = self._notebook(request)
         self._validator.check(call, "$")
-        result = not_ours(await self._desk.run(call, facts))
+        result = raise_if_infra(await self._adapter.run(call, facts))
         driver = command(result)
         if request.cell_timeout and result.signal == signal.SIGALRM:
             driver = Command("TimeLimitExceeded", result.usage.wall_s)
@@ -209,7 +208,7 @@ class RunJupyterDoor(FusionDoor):
             driver.stdout, driver.stderr = printed, complained + (driver.stderr or "")
         status, message = status_of(driver)
         return RunJupyterAnswer(
-            status if len(done) == len(request.cells) or status != "Success" else "Failed",  # it ended before its cells did
+            status if len(done) == len(request.cells) or status != "Success" else "Failed",  # the driver ended before its cells
             message,
             driver,
             done,
@@ -225,12 +224,12 @@ class RunJupyterDoor(FusionDoor):
             fetch_files=cells.FILES + request.fetch_files,
             limits=self._limits(request.total_timeout, request.memory_limit_MB, files),
             deadline_s=self._deadline_s(request.total_timeout),
-            tenant=self._desk.tenant,
+            tenant=self._adapter.tenant,
         )
 
 
-class SubmitDoor(FusionDoor):
-    """The generic judge of SandboxFusion's data sets: a completion, and cases of input and output."""
+class SubmitEndpoint(FusionEndpoint):
+    """The generic judge of SandboxFusion's data sets: a completion, and test cases of input and output."""
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
         request = decode(_decode_submit, body)
@@ -247,7 +246,7 @@ class SubmitDoor(FusionDoor):
         for call in calls:
             if missing := self._missing(call, language):
                 raise Refusal("unknown_language", missing, field="$.config.language")
-        with self._desk.errand(facts, len(calls), sum(map(bytes_of, calls))) as errand:
+        with self._adapter.errand(facts, len(calls), sum(map(bytes_of, calls))) as errand:
             tests = await run_cases(calls, cases, errand, run_all=config.extra.run_all_cases)
         accepted = bool(tests) and all(test.passed for test in tests)
         return SubmitAnswer(request.id, accepted, code, tests, full_code=code, extracted_type=found)
@@ -267,14 +266,14 @@ class SubmitDoor(FusionDoor):
 
 
 async def run_cases(calls: list[Call], cases: list[Case], errand: Errand, *, run_all: bool) -> list[TestAnswer]:
-    """In their order, up to the first that fails. What is compiled is compiled by the first alone."""
+    """Run the cases in order, up to the first failure. The first one runs alone, so that it compiles for all."""
     tests: list[TestAnswer] = []
     alone = 0 if calls and calls[0].language in INTERPRETED else 1
     for batch in (range(alone), range(alone, len(calls))):
         tasks = [asyncio.create_task(errand.run(calls[index])) for index in batch if index < len(calls)]
         try:
             for task in tasks:
-                result, case = not_ours(await task), cases[len(tests)]
+                result, case = raise_if_infra(await task), cases[len(tests)]
                 made = run_code_answer(result, calls[0].language)
                 tests.append(TestAnswer(await _passed(made, case), made, {"input": case.input, "output": case.output}))
                 if not (tests[-1].passed or run_all):
@@ -328,11 +327,11 @@ def status_of(ended: Command) -> tuple[Outcome, str]:
     return ("Failed" if ended.status == "TimeLimitExceeded" or ended.return_code != 0 else "Success"), ""
 
 
-def routes(house: House) -> list[Route]:
-    desk = Desk("sandbox-fusion", house)
+def routes(parts: GatewayParts) -> list[Route]:
+    adapter = Adapter("sandbox-fusion", parts)
     return [
         get("/v1/ping", lambda: "pong"),
-        post("/run_code", RunCodeDoor(house, desk)),
-        post("/run_jupyter", RunJupyterDoor(house, desk)),
-        post("/submit", SubmitDoor(house, desk)),
+        post("/run_code", RunCodeEndpoint(parts, adapter)),
+        post("/run_jupyter", RunJupyterEndpoint(parts, adapter)),
+        post("/submit", SubmitEndpoint(parts, adapter)),
     ]

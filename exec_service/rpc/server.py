@@ -26,10 +26,9 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from exec_service.api.encoding import portions, write_proto
-from exec_service.api.info import info_of
-from exec_service.api.keep_alive import or_sign_of_life
+from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import origin_of
-from exec_service.api.readiness import check_ready
+from exec_service.api.streaming import or_sign_of_life
 from exec_service.api.validation import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Arriving
@@ -176,7 +175,7 @@ class ClientGone(Exception):
     """It reads nothing any more."""
 
 
-class GrpcDoor:
+class GrpcServer:
     def __init__(
         self,
         config: GatewayConfig,

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from exec_service.api.connections import Bounds, server_config
-from exec_service.app import CLOSE_S, PortTaken, Server, url_of
+from exec_service.api.listening import CLOSE_S, PortTaken, Server, url_of
 from exec_service.telemetry.metrics import CONTENT_TYPE
 from exec_wire.supervisor import Supervisor, stop
 

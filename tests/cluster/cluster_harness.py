@@ -41,7 +41,7 @@ class Cluster:
     doors: list[Door] = field(default_factory=list)
 
     async def add_gateway(self, **settings: object) -> Door:
-        defaults: dict[str, object] = {"port": 0, "grpc_port": 0, "fleet_refresh_s": 0.05, "drain_s": 0.2}
+        defaults: dict[str, object] = {"port": 0, "grpc_port": 0, "workers_refresh_s": 0.05, "drain_s": 0.2}
         config = GatewayConfig(**(defaults | settings))  # type: ignore[arg-type]
         gateway = Gateway(config, RedisQueue(self.url).gateway(f"g{len(self.doors) + 1}"))
         stop = asyncio.Event()

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from loadtest.ports import free_port
-from loadtest.redis_server import RedisServer
 from redis_harness import need_redis
 
 from exec_client import Client, Policy
+from loadtest.support.processes import free_port
+from loadtest.support.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 CHART = Path("helm", "exec-service")

@@ -1,4 +1,4 @@
-"""A caller that speaks plain HTTP to one of the doors."""
+"""A caller that speaks plain HTTP to one of the adapters."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ class Visitor:
         made: dict[str, Any] = answer.json()
         return made
 
-    def door_calls(self, door: str, status: str, blame: str) -> float:
+    def adapter_calls(self, door: str, status: str, blame: str) -> float:
         labels = {"adapter": door, "status": status, "blame": blame}
         return self.gateway.metrics.registry.get_sample_value("exec_adapter_calls_total", labels) or 0.0

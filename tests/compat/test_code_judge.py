@@ -1,4 +1,4 @@
-"""The code-judge door, field by field; and what its clients rely on."""
+"""The code-judge adapter, field by field; and what its clients rely on."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ async def test_a_malformed_body_is_422(here: Visitor, path: str, body: bytes) ->
     assert answer.status_code == 422, answer.text
 
 
-async def test_calls_are_counted_by_door(here: Visitor) -> None:
-    before = here.door_calls("code-judge", "ok", "none")
+async def test_calls_are_counted_by_adapter(here: Visitor) -> None:
+    before = here.adapter_calls("code-judge", "ok", "none")
     await run(here, "")
-    assert here.door_calls("code-judge", "ok", "none") == before + 1
+    assert here.adapter_calls("code-judge", "ok", "none") == before + 1
 
 
 # -- what is not the program's doing, with a scripted worker ----------------------------------------------------------------
@@ -229,8 +229,8 @@ async def test_overload_is_429_so_that_the_whole_batch_is_sent_again() -> None:
         assert [result["reason"] for result in await held] == ["", ""]
 
 
-async def test_an_open_door_has_its_tenant_and_its_own_limit() -> None:
-    async with running(open_doors={"code-judge": {"tenant": "rl", "max_calls": 1}}) as service:
+async def test_an_open_adapter_has_its_tenant_and_its_own_limit() -> None:
+    async with running(keyless_adapters={"code-judge": {"tenant": "rl", "max_calls": 1}}) as service:
         held = soon(batch(service, "hold"))
         await until(lambda: len(service.worker.calls) == 1)
         assert service.worker.calls[0].tenant == "rl"
@@ -259,14 +259,14 @@ async def test_a_caller_who_leaves_has_his_programs_killed() -> None:
         ({"content-type": "application/json", "host": "evil.example"}, 403),
     ],
 )
-async def test_a_web_page_cannot_use_the_door(headers: dict[str, str], status: int) -> None:
+async def test_a_web_page_cannot_use_the_adapter(headers: dict[str, str], status: int) -> None:
     async with running() as service:
         answer = await service.client.post("/run", content=b'{"type": "python", "solution": "say x"}', headers=headers)
         assert answer.status_code == status and not service.worker.calls
 
 
-async def test_a_door_that_is_shut_is_404() -> None:
-    async with running(doors=["piston"]) as service:
+async def test_a_adapter_that_is_shut_is_404() -> None:
+    async with running(adapters=["piston"]) as service:
         problem(await service.client.post("/run", json={"type": "python", "solution": ""}), 404, "not_found")
         assert (await service.client.get("/api/v2/runtimes")).status_code == 200
         assert (await service.run()).status_code == 200

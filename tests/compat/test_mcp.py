@@ -1,4 +1,4 @@
-"""The MCP door, spoken to by hand; the official client is in tests/integrations."""
+"""The MCP adapter, spoken to by hand; the official client is in tests/integrations."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ async def test_a_caller_who_leaves_has_his_program_killed() -> None:
         await asyncio.gather(held, return_exceptions=True)
 
 
-async def test_calls_have_the_doors_tenant_and_are_counted(here: Visitor) -> None:
-    async with running(open_doors={"mcp": {"tenant": "agents", "max_calls": 5}}) as service:
+async def test_calls_have_the_adapters_tenant_and_are_counted(here: Visitor) -> None:
+    async with running(keyless_adapters={"mcp": {"tenant": "agents", "max_calls": 5}}) as service:
         await call(service.client, code="say x")
         assert service.worker.calls[0].tenant == "agents"
         assert await service.metric("exec_adapter_calls_total", adapter="mcp", status="ok", blame="none") == 1
 
 
-async def test_a_web_page_cannot_use_the_door() -> None:
+async def test_a_web_page_cannot_use_the_adapter() -> None:
     async with running() as service:
         body = (
             b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "python", "arguments": {"code": "say x"}}}'

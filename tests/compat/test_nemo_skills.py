@@ -1,4 +1,4 @@
-"""The NeMo-Skills door."""
+"""The NeMo-Skills adapter."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_gateway_that_never_saw_the_session_finds_it_by_its_name(here: Vis
     [session] = (await here.http.get("/v1/sessions?rollout=g")).json()["sessions"]
     assert session["tags"]["group"] == "nemo-skills"
     found = await other_gateway(here).run("g", Cell("x"), SessionSpec(), ANONYMOUS)
-    assert (found.result.value, found.anew) == ("5", False)
+    assert (found.result.value, found.new) == ("5", False)
     await here.http.delete("/sessions/g")
 
 
@@ -143,10 +143,10 @@ async def test_first_cells_sent_at_once_share_one_session(here: Visitor) -> None
     await here.http.delete("/sessions/s")
 
 
-async def test_cells_are_counted_as_the_doors(here: Visitor) -> None:
-    before = here.door_calls("nemo-skills", "ok", "none")
+async def test_cells_are_counted_as_the_adapters(here: Visitor) -> None:
+    before = here.adapter_calls("nemo-skills", "ok", "none")
     await cell(here, "m", "1")
-    assert here.door_calls("nemo-skills", "ok", "none") == before + 1
+    assert here.adapter_calls("nemo-skills", "ok", "none") == before + 1
     await here.http.delete("/sessions/m")
 
 

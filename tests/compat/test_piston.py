@@ -1,4 +1,4 @@
-"""The Piston door."""
+"""The Piston adapter."""
 
 from __future__ import annotations
 

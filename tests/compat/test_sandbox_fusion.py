@@ -1,4 +1,4 @@
-"""The SandboxFusion door, field by field; and what verl and the SDK rely on."""
+"""The SandboxFusion adapter, field by field; and what verl and the SDK rely on."""
 
 from __future__ import annotations
 

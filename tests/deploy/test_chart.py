@@ -106,9 +106,10 @@ def scenario_value(scenario: str, name: str) -> Any:
         (["--set", "worker.pools.default.terminationGracePeriodSeconds=39"], "below preStop + drain_s + 10 = 40"),
         (["--set", "keys.existingSecret="], "exec-service keys add"),
         (["--set", "keys.file=x"], "one of the two"),
-        (["--set", "valkey.enabled=false"], "which queue?"),
+        (["--set", "valkey.enabled=false"], "the URL of the job queue"),
+        (["--set", "valuesVersion=null,gateway.config.doors={mcp}"], "--reset-then-reuse-values"),
         (["--set", "redis.url=redis://:secret@host:6379"], "put the URL into a Secret"),
-        (["--set", "worker.sandbox.profile=unprivileged"], "say so with config.min_tier"),
+        (["--set", "worker.sandbox.profile=unprivileged"], "set config.min_tier"),
         (["--set", "worker.sandbox.profile=runtimeClass"], "needs runtimeClassName"),
         (["--set", "worker.config.min_tier=E"], "tier E is no isolation"),
         (["--set", "worker.autoscaling.mode=keda"], "worker.autoscaling.prometheus"),
@@ -293,7 +294,7 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         for name, inner in value.items():
             compare(inner, rule["properties"][name], f"{path}.{name}")
 
-    compare(values, schema, "values")
+    compare(values, schema["then"], "values")
 
 
 def test_version_of_the_chart_is_that_of_the_service() -> None:

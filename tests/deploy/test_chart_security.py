@@ -200,10 +200,7 @@ def test_jobs_worker_has_no_privilege_no_key_and_no_port() -> None:
 def test_clouds_credentials_are_never_on_the_way_to_redis() -> None:
     policy = one(render("unprivileged"), "NetworkPolicy", "-worker")["spec"]
     blocks = [peer["ipBlock"] for rule in policy["egress"] for peer in rule.get("to", [])]
-    assert blocks == [
-        {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]},
-        {"cidr": "::/0", "except": ["fd00:ec2::254/128"]},
-    ]
+    assert blocks == [{"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}, {"cidr": "::/0", "except": ["fd00:ec2::254/128"]}]
 
 
 def test_keys_and_passwords_reach_only_the_gateway_and_the_queue() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def test_tests_run_with_the_versions_of_the_images(python: str) -> None:
 
 @pytest.fixture
 def set_up(tmp_path: Path) -> Path:
-    """A copy of what deploy/setup.sh reads, with a pip that writes down what it is asked to install."""
+    """A copy of the files that deploy/setup.sh reads, with a pip that logs its arguments, and stubs for the two interpreters:
+    starting a real one five times (through pyenv's shims, half a second each) was most of the time of these tests."""
     for file in ("deploy", "worker/sandbox/inside/native", "worker/sandbox/packages.txt", "pyproject.toml", "setup.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / file).is_dir() else shutil.copy
@@ -93,6 +95,7 @@ def set_up(tmp_path: Path) -> Path:
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "python").write_text("#!/bin/sh\nexit 0\n")
+    (programs / "system-python").write_text(f"#!/bin/sh\necho {sysconfig.get_paths()['include']}\n")
     (programs / "pip").write_text('#!/bin/sh\necho "$@" >> pip.log\nmkdir -p .sandbox-packages.new\n')
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -100,9 +103,10 @@ def set_up(tmp_path: Path) -> Path:
 
 
 def installs(folder: Path, *, extras: str = "dev,trainer", **settings: str) -> list[str]:
-    """The command lines of pip of one run of deploy/setup.sh."""
+    """The command lines of pip in one run of deploy/setup.sh."""
     log = folder / "pip.log"
     log.write_text("")
+    settings = {"PYTHON": ".venv/bin/system-python"} | settings
     subprocess.run(["sh", "deploy/setup.sh", extras], cwd=folder, env=os.environ | settings, check=True, capture_output=True)
     return log.read_text().splitlines()
 

@@ -102,7 +102,7 @@ def test_client_page_names_every_language() -> None:
 
 
 def test_help_and_chart_say_how_many_slots_there_are_by_default() -> None:
-    from exec_service.__main__ import build_parser
+    from exec_service.cli.main import build_parser
     from worker.config import default_slots, usable_cores
 
     assert default_slots() in (3 * usable_cores(), 895)

@@ -197,7 +197,8 @@ async def serving(gateway: Gateway, stop: asyncio.Event) -> AsyncIterator[str]:
 async def running(
     *, slots: int = 4, tier: str = "A", worker: bool = True, grpc: bool = False, **settings: object
 ) -> AsyncIterator[Service]:
-    defaults: dict[str, object] = {"port": 0, "fleet_refresh_s": 0.02, "drain_s": 0.2, "grpc_port": free_port() if grpc else 0}
+    grpc_port = free_port() if grpc else 0
+    defaults: dict[str, object] = {"port": 0, "workers_refresh_s": 0.02, "drain_s": 0.2, "grpc_port": grpc_port}
     config = msgspec.convert(defaults | settings, GatewayConfig)
     queue = MemoryQueue()
     scripted = ScriptedWorker(queue, slots=slots, tier=tier)

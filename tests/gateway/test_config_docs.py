@@ -38,7 +38,7 @@ def test_defaults_are_those_of_the_class() -> None:
     gateway, worker = rows("Gateway"), rows("Worker")
     assert gateway["EXEC_MAX_BYTES"][0] == "`1073741824` (1 GiB)"
     assert gateway["EXEC_HOST"][0] == "`127.0.0.1`"
-    assert gateway["EXEC_PORT"][:2] == ["`8080`", "whole number ≥ 0, ≤ 65535"]
+    assert gateway["EXEC_PORT"][:2] == ["`8080`", "a whole number at least 0 and at most 65535"]
     assert worker["EXEC_RUNNER_SOCKET"][0] == "none"
 
 

@@ -14,7 +14,7 @@ from gateway_harness import JSON, Service, lines, raw_request, running, soon, un
 from grpc_harness import caller, calls, drained, refused, results
 
 from exec_client import AsyncClient, Call
-from exec_service.api import keep_alive as sign_of_life
+from exec_service.api import streaming as sign_of_life
 from exec_service.rpc import server as grpc_api
 from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
 from exec_wire import proto

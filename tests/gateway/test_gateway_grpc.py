@@ -13,7 +13,8 @@ from grpc_harness import Caller, all_results, caller, calls, drained, refused, r
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from exec_service.app import BindRefused, Gateway, PortTaken, address_for_grpc, serve
+from exec_service.api.listening import BindRefused, PortTaken, address_for_grpc
+from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
 from exec_service.rpc.server import status_code
 from exec_service.tenants.keys import add_key, remove_key

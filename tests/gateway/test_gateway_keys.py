@@ -14,8 +14,8 @@ import pytest
 from gateway_harness import JSON, Service, lines, problem, running, soon, until
 
 from exec_client import AsyncClient, Forbidden, Overloaded, Tags
+from exec_service.api.listening import bind
 from exec_service.api.middleware import Guard
-from exec_service.app import bind
 from exec_service.refusals import Refusal
 from exec_service.tenants.keys import add_key, read_keys, remove_key
 from exec_wire.messages.calls import Limits

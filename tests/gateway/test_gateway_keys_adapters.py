@@ -17,8 +17,8 @@ JUDGE = {"type": "batch", "submissions": [{"type": "python", "solution": "say hi
 @pytest.fixture
 async def locked(tmp_path: Path) -> AsyncIterator[tuple[Service, str]]:
     key, _ = add_key(tmp_path / "keys.json", "lab", max_limits={"memory_mb": 256, "wall_s": 5, "cpu_s": 60}, max_calls=50)
-    open_doors = {"code-judge": {"tenant": "rl", "max_calls": 1}}
-    async with running(keys=str(tmp_path / "keys.json"), open_doors=open_doors) as service:
+    keyless_adapters = {"code-judge": {"tenant": "rl", "max_calls": 1}}
+    async with running(keys=str(tmp_path / "keys.json"), keyless_adapters=keyless_adapters) as service:
         yield service, key
 
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from gateway_harness import JSON, Service, problem, raw_request, running
 
-from exec_service.api.middleware import BindRefused, check_bind
-from exec_service.app import Gateway, PortTaken, bind, serve
+from exec_service.api.listening import BindRefused, PortTaken, bind, check_bind
+from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
 from exec_wire.queue.memory import MemoryQueue
 

@@ -16,7 +16,7 @@ import pytest
 from gateway_harness import problem, running, until
 from jobs_harness import LINES, Jobs, body, calls, jobs_running
 
-from exec_service.api.jobs import JobDesk
+from exec_service.api.jobs import BulkJobs
 from exec_service.jobs import chunks, scheduler
 from exec_service.jobs import store as job_files
 from exec_service.jobs.files import Heartbeat, JobMeta
@@ -344,7 +344,7 @@ def test_outcomes_are_counted_once_though_several_clients_ask_at_the_same_time(
         return decode(content)
 
     monkeypatch.setattr(job_files, "_decode_outcomes", decode_slowly)
-    desk = JobDesk(JobStore(tmp_path))
+    desk = BulkJobs(JobStore(tmp_path))
     meta = finished_job(desk.store, chunks=5)
     together = threading.Barrier(4)
 
@@ -358,7 +358,7 @@ def test_outcomes_are_counted_once_though_several_clients_ask_at_the_same_time(
 
 
 def test_status_of_a_job_that_another_gateway_removes_meanwhile_is_no_such_job(tmp_path: Path) -> None:
-    desk = JobDesk(JobStore(tmp_path))
+    desk = BulkJobs(JobStore(tmp_path))
     meta = finished_job(desk.store, chunks=1)
     assert desk.status(meta).outcomes == {"ok": 1}
     JobStore(tmp_path).remove(meta.id)

@@ -32,7 +32,7 @@ async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIter
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     chosen = {name: PROFILES[name] for name in profiles}
     async with (
-        Gateway(GatewayConfig(port=0, grpc_port=0, fleet_refresh_s=0.1, **settings), queue.gateway("g")) as gateway,
+        Gateway(GatewayConfig(port=0, grpc_port=0, workers_refresh_s=0.1, **settings), queue.gateway("g")) as gateway,
         Pool(WorkerConfig(slots=slots, profiles=chosen)) as pool,
     ):
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result))

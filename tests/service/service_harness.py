@@ -241,9 +241,7 @@ def mixed_case(number: int) -> Case:
         lambda: Case({"code": f"print({n} * 7)"}, status="ok", stdout=f"{n * 7}\n", exit_code=0),
         lambda: Case({"code": "print(sum(map(int, input().split())))", "stdin": f"{n} 1 2"}, status="ok", stdout=f"{n + 3}\n"),
         lambda: Case(
-            {"code": f"import numpy as np\nprint(np.arange({n % 50}).sum())"},
-            status="ok",
-            stdout=f"{sum(range(n % 50))}\n",
+            {"code": f"import numpy as np\nprint(np.arange({n % 50}).sum())"}, status="ok", stdout=f"{sum(range(n % 50))}\n"
         ),
         lambda: Case(
             {"code": f"import sys\nprint({n}, file=sys.stderr)\nsys.exit({n % 100 + 1})"},

@@ -118,10 +118,7 @@ def test_files_put_into_a_session_are_bounded(strained: Service) -> None:
 
 def test_what_is_asked_of_a_session_carries_warnings(strained: Service) -> None:
     made = strained.http.post("/v1/sessions", json={"ttl": 9, "limits": {"wall": 1}}).json()
-    assert made["warnings"] == [
-        "ttl: unknown field, did you mean ttl_s?",
-        "limits.wall: unknown field, did you mean wall_s?",
-    ]
+    assert made["warnings"] == ["ttl: unknown field, did you mean ttl_s?", "limits.wall: unknown field, did you mean wall_s?"]
     route = f"/v1/sessions/{made['id']}"
     cell = strained.http.post(f"{route}/run", json={"code": "6 * 7", "timeout": 1}).json()
     assert (cell["value"], cell["warnings"]) == ("42", ["timeout: unknown field"])

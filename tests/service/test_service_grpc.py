@@ -87,7 +87,7 @@ def test_a_taken_grpc_port_is_an_error_if_it_was_asked_for() -> None:
 
 
 def test_the_usual_grpc_port_is_done_without_if_it_is_taken() -> None:
-    from exec_service.__main__ import without_grpc_if_taken
+    from exec_service.cli.up import without_grpc_if_taken
     from exec_service.config import GatewayConfig
 
     with socket.socket() as taken:

@@ -47,7 +47,7 @@ class ScriptedPool(Slots):
         raise end
 
 
-class Desk:
+class SessionRouter:
     """The gateway's side of a queue with one worker."""
 
     def __init__(self, queue: MemoryQueue, consumer: Consumer) -> None:
@@ -87,14 +87,14 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(pool: Any) -> AsyncIterator[Desk]:
+async def desk(pool: Any) -> AsyncIterator[SessionRouter]:
     queue = MemoryQueue()
     async with Consumer("w", pool, queue.worker("w")) as consumer:
-        yield Desk(queue, consumer)
+        yield SessionRouter(queue, consumer)
 
 
 @pytest.fixture
-async def real(own_lab: Lab) -> AsyncIterator[tuple[Desk, Lab]]:
+async def real(own_lab: Lab) -> AsyncIterator[tuple[SessionRouter, Lab]]:
     async with desk(own_lab.pool) as there:
         yield there, own_lab
 
@@ -170,7 +170,7 @@ async def test_job_that_cannot_be_read_is_answered() -> None:
         assert (await there.answers())["bad"].status == "internal_error"
 
 
-async def test_cancelled_job_is_killed_and_answered_cancelled(real: tuple[Desk, Lab]) -> None:
+async def test_cancelled_job_is_killed_and_answered_cancelled(real: tuple[SessionRouter, Lab]) -> None:
     there, lab = real
     id = await there.send(SLEEP, wall_s=60)
     await until(lambda: lab.sandboxed_pids, "the program runs")
@@ -251,7 +251,7 @@ async def test_program_whose_lease_lapsed_is_killed_when_its_call_is_cancelled()
     now = [1000.0]
     queue = MemoryQueue(lambda: now[0])
     async with Consumer("w", ScriptedPool(asyncio.Event()), queue.worker("w")) as consumer:  # type: ignore[arg-type]
-        there = Desk(queue, consumer)
+        there = SessionRouter(queue, consumer)
         id = await there.send()
         await until(lambda: not consumer._pool.free_slots, "the program runs")
         now[0] += LEASE_S + 1
@@ -277,7 +277,7 @@ async def test_worker_that_leaves_hands_back_what_runs() -> None:
     queue = MemoryQueue()
     pool = ScriptedPool(asyncio.Event())
     async with Consumer("w", pool, queue.worker("w")) as consumer:
-        there = Desk(queue, consumer)
+        there = SessionRouter(queue, consumer)
         id = await there.send()
         await until(lambda: pool.starts == 1, "it runs")
     assert pool.starts == 1
@@ -285,7 +285,7 @@ async def test_worker_that_leaves_hands_back_what_runs() -> None:
         assert (await there.answers())[id].worker == "next"
 
 
-async def test_program_whose_zygote_is_killed_is_answered_all_the_same(real: tuple[Desk, Lab]) -> None:
+async def test_program_whose_zygote_is_killed_is_answered_all_the_same(real: tuple[SessionRouter, Lab]) -> None:
     there, lab = real
     ids = [await there.send("import time\ntime.sleep(1)\nprint('done')") for _ in range(2)]
     await until(lambda: len(lab.sandboxed_pids) >= 4, "both run")
@@ -294,7 +294,7 @@ async def test_program_whose_zygote_is_killed_is_answered_all_the_same(real: tup
     assert [answers[id].stdout for id in ids] == ["done\n", "done\n"]
 
 
-async def test_program_whose_runner_is_killed_is_answered_all_the_same(real: tuple[Desk, Lab]) -> None:
+async def test_program_whose_runner_is_killed_is_answered_all_the_same(real: tuple[SessionRouter, Lab]) -> None:
     there, lab = real
     ids = [await there.send("import time\ntime.sleep(1)\nprint('done')") for _ in range(4)]
     await until(lambda: len(lab.sandboxed_pids) >= 4, "some run")
@@ -304,7 +304,7 @@ async def test_program_whose_runner_is_killed_is_answered_all_the_same(real: tup
 
 
 async def test_program_that_never_finds_a_runner_again_is_answered_expired(
-    real: tuple[Desk, Lab], monkeypatch: pytest.MonkeyPatch
+    real: tuple[SessionRouter, Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, lab = real
 
@@ -318,7 +318,7 @@ async def test_program_that_never_finds_a_runner_again_is_answered_expired(
     assert (result.status, result.blame, result.retryable) == ("expired", "infra", True)
 
 
-async def slots_become(there: Desk, slots: int) -> None:
+async def slots_become(there: SessionRouter, slots: int) -> None:
     async with asyncio.timeout(20):
         while await there.slots() != [slots]:  # noqa: ASYNC110 - the worker announces them in its own time
             await asyncio.sleep(0.01)
@@ -352,12 +352,12 @@ class FailingEnd:
 
 
 @asynccontextmanager
-async def failing_desk(raises: list[BaseException]) -> AsyncIterator[Desk]:
+async def failing_desk(raises: list[BaseException]) -> AsyncIterator[SessionRouter]:
     queue = MemoryQueue()
     end = FailingEnd(queue.worker("w"))
     end.raises = raises
     async with Consumer("w", ScriptedPool(slots=3), end) as consumer:  # type: ignore[arg-type]
-        yield Desk(queue, consumer)
+        yield SessionRouter(queue, consumer)
 
 
 async def test_a_take_loop_that_fails_is_logged_and_started_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sandbox_harness import OWN_BASE, laboratory, need_sandbox
 
 from exec_service.cli import doctor
-from exec_service.cli.up import prove
+from exec_service.cli.common import check_pool
 from worker.config import WorkerConfig
 from worker.sandbox import kernel
 from worker.sandbox.runner_client import SandboxUnavailable
@@ -86,7 +86,7 @@ def too_many() -> int:
 
 async def test_slots_beyond_the_memory_are_said(too_many: int, capfd: pytest.CaptureFixture[str]) -> None:
     async with laboratory(slots=too_many, max_sessions=0) as lab:
-        await prove(lab.pool)
+        await check_pool(lab.pool)
         assert f"WARNING: {too_many} slots of 512 MB" in capfd.readouterr().err
         assert await lab.output("print(1)") == "1\n"
         finding = doctor._examine_memory(lab.pool)

@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What never changes in the life of a release: the selectors of Deployments are immutable. */}}
+{{/* Labels that never change: the selectors of Deployments are immutable. */}}
 {{- define "exec.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -45,7 +45,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* A map of settings as EXEC_* variables: text as it is, all else as JSON (so no number becomes 1.07e+09); null is left out. */}}
+{{/* A map of settings as EXEC_* variables: text as it is, all else as JSON (so no number becomes 1.07e+09); null is omitted. */}}
 {{- define "exec.settings" -}}
 {{- range $name, $value := . }}
 {{- if not (kindIs "invalid" $value) }}
@@ -54,7 +54,7 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- end }}
 {{- end -}}
 
-{{/* Where the queue is. Never a password in a value: those come from Secrets. */}}
+{{/* The URL of the job queue. Passwords come from Secrets only. */}}
 {{- define "exec.redisEnv" -}}
 {{- if .Values.redis.existingSecret.name -}}
 - name: EXEC_REDIS
@@ -88,7 +88,7 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- mergeOverwrite (deepCopy (omit $.Values.worker "pools")) (deepCopy (index . 1 | default dict)) | toJson -}}
 {{- end -}}
 
-{{/* Programs at a time: three for every core of the runner, unless it is said. */}}
+{{/* Slots: three for every core of the runner, unless config.slots is set. */}}
 {{- define "exec.slots" -}}
 {{- if .config.slots -}}
 {{- .config.slots -}}
@@ -102,7 +102,7 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- end -}}
 {{- end -}}
 
-{{/* How long Kubernetes waits before it kills: never less than what the process itself needs to finish its calls.
+{{/* The grace period before Kubernetes kills a pod: never less than the process needs to finish its calls.
      dict what part preStop longest */}}
 {{- define "exec.grace" -}}
 {{- $drain := .part.config.drain_s -}}
@@ -117,7 +117,7 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- $given | default $least -}}
 {{- end -}}
 
-{{/* Of everything but the runner. */}}
+{{/* The security context of every container but the runner. */}}
 {{- define "exec.plainSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -130,7 +130,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* The runner's, by worker.sandbox.profile. What each is for: docs/operations.md */}}
+{{/* The runner's security context, by worker.sandbox.profile; see docs/operations.md */}}
 {{- define "exec.runnerSecurityContext" -}}
 {{- $sandbox := .sandbox -}}
 {{- if eq $sandbox.profile "unprivileged" -}}
@@ -163,12 +163,12 @@ seccompProfile:
 {{- end -}}
 {{- end -}}
 
-{{/* What a pool must not be. list name pool */}}
+{{/* Refuses contradictions in a pool's values. list name pool */}}
 {{- define "exec.checkPool" -}}
 {{- $name := index . 0 -}}{{- $pool := index . 1 -}}
 {{- $tier := $pool.config.min_tier -}}
 {{- if and (eq $pool.sandbox.profile "unprivileged") (has $tier (list "A" "B")) -}}
-{{- fail (printf "worker pool %s: without privileges the sandbox reaches tier C where nodes allow user namespaces, else D; say so with config.min_tier (it is %s)" $name $tier) -}}
+{{- fail (printf "worker pool %s: without privileges the sandbox reaches tier C where nodes allow user namespaces, else D; set config.min_tier to it (now %s)" $name $tier) -}}
 {{- end -}}
 {{- if and (eq $pool.sandbox.profile "runtimeClass") (not $pool.runtimeClassName) -}}
 {{- fail (printf "worker pool %s: sandbox.profile runtimeClass needs runtimeClassName (gvisor, kata-qemu, …)" $name) -}}
@@ -201,7 +201,7 @@ seccompProfile:
     - {port: 53, protocol: TCP}
 {{- end -}}
 
-{{/* The way to the queue. */}}
+{{/* Egress to the job queue. */}}
 {{- define "exec.redisEgress" -}}
 {{- if or .Values.redis.url .Values.redis.existingSecret.name -}}
 - to:
@@ -219,13 +219,13 @@ seccompProfile:
 {{- end -}}
 {{- end -}}
 
-{{/* How long calls wait in the gateways, which is where they wait: 9 of 10 wait less. 0 while there are none. */}}
+{{/* The 90th percentile of the wait in the gateways, where calls wait; 0 without calls. */}}
 {{- define "exec.queueWaitQuery" -}}
 {{- $jobs := printf "namespace=\"%s\",job=\"%s-gateway\"" .Release.Namespace (include "exec.fullname" .) -}}
 {{- .Values.worker.autoscaling.query | default (printf "(histogram_quantile(0.9, sum by (le) (rate(exec_stage_seconds_bucket{stage=\"queue\",%s}[1m]))) > 0) or vector(0)" $jobs) -}}
 {{- end -}}
 
-{{/* Where gateways and jobs workers have the volume of bulk jobs; the folder in it is made by whoever starts first, for its owner only. */}}
+{{/* Where gateways and jobs workers mount the volume of bulk jobs; the first process creates the folder in it, for its owner only. */}}
 {{- define "exec.jobsVolume" -}}
 /var/lib/exec-service
 {{- end -}}
