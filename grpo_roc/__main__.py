@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = config.load(args.config, args.set) if hasattr(args, "config") else config.Config()
         return int(args.do(args, settings) or 0)
     except (config.ConfigError, FileNotFoundError, RuntimeError, ValueError) as error:
-        print(f"trainer: {error}", file=sys.stderr)
+        print(f"grpo_roc: {error}", file=sys.stderr)
         return 2
 
 

@@ -58,7 +58,7 @@ class HttpEngine:
         """A folder with the weights; the one before is removed. The engine must see the same file system."""
         from safetensors.torch import save_file
 
-        folder = SHARED / f"exec-trainer-{os.getpid()}-{zlib.crc32(self.name.encode()):08x}-{version}"
+        folder = SHARED / f"grpo-roc-{os.getpid()}-{zlib.crc32(self.name.encode()):08x}-{version}"
         folder.mkdir(mode=0o700, exist_ok=True)
         whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         await asyncio.to_thread(save_file, whole, folder / "model.safetensors", {"format": "pt"})

@@ -153,7 +153,7 @@ def _after_turn(walker: _Walker, tick: int, placing: _Placing) -> None:
 
 
 class _Placing:
-    """`trainer.scheduler`'s rules on a made-up clock: its table of seats, without an event loop."""
+    """`grpo_roc.scheduler`'s rules on a made-up clock: its table of seats, without an event loop."""
 
     def __init__(self, mode: str, engines: list[LocalEngine]) -> None:
         from grpo_roc.scheduler import Scheduler

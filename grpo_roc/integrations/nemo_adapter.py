@@ -1,6 +1,6 @@
 """NVIDIA NeMo: a resources server for NeMo Gym, and an environment for NeMo-RL (git, August 2026).
 
-NeMo-RL: `register_env("exec_math", "trainer.integrations.nemo_adapter.ExecEnvironment")`, in a `ray.remote`.
+NeMo-RL: `register_env("exec_math", "grpo_roc.integrations.nemo_adapter.ExecEnvironment")`, in a `ray.remote`.
 NeMo Gym: `ExecResourcesServer` with `POST /execute_python`; `verify` scores the last message.
 """
 

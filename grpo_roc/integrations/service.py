@@ -30,7 +30,7 @@ def client() -> AsyncClient:
 class Answer(NamedTuple):
     text: str  # for the model
     status: str
-    outcome: str  # ok, error (the model's), infra: as `trainer.roc` counts them
+    outcome: str  # ok, error (the model's), infra: as `grpo_roc.roc` counts them
 
 
 def of_result(result: Result) -> Answer:

@@ -1,6 +1,6 @@
 """SkyRL (skyrl-gym 0.4): an environment with the service as its tool.
 
-register(id="exec_math", entry_point="trainer.integrations.skyrl_adapter:ExecMathEnv")
+register(id="exec_math", entry_point="grpo_roc.integrations.skyrl_adapter:ExecMathEnv")
 environment.skyrl_gym.max_env_workers=512      # steps run in threads; 32 by default are too few
 """
 

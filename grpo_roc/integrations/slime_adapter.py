@@ -1,10 +1,10 @@
 """slime (git, August 2026): a multi-turn `generate` over SGLang's router, a reward, and RoC.
 
---custom-generate-function-path trainer.integrations.slime_adapter.generate
---custom-rm-path trainer.integrations.slime_adapter.reward_func
+--custom-generate-function-path grpo_roc.integrations.slime_adapter.generate
+--custom-rm-path grpo_roc.integrations.slime_adapter.reward_func
 --n-samples-per-prompt 32
---rollout-sample-filter-path trainer.integrations.slime_adapter.roc_filter
---custom-reward-post-process-path trainer.integrations.slime_adapter.advantages
+--rollout-sample-filter-path grpo_roc.integrations.slime_adapter.roc_filter
+--custom-reward-post-process-path grpo_roc.integrations.slime_adapter.advantages
 """
 
 from __future__ import annotations

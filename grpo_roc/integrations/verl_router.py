@@ -1,7 +1,7 @@
 """The rollout scheduler as a router plugin of verl 0.9: by room in the KV cache, sticky for all turns of a request.
 
 router.yaml:
-    router_class: trainer.integrations.verl_router.KvRouter
+    router_class: grpo_roc.integrations.verl_router.KvRouter
     capacity: 720000            # tokens of KV cache of one server, or a table by server id
     max_response: 8192
 """

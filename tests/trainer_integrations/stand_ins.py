@@ -37,7 +37,7 @@ def adapter(name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
     if os.environ.get("EXEC_REAL") == name and not real:
         pytest.fail(f"{PACKAGES[name]} is not installed in this venv")
     request.node.add_report_section("call", "integration", f"{name}: {'real package' if real else 'stand-in'}")
-    module = f"trainer.integrations.{name}_adapter"
+    module = f"grpo_roc.integrations.{name}_adapter"
     if not real:
         monkeypatch.delitem(sys.modules, module, raising=False)
         for path, content in STAND_INS[name]().items():
