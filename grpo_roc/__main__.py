@@ -110,8 +110,9 @@ def _stages(args: argparse.Namespace, settings: config.Config) -> None:
 
 
 def _eval(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import build, entropy, runs
+    from grpo_roc import build, runs
     from grpo_roc.env import service_url
+    from grpo_roc.experiments import entropy
 
     with service_url(settings.service) as url:
         found, rollouts = asyncio.run(runs.run_eval(settings, args.model, url=url, tools=not args.no_tool, seed=args.seed))
@@ -140,14 +141,14 @@ def _scheduler(args: argparse.Namespace, settings: config.Config) -> None:
 
 
 def _plot(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import plots
+    from grpo_roc.experiments import plots
 
     for path in plots.of_run(args.run):
         print(path)
 
 
 def _entropy(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import entropy
+    from grpo_roc.experiments import entropy
 
     print(entropy.report(args.trajectories, args.out, args.count))
 

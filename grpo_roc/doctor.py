@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from grpo_roc import build, config, runs, tiny
+from grpo_roc import build, config, runs
+from grpo_roc import model as tiny
 from grpo_roc.device import pick
 from grpo_roc.engines.base import Engine, Sampling
 from grpo_roc.env import service_url, tool_env

@@ -12,16 +12,17 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from grpo_roc import build, checkpoint, config, metrics, sft, stages, tiny
+from grpo_roc import build, checkpoint, config, metrics, sft, stages
+from grpo_roc import model as tiny
 from grpo_roc.device import Device, pick
 from grpo_roc.distributed import Team
 from grpo_roc.engines.base import Engine
 from grpo_roc.engines.local import LocalEngine
+from grpo_roc.engines.scheduler import Scheduler
 from grpo_roc.env import ToolEnv, service_url, tool_env
 from grpo_roc.evaluate import EVAL_STEP, evaluate, sample
 from grpo_roc.grpo import GrpoLoop, Learner
 from grpo_roc.rollout import Limits, Trajectory
-from grpo_roc.scheduler import Scheduler
 from grpo_roc.tasks.base import Task
 
 Row = dict[str, Any]

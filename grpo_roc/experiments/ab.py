@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from grpo_roc import config, metrics, plots, runs
+from grpo_roc import config, metrics, runs
 from grpo_roc.env import service_url
+from grpo_roc.experiments import plots
 
 Found = dict[str, dict[int, dict[str, float]]]
 SHOWN = {

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from grpo_roc import build, config, copying, entropy, metrics, plots, runs
+from grpo_roc import build, config, copying, metrics, runs
 from grpo_roc.engines.local import LocalEngine
 from grpo_roc.env import service_url
+from grpo_roc.experiments import entropy, plots
 
 
 class Target(NamedTuple):

@@ -19,7 +19,8 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from grpo_roc import config, tiny
+from grpo_roc import config
+from grpo_roc import model as tiny
 from grpo_roc.engines.base import Sampling
 from grpo_roc.engines.local import LocalEngine
 
@@ -153,10 +154,10 @@ def _after_turn(walker: _Walker, tick: int, placing: _Placing) -> None:
 
 
 class _Placing:
-    """`grpo_roc.scheduler`'s rules on a made-up clock: its table of seats, without an event loop."""
+    """`grpo_roc.engines.scheduler`'s rules on a made-up clock: its table of seats, without an event loop."""
 
     def __init__(self, mode: str, engines: list[LocalEngine]) -> None:
-        from grpo_roc.scheduler import Scheduler
+        from grpo_roc.engines.scheduler import Scheduler
 
         name = mode.partition(",")[0]
         reserve = "adaptive" if "adaptive" in mode else "safe"

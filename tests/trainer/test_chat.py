@@ -56,7 +56,7 @@ def test_output_cannot_end_its_turn_or_pose_as_an_answer() -> None:
 
 
 def test_the_tiny_tokenizer_reads_any_text_back_exactly() -> None:
-    from grpo_roc.tiny import make_tokenizer
+    from grpo_roc.model import make_tokenizer
 
     tokenizer = make_tokenizer(build.task(TINY).texts, 512)
     texts = [call_text("512*731%999"), "Ünïcode ✓ \t 00123456\n\n  x", chat.FULL, *WORDINGS]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from trainer_harness import TINY, rollout, with_settings
 
-from grpo_roc import build, config, entropy, metrics, stages
+from grpo_roc import build, config, metrics, stages
 from grpo_roc.__main__ import main
 from grpo_roc.engines.base import Generated, Load, Sampling
-from grpo_roc.experiments import scheduler_bench
-from grpo_roc.scheduler import Scheduler
+from grpo_roc.engines.scheduler import Scheduler
+from grpo_roc.experiments import entropy, scheduler_bench
 from grpo_roc.tasks import math_jsonl
 from grpo_roc.tasks.arith import Arith
 from grpo_roc.tasks.base import Problem, passes
@@ -157,7 +157,7 @@ def test_metrics_count_errors_of_correct_rollouts_without_infra(tmp_path: Path) 
 
 
 def test_plots_are_made_of_a_run(tmp_path: Path) -> None:
-    from grpo_roc import plots
+    from grpo_roc.experiments import plots
 
     log = metrics.Metrics(tmp_path, board=False)
     for step in range(3):
