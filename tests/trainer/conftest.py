@@ -34,11 +34,10 @@ def live_service() -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has the format and uses the tool, after half a minute of SFT."""
-    from grpo_roc import runs
+    from grpo_roc.sft import run_sft
 
     out = tmp_path_factory.mktemp("taught")
-    runs.make_tiny(TINY, out / "tiny")
-    return runs.run_sft(TINY, out / "tiny", out)
+    return run_sft(TINY, small_model(out / "tiny"), out)
 
 
 @pytest.fixture(scope="session")

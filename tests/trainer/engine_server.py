@@ -69,7 +69,7 @@ class _Door(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving_fixture(name: str) -> Iterator[FixtureServer]:
     server = FixtureServer(name)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server

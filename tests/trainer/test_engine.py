@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_roc import build, config
-from grpo_roc.device import pick
+from grpo_roc import config
+from grpo_roc.distributed import pick_device
 from grpo_roc.engines.base import EngineError, Sampling
 from grpo_roc.engines.local import LocalEngine
+from grpo_roc.model import load_model
 
 
 def _model(folder: Path) -> Any:
-    return build.model(folder, config.Model(), pick()).eval()
+    return load_model(folder, config.Model(), pick_device()).eval()
 
 
 def _engine(folder: Path, **settings: Any) -> LocalEngine:
@@ -65,7 +66,7 @@ def test_the_cache_never_holds_more_than_its_capacity(untaught: Path) -> None:
         engine.submit(str(number), [1, 2, 3], Sampling(30, 1.0, (), (number,)))
     while engine.busy:
         engine.step()
-        held = [place for request in engine._requests.values() for place in request.places]
+        held = [cell for request in engine._requests.values() for cell in request.cells]
         assert len(held) == len(set(held)) <= 100
         assert len(held) + len(engine._free) == 100
 
@@ -79,13 +80,13 @@ def test_a_rollouts_luck_does_not_depend_on_its_neighbours(untaught: Path) -> No
     assert alone.ids == among.ids
 
 
-def test_new_weights_drop_what_was_computed_with_the_old_ones(untaught: Path) -> None:
+async def test_new_weights_drop_what_was_computed_with_the_old_ones(untaught: Path) -> None:
     engine, model = _engine(untaught), _model(untaught)
     engine.generate_all([("a", [5, 6, 7], Sampling(4))])
     with torch.no_grad():
         model.model.norm.weight.mul_(0.5)
         model.model.layers[0].mlp.down_proj.weight.mul_(2)
-    engine.put_weights(model.state_dict(), 3)
+    await engine.update_weights(model.state_dict(), 3)
     context = list(engine._requests["a"].ids)
     said = engine.generate_all([("a", context, Sampling(1))])[0]
     whole = torch.log_softmax(model(input_ids=torch.tensor([context])).logits[0, -1], -1)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_roc import build
-from grpo_roc.device import pick
-from grpo_roc.loss import policy_loss, row_weights, truncated_importance
-from grpo_roc.policy import logprobs
+from grpo_roc import config
+from grpo_roc.distributed import pick_device
+from grpo_roc.loss import logprobs, policy_loss, row_weights, truncated_importance
+from grpo_roc.model import load_model
 
 
 def test_loss_is_the_one_computed_by_hand_with_both_sides_of_the_clip() -> None:
@@ -55,7 +55,7 @@ def test_importance_weights_are_truncated() -> None:
 
 def test_what_was_heard_has_no_gradient(untaught: Path) -> None:
     """The gradient is that of the spoken tokens: with a mask of zeros there is none at all."""
-    model = build.model(untaught, build.config.Model(), pick())
+    model = load_model(untaught, config.Model(), pick_device())
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     heard = logprobs(model, ids, torch.tensor([[0, 0, 0, 0, 0]])).sum()
     heard.backward()
@@ -67,7 +67,7 @@ def test_what_was_heard_has_no_gradient(untaught: Path) -> None:
 
 
 def test_logprobs_are_those_of_the_whole_model(untaught: Path) -> None:
-    model = build.model(untaught, build.config.Model(), pick()).eval()
+    model = load_model(untaught, config.Model(), pick_device()).eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 3, 0, 0]])
     mask = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0]])
     found = logprobs(model, ids, mask)
