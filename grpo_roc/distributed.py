@@ -22,7 +22,7 @@ _FULL = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class Device(NamedTuple):
-    kind: str  # "cpu", or "cuda", which a HIP build of torch (ROCm) says too
+    kind: str  # "cpu" or "cuda"; also "cuda" in a HIP build of torch (ROCm)
     name: str
     dtype: torch.dtype
     backend: str

@@ -1,4 +1,4 @@
-"""Tool calls as models write them, well and badly."""
+"""Valid and invalid tool calls."""
 
 from __future__ import annotations
 

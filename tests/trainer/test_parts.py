@@ -176,10 +176,10 @@ def test_plots_are_made_of_a_run(tmp_path: Path) -> None:
 
 
 def test_high_entropy_tokens_are_sorted_into_kinds(tmp_path: Path) -> None:
-    """Made up: of 20 tokens said, the 4 with the highest entropy are one fork, two reflections and one in code."""
-    said = ["But", " maybe", "<tool_call>", "x", "=", "1", "</tool_call>"]
+    """Made up: of 20 generated tokens, the 4 with the highest entropy are one fork, two reflections and one in code."""
+    before = ["But", " maybe", "<tool_call>", "x", "=", "1", "</tool_call>"]
     after = ["Hmm", " wrong", " so", " again", " a", " b", " c", " d", " e", "<answer>", "4", "2", "</answer>"]
-    tokens = ["Q", *said, "<tool_response>", "err", *after]
+    tokens = ["Q", *before, "<tool_response>", "err", *after]
     roles = ["prompt", *["assistant"] * 7, "tool", "tool", *["assistant"] * 13]
     entropies = [9.0, 2.0, 0.1, 0.1, 1.5, 0.1, 0.1, 0.1, 9.0, 9.0, 3.0, 2.5, *[0.1] * 11]
     path = tmp_path / "t.jsonl"

@@ -1,4 +1,4 @@
-"""The loop with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
+"""Training with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ async def test_a_taught_model_solves_problems_with_the_tool_and_none_without(tau
     blind, _ = await run_eval(settings, taught, url=live_service.url, tools=False)
     assert blind["reward/mean"] <= 0.03
     assert {one.reward for one in rollouts} == {0.0, 1.0} and found["infra"] == 0
-    assert any("error" in one.outcomes and one.correct for one in rollouts), "nobody recovered from an error"
+    assert any("error" in one.outcomes and one.correct for one in rollouts), "no rollout recovered from an error"
 
 
-async def test_rollouts_are_token_in_token_out_and_what_was_heard_is_masked(taught: Path, live_service: Service) -> None:
+async def test_rollouts_keep_tokens_and_mask_observations(taught: Path, live_service: Service) -> None:
     codec, model = _codec(taught), _model(taught)
     async with tool_env(_at(live_service), live_service.url) as env:
         actor = _actor(taught, env)
         rollouts = await actor.roll(make_task(TINY).heldout(12), 2, Limits(5, 300, 1.0), Position(seed=3))
     assert any(one.outcomes for one in rollouts)
     for one in rollouts:
-        heard = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if not own])
-        said = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if own])
-        assert heard.count("<tool_response>") == len(one.outcomes) - int(one.truncated and bool(one.outcomes))
-        assert "<tool_response>" not in said and "<|im_start|>" not in said
+        observed = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if not own])
+        generated = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if own])
+        assert observed.count("<tool_response>") == len(one.outcomes) - int(one.truncated and bool(one.outcomes))
+        assert "<tool_response>" not in generated and "<|im_start|>" not in generated
         ids = torch.tensor([one.prompt + one.ids])
         mask = torch.tensor([[0] * len(one.prompt) + one.mask])
         whole = logprobs(model, ids, mask)[0, len(one.prompt) - 1 :]
@@ -109,13 +109,13 @@ async def test_tool_outcomes_are_the_models_fault_unless_the_service_failed(live
 async def test_faults_are_injected_by_place_and_can_be_recovered_from(live_service: Service) -> None:
     async with tool_env(_at(live_service, "noise.fault_rate=0.5"), live_service.url) as env:
         places = [Position(1, step) for step in range(24)]
-        heard = [await env.run(ToolCall("print(1)"), at) for at in places]
+        first = [await env.run(ToolCall("print(1)"), at) for at in places]
         again = [await env.run(ToolCall("print(1)"), at) for at in places]
-    assert [one.status for one in heard] == [one.status for one in again]
-    assert {"injected_fault", "ok"} == {one.status for one in heard}
+    assert [one.status for one in first] == [one.status for one in again]
+    assert {"injected_fault", "ok"} == {one.status for one in first}
 
 
-async def test_a_service_that_stays_away_is_nobodys_fault(taught: Path) -> None:
+async def test_an_unavailable_service_is_not_the_models_fault(taught: Path) -> None:
     settings = with_settings("service.patience_s=0.3", "service.deadline_s=0.5")
     async with tool_env(settings, "http://127.0.0.1:9") as env:
         found, rollouts = await evaluate(_actor(taught, env), make_task(TINY).heldout(8), TINY.eval, seed=0)
@@ -220,7 +220,7 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 def _wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
     give_up = time.monotonic() + 600
     while len(metrics.read(out)) < count:
-        assert process.poll() is None and time.monotonic() < give_up, "the run ended, or stands still"
+        assert process.poll() is None and time.monotonic() < give_up, "the run ended or makes no progress"
         time.sleep(0.02)
 
 
@@ -276,7 +276,7 @@ def test_a_crash_between_two_renames_leaves_the_old_checkpoint(untaught: Path, t
 
 
 def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """Nothing that failed because of it is scored, and the run ends as if nothing had happened."""
+    """No failed call is scored, and the run ends with the same rewards."""
     port = free_port()
     up = [sys.executable, "-m", "exec_service", "up", "--port", str(port)]
 
