@@ -1,5 +1,5 @@
-# The trainer on AMD GPUs: ROCm's torch, the client, the trainer. No service inside; see docs/rocm.md. Not run on a GPU by us.
-#   docker build -f deploy/trainer-rocm.Dockerfile -t exec-trainer-rocm .
+# The trainer on AMD GPUs: ROCm's torch, the client, the trainer. No service inside; see docs/rocm.md. Not tested on a GPU.
+#   docker build -f deploy/trainer-rocm.Dockerfile -t grpo-roc-rocm .
 FROM rocm/pytorch:rocm7.2.1_ubuntu24.04_py3.12_pytorch_release_2.9.1
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]

@@ -7,155 +7,120 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from grpo_roc import config
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    args = _parser().parse_args(arguments)
     try:
-        settings = config.load(args.config, args.set) if hasattr(args, "config") else config.Config()
-        return int(args.do(args, settings) or 0)
+        settings = config.load(args.config, args.set) if "config" in args else config.Config()
+        return _run(args, settings)
     except (config.ConfigError, FileNotFoundError, RuntimeError, ValueError) as error:
-        print(f"trainer: {error}", file=sys.stderr)
+        print(f"grpo_roc: {error}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m grpo_roc", description="GRPO-RoC on top of the execution service.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
-    def add(name: str, do: object, words: str, *, configured: bool = True) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=words, description=words)
-        one.set_defaults(do=do)
+    def add(name: str, text: str, *, configured: bool = True, out: str | None = None, seed: bool = False) -> Any:
+        one = commands.add_parser(name, help=text, description=text)
         if configured:
             one.add_argument("--config", default="tiny_cpu", help="a YAML file, or the name of one in grpo_roc/configs")
             one.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one setting")
+        if out is not None:
+            one.add_argument("--out", type=Path, default=Path(out) if out else None, required=not out)
+        if seed:
+            one.add_argument("--seed", type=int, default=0)
         return one
 
-    one = add("make-tiny", _make_tiny, "a tiny model and tokenizer from scratch")
-    one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--seed", type=int, default=0)
-    one = add("sft", _sft, "supervised start from demonstrations")
-    one.add_argument("--model", type=Path, help="default: a tiny one is made")
-    one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--seed", type=int, default=0)
-    one = add("rl", _rl, "GRPO-RoC; goes on where --out stopped")
-    one.add_argument("--model", type=Path, help="the SFT model; default: model.path of the settings")
-    one.add_argument("--out", type=Path, required=True)
-    one = add("stages", _stages, "the stages of the settings, each until its trigger")
-    one.add_argument("--model", type=Path)
-    one.add_argument("--out", type=Path, required=True)
-    one = add("eval", _eval, "held-out problems")
+    add("make-tiny", "make a tiny model and tokenizer from scratch", out="", seed=True)
+    one = add("sft", "train on demonstrations", out="", seed=True)
+    one.add_argument("--model", type=Path, help="default: a new tiny model")
+    for name, text in {"rl": "train with GRPO-RoC", "stages": "train in stages, each until its trigger"}.items():
+        one = add(name, f"{text}; resumes from --out", out="")
+        one.add_argument("--model", type=Path, help="the SFT model; default: model.path of the settings")
+    one = add("eval", "evaluate a model on held-out problems", seed=True)
     one.add_argument("--model", type=Path, required=True)
-    one.add_argument("--no-tool", action="store_true")
-    one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--trajectories", type=Path, help="write them to this JSONL file, as `entropy` reads it")
-    one = add("demo", _demo, "SFT, RL, evaluation and a report, on a CPU")
-    one.add_argument("--out", type=Path, default=Path("runs/demo"))
-    one.add_argument("--seed", type=int, default=0)
-    one = add("ab", _ab, "arms against each other: same start, seeds, number of updates")
-    one.add_argument("--out", type=Path, default=Path("runs/ab"))
+    one.add_argument("--no-tool", action="store_true", help="answer every tool call with an error")
+    one.add_argument("--trajectories", type=Path, help="write the rollouts to this JSONL file, for `entropy`")
+    add("demo", "SFT, RL, evaluation and a report, on a CPU", out="runs/demo", seed=True)
+    one = add("ab", "compare arms with the same start, seeds and number of updates", out="runs/ab")
     one.add_argument("--model", type=Path, help="the SFT model; default: made in --out")
     one.add_argument("--arms", nargs="+", default=["grpo", "uniform", "roc"])
     one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    one = add("scheduler", _scheduler, "static, least_inflight and dynamic on the same rollouts")
-    one.add_argument("--out", type=Path, default=None)
+    one = add("scheduler", "compare static, least_inflight and dynamic scheduling on the same rollouts")
+    one.add_argument("--out", type=Path, help="a file for the table")
     one.add_argument("--rollouts", type=int, default=192)
-    one = add("plot", _plot, "PNGs of a run's metrics", configured=False)
+    one = add("plot", "plot a run's metrics as PNG", configured=False)
     one.add_argument("run", type=Path)
-    one = add("entropy", _entropy, "where the high-entropy tokens are: forking and reflection", configured=False)
+    one = add("entropy", "find high-entropy tokens: forking and reflection", configured=False)
     one.add_argument("trajectories", type=Path)
-    one.add_argument("--out", type=Path, default=None, help="folder for entropy.md and entropy.html")
+    one.add_argument("--out", type=Path, help="folder for entropy.md and entropy.html")
     one.add_argument("--count", type=int, default=64)
-    one = add("doctor", _doctor, "device, engine and service in one round trip")
+    one = add("doctor", "check device, engines and service with one round trip each")
     one.add_argument("--gpu", action="store_true", help="fail without a GPU")
     return parser
 
 
-def _make_tiny(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import runs
+def _run(args: argparse.Namespace, settings: config.Config) -> int:
+    # Imported here because torch takes seconds to import.
+    from grpo_roc import doctor, model, runs, sft, stages
 
-    print(f"{args.out}: {runs.make_tiny(settings, args.out, args.seed):,} parameters")
-
-
-def _sft(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import runs
-
-    start = args.model or (Path(settings.model.path) if settings.model.path else None)
-    if start is None:
-        start = args.out / "tiny"
-        runs.make_tiny(settings, start, args.seed)
-    print(runs.run_sft(settings, start, args.out, seed=args.seed))
+    match args.command:
+        case "make-tiny":
+            print(f"{args.out}: {model.make_tiny(settings, args.out, args.seed):,} parameters")
+        case "sft":
+            start = args.model or (Path(settings.model.path) if settings.model.path else None)
+            if start is None:
+                start = args.out / "tiny"
+                model.make_tiny(settings, start, args.seed)
+            print(sft.run_sft(settings, start, args.out, seed=args.seed))
+        case "rl":
+            print(asyncio.run(runs.run_rl(settings, _start(args, settings), args.out)))
+        case "stages":
+            print(stages.table(asyncio.run(stages.run_stages(settings, _start(args, settings), args.out))))
+        case "doctor":
+            return doctor.run(settings, need_gpu=args.gpu)
+        case _:
+            return _run_experiment(args, settings)
+    return 0
 
 
 def _start(args: argparse.Namespace, settings: config.Config) -> Path:
     start = args.model or Path(settings.model.path)
     if not (start / "config.json").is_file() and not settings.model.path:
-        raise config.ConfigError(f"--model: there is no model in {start}; `python -m grpo_roc sft` makes one")
+        raise config.ConfigError(f"--model: no model in {start}; make one with `python -m grpo_roc sft`")
     return Path(start)
 
 
-def _rl(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import runs
-
-    print(asyncio.run(runs.run_rl(settings, _start(args, settings), args.out)))
-
-
-def _stages(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import runs, stages
-
-    print(stages.table(asyncio.run(runs.run_stages(settings, _start(args, settings), args.out))))
-
-
-def _eval(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import build, entropy, runs
+def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
     from grpo_roc.env import service_url
+    from grpo_roc.evaluate import run_eval
+    from grpo_roc.experiments import ab, demo, entropy, plots, scheduler_bench
 
-    with service_url(settings.service) as url:
-        found, rollouts = asyncio.run(runs.run_eval(settings, args.model, url=url, tools=not args.no_tool, seed=args.seed))
-    print(json.dumps(found, indent=1))
-    if args.trajectories:
-        codec = build.codec(settings, build.tokenizer(args.model))
-        entropy.write(args.trajectories, rollouts, codec)
-
-
-def _demo(args: argparse.Namespace, settings: config.Config) -> int:
-    from grpo_roc.experiments import demo
-
-    return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
-
-
-def _ab(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc.experiments import ab
-
-    print(asyncio.run(ab.run(settings, args.out, args.model, args.arms, args.seeds)))
-
-
-def _scheduler(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc.experiments import scheduler_bench
-
-    print(scheduler_bench.run(settings, args.out, args.rollouts))
-
-
-def _plot(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import plots
-
-    for path in plots.of_run(args.run):
-        print(path)
-
-
-def _entropy(args: argparse.Namespace, settings: config.Config) -> None:
-    from grpo_roc import entropy
-
-    print(entropy.report(args.trajectories, args.out, args.count))
-
-
-def _doctor(args: argparse.Namespace, settings: config.Config) -> int:
-    from grpo_roc import doctor
-
-    return doctor.run(settings, need_gpu=args.gpu)
+    match args.command:
+        case "eval":
+            with service_url(settings.service) as url:
+                tools = not args.no_tool
+                found, rollouts = asyncio.run(run_eval(settings, args.model, url=url, tools=tools, seed=args.seed))
+            print(json.dumps(found, indent=1))
+            if args.trajectories:
+                entropy.write(args.trajectories, rollouts, settings, args.model)
+        case "demo":
+            return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
+        case "ab":
+            print(asyncio.run(ab.run(settings, args.out, args.model, args.arms, args.seeds)))
+        case "scheduler":
+            print(scheduler_bench.run(settings, args.out, args.rollouts))
+        case "plot":
+            print(plots.of_run(args.run))
+        case "entropy":
+            print(entropy.report(args.trajectories, args.out, args.count))
+    return 0
 
 
 if __name__ == "__main__":

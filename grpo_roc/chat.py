@@ -1,47 +1,35 @@
-"""The words around a model: prompt, tool calls, observations. Text to text; `rollout` keeps the tokens.
+"""The chat format: prompts, tool calls and observations as text. `rollout` holds the tokens.
 
-A turn of the assistant either holds one or more `<tool_call>` blocks, each a JSON object with `name` and `arguments`, or it is
-the last one. A call that cannot be parsed goes back to the model as an observation and counts as its error.
+An assistant turn contains one or more `<tool_call>` blocks, each a JSON object with `name` and `arguments`; a turn without one
+is the last. A call that cannot be parsed is answered with an observation that says why and counts as the model's error.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 START, END = "<|im_start|>", "<|im_end|>"
 TOOL = "execute_python_code_with_standard_io"
-TAGS = (
-    "<reason>",
-    "</reason>",
-    "<answer>",
-    "</answer>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "\\boxed{",
-)
-# What every call begins and ends with, as the toy's demonstrations write it.
+_NAMES = ("reason", "answer", "tool_call", "tool_response")
+TAGS = (*(tag for name in _NAMES for tag in (f"<{name}>", f"</{name}>")), "\\boxed{")
+# The constant parts of a tool call in the toy's demonstrations.
 CALL_HEAD = f'{{"name": "{TOOL}", "arguments": {{"code": "'
 CALL_TAIL = '", "input": ""}}'
 CALL_TAIL_BROKEN = '", "input": "}'
 CALL_PARTS = (CALL_HEAD, CALL_TAIL, CALL_TAIL_BROKEN)
 
+_PARAMETERS = {
+    "code": {"type": "string", "description": "The program."},
+    "input": {"type": "string", "description": "Its standard input; may be empty."},
+}
 SCHEMA = {
     "type": "function",
     "function": {
         "name": TOOL,
         "description": "Runs a Python program and returns what it prints.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "code": {"type": "string", "description": "The program."},
-                "input": {"type": "string", "description": "Its standard input; may be empty."},
-            },
-            "required": ["code", "input"],
-        },
+        "parameters": {"type": "object", "properties": _PARAMETERS, "required": [*_PARAMETERS]},
     },
 }
 FULL = f"""You solve problems step by step and may run Python programs while you do.
@@ -58,10 +46,7 @@ To use one, write a JSON object with its name and arguments inside <tool_call> <
 </tool_call>
 What it returns comes back inside <tool_response> </tool_response>."""
 SYSTEM = {"full": FULL, "short": "Use the tool."}
-QUESTION = {
-    "full": "{problem}\n\nPut the final answer into \\boxed{{}} inside <answer> </answer>.",
-    "short": "{problem}",
-}
+QUESTION = {"full": "{problem}\n\nPut the final answer into \\boxed{{}} inside <answer> </answer>.", "short": "{problem}"}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -69,20 +54,32 @@ TEMPLATE = (
 
 
 def prompt(problem: str, system: str, opening: str) -> str:
-    """Everything before the model's first token."""
+    """The text before the model's first token."""
     question = QUESTION[system].format(problem=problem)
     return f"{START}system\n{SYSTEM[system]}{END}\n{START}user\n{question}{END}\n{START}assistant\n{opening}"
 
 
 def observation(texts: list[str], opening: str) -> str:
-    """What follows the assistant's `<|im_end|>`: a user turn with the tools' answers, and the next header."""
-    answers = "\n".join(f"<tool_response>{harmless(text)}</tool_response>" for text in texts)
-    return f"\n{START}user\n{answers}{END}\n{START}assistant\n{opening}"
+    """The text after the assistant's `<|im_end|>`: a user turn with the tool responses, and the header of the next turn."""
+    return f"\n{START}user\n{tool_responses(texts)}{END}\n{START}assistant\n{opening}"
 
 
-def harmless(text: str) -> str:
-    """A program's output must not be able to end its turn or to pose as an answer."""
-    return re.sub(r"<(?=\|im_(?:start|end)\||/?(?:tool_response|tool_call|answer|reason)>)", "< ", text)
+def tool_responses(texts: list[str]) -> str:
+    return "\n".join(f"<tool_response>{escape_tags(text)}</tool_response>" for text in texts)
+
+
+def escape_tags(text: str) -> str:
+    """Break the format's tags in a program's output, so that output cannot end its turn or pass for an answer."""
+    return re.sub(rf"<(?=\|im_(?:start|end)\||/?(?:{'|'.join(_NAMES)})>)", "< ", text)
+
+
+class Observation(NamedTuple):
+    """The result of one tool call: `text` for the model, `outcome` for the selection."""
+
+    text: str
+    outcome: Literal["ok", "error", "infra"]  # error: the model is to blame; infra: the service is
+    status: str
+    wait_s: float = 0.0
 
 
 class ToolCall(NamedTuple):
@@ -92,6 +89,9 @@ class ToolCall(NamedTuple):
 
 class ParseFailure(NamedTuple):
     why: str
+
+    def observation(self) -> Observation:
+        return Observation(self.why, "error", "parse_failure")
 
 
 class Turn(NamedTuple):
@@ -135,6 +135,6 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.S)
 
 
 def final_answer(text: str) -> str | None:
-    """The last complete answer block, tags included, or None."""
+    """The last complete answer block with its tags, or None."""
     found = _ANSWER.findall(text)
     return f"<answer>{found[-1]}</answer>" if found else None

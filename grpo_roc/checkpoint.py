@@ -1,10 +1,10 @@
-"""Checkpoints: a folder that is there as a whole or not at all, and that holds everything that decides the next step.
+"""Checkpoints: a folder that is complete or absent, with everything that the next step depends on.
 
     model.safetensors config.json tokenizer…   loads with AutoModel
     optim.pt                                   the optimizer
     state.json                                 step, stage, best, hash of the settings, the stage's history
 
-Random numbers need no file: problems, samples and selections follow from (seed, step), and nothing else is drawn.
+The state of random generators is not needed: every random draw depends on (seed, step) alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 
 from grpo_roc import config
 
@@ -29,14 +30,14 @@ class CheckpointError(Exception):
 
 
 class State(NamedTuple):
-    step: int = 0  # steps that are done
+    step: int = 0  # completed steps
     stage: int = 0
     best: float = -1.0
     history: dict[str, Any] = {}
 
 
 def settings_hash(settings: config.Config) -> str:
-    """Of everything that changes what is computed; where the service is does not."""
+    """A hash of all settings that affect the result; the service and the number of steps do not."""
     tree = config.as_dict(settings)
     tree.pop("service")
     tree["rl"].pop("steps")
@@ -45,7 +46,6 @@ def settings_hash(settings: config.Config) -> str:
 
 def save(
     folder: Path,
-    *,
     model_config: Any,
     weights: Mapping[str, torch.Tensor],
     tokenizer: Any,
@@ -53,10 +53,16 @@ def save(
     state: State,
     settings: config.Config,
 ) -> None:
+    """Write to a temporary folder, flush it to disk, and rename it."""
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    save_model(fresh, model_config, weights, tokenizer)
+    tied = model_config.tie_word_embeddings
+    whole = {name: value for name, value in weights.items() if not (tied and name == "lm_head.weight")}
+    save_weights(whole, fresh)
+    model_config.save_pretrained(fresh)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(fresh)
     if optimizer is not None:
         torch.save(optimizer, fresh / "optim.pt")
     about = state._asdict() | {"format": FORMAT, "settings": settings_hash(settings)}
@@ -66,21 +72,13 @@ def save(
     _swap(fresh, folder)
 
 
-def save_model(folder: Path, model_config: Any, weights: Mapping[str, torch.Tensor], tokenizer: Any) -> None:
-    from safetensors.torch import save_file
-
-    tied = model_config.tie_word_embeddings
-    whole = {
-        name: value.detach().cpu().contiguous() for name, value in weights.items() if not (tied and name == "lm_head.weight")
-    }
-    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-    model_config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+def save_weights(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
 
 
 def _sync(folder: Path) -> None:
-    """On disk before it gets its name: else a power cut leaves a named folder of empty files."""
+    """Flush to disk before the rename: after a power cut the folder could otherwise have empty files."""
     for path in [*folder.iterdir(), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -99,7 +97,7 @@ def _swap(fresh: Path, folder: Path) -> None:
 
 
 def latest(folder: Path) -> Path | None:
-    """The checkpoint to go on from; after a crash between two renames it is the old one."""
+    """The checkpoint to resume from; after a crash between the two renames of `_swap` it is the old one."""
     old = folder.with_name(f".{folder.name}.old")
     if not (folder / "state.json").is_file() and (old / "state.json").is_file():
         old.rename(folder)
@@ -109,9 +107,9 @@ def latest(folder: Path) -> Path | None:
 def load_state(folder: Path, settings: config.Config) -> State:
     about = json.loads((folder / "state.json").read_text())
     if about["format"] != FORMAT:
-        raise CheckpointError(f"{folder} is of format {about['format']}, this code reads {FORMAT}")
+        raise CheckpointError(f"{folder} has format {about['format']}, this version reads {FORMAT}")
     if about["settings"] != settings_hash(settings):
-        raise CheckpointError(f"{folder} belongs to other settings; give the old ones or another --out")
+        raise CheckpointError(f"{folder} was made with other settings; use those, or another --out")
     return State(about["step"], about["stage"], about["best"], about["history"])
 
 

@@ -1,10 +1,11 @@
-"""The settings of a run: one schema for a laptop's YAML and for a GPU node's.
+"""The settings of a run: one schema for the toy on a CPU and for a GPU node.
 
 Unknown keys and wrong types are refused with their path. `--set rl.lr=1e-5` changes one value.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 class ConfigError(Exception):
-    """What is wrong with the settings, and where."""
+    """Invalid settings; the message names the key."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +27,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Model(Section, frozen=True):
-    path: str = ""  # a folder with a model and its tokenizer; empty: make a tiny one
+    path: str = ""  # folder with a model and its tokenizer; empty: make a tiny one
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     attn: str = "sdpa"
     grad_ckpt: bool = False
@@ -38,19 +39,19 @@ class Model(Section, frozen=True):
 
 
 class Parallel(Section, frozen=True):
-    kind: Literal["none", "ddp", "fsdp2"] = "none"  # how many ranks there are is torchrun's to say
+    kind: Literal["none", "ddp", "fsdp2"] = "none"  # torchrun sets the number of ranks
 
 
 class Engine(Section, frozen=True):
     kind: Literal["local", "vllm", "sglang"] = "local"
     url: str = ""  # `{0..3}` stands for four engines
     max_len: Positive = 512
-    capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others tell theirs)
-    slots: Positive = 512  # requests that may run at once (local only)
+    capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others report theirs)
+    slots: Positive = 512  # requests that run at once (local only)
     overflow: Literal["evict_half", "lifo"] = "evict_half"
-    headroom: Positive = 16  # tokens kept free for each running request when another is admitted (local only)
-    prefill_tokens: Positive = 8192  # of one step (local only)
-    mixed: bool = True  # a step reads and decodes; False: what is new is read in a step of its own, as SGLang does (local only)
+    headroom: Positive = 16  # tokens kept free per running request when another is admitted (local only)
+    prefill_tokens: Positive = 8192  # per step (local only)
+    mixed: bool = True  # False: prefill in a step of its own, as SGLang does (local only)
 
 
 class Scheduler(Section, frozen=True):
@@ -61,11 +62,10 @@ class Scheduler(Section, frozen=True):
 
 
 class Noise(Section, frozen=True):
-    """Faults put between the service and the model, decided by (seed, step, rollout, call)."""
+    """Faults injected between the service and the model; (seed, step, rollout, call) decides where."""
 
-    fault_rate: Share = 0.0  # a call that did not happen: the model reads a transient error and may try again
-    corrupt_rate: Share = 0.0  # an ok result with a wrong number
-    latency_ms: float = 0.0  # mean of an exponential delay
+    fault_rate: Share = 0.0  # share of calls that are not run; the model reads a transient error and may retry
+    corrupt_rate: Share = 0.0  # share of ok results whose numbers are changed
 
 
 class Chat(Section, frozen=True):
@@ -76,13 +76,13 @@ class Chat(Section, frozen=True):
 
 class Task(Section, frozen=True):
     kind: Literal["arith", "math_jsonl"] = "arith"
-    problems: list[str] = field(default_factory=lambda: ["mod"])  # arith: kinds of problems, drawn evenly
-    pool: int = 0  # arith: a fixed set of this many problems; 0: new ones at every step
+    problems: list[str] = field(default_factory=lambda: ["mod"])  # arith: kinds of problems, drawn with equal probability
+    pool: int = 0  # arith: size of a fixed set of problems; 0: new problems at every step
     rl_file: str = ""
     sft_file: str = ""
     eval_file: str = ""
-    first_bug: Share = 0.45  # arith: what the demonstrations do first
-    first_guess: Share = 0.13
+    first_bug: Share = 0.45  # arith: share of demonstrations that begin with a bug
+    first_guess: Share = 0.13  # arith: share that guess the answer
     verify_kind: Literal["math", "exact", "numeric"] = "numeric"
 
 
@@ -115,7 +115,7 @@ class Rl(Section, frozen=True):
     loss_norm: Literal["batch", "group", "seq"] = "batch"
     std_advantage: bool = True
     updates_per_rollout: Positive = 1
-    is_cap: float = 0.0  # truncated importance weights for tokens of another engine; 0: off
+    is_cap: float = 0.0  # cap of importance weights, trainer against engine; 0: off
     temperature: float = 1.0
     turns: Positive = 5
     max_response: Positive = 256
@@ -140,21 +140,21 @@ class Stage(Section, frozen=True):
     turns: Positive
     min_steps: int = 10
     end: Literal["cap", "plateau", "solved", "eval_drop"] = "cap"
-    clip_ratio: tuple[float, float] = (0.08, 0.12)  # plateau: truncated share, smoothed, between these …
-    reward_slope: float = 0.002  # … and reward per step over ten steps below this
-    solved_share: float = 0.7  # solved: groups rejected because all were correct, above this
-    filter_8of8: bool = False
+    clip_ratio: tuple[float, float] = (0.08, 0.12)  # plateau: smoothed share of truncated rollouts within this range …
+    reward_slope: float = 0.002  # … and rise of the reward per step, over ten steps, below this
+    solved_share: float = 0.7  # solved: share of groups with only correct rollouts above this
+    filter_8of8: bool = False  # drop problems that the policy solves in 8 of 8 rollouts
     reset_optimizer: bool = False
     eval_every: int = 0
     eval_drop: float = 0.05
 
 
 class Service(Section, frozen=True):
-    url: str = ""  # empty: start one beside the run
+    url: str = ""  # empty: the run starts a service of its own
     timeout_s: float = 4.0
     memory_mb: int = 256
     deadline_s: float = 60.0
-    patience_s: float = 900.0  # how long a call is tried again when the service is away
+    patience_s: float = 900.0  # how long a call is retried while the service is unavailable
     concurrency: Positive = 2048
 
 
@@ -172,11 +172,15 @@ class Config(Section, frozen=True):
     stages: list[Stage] = field(default_factory=list)
     noise: Noise = Noise()
     service: Service = Service()
-    threads: int = 0  # of torch on a CPU; 0: as many as it likes
+    threads: int = 0  # torch's threads on a CPU; 0: torch's default
+
+    @property
+    def max_len(self) -> int:
+        return max(engine.max_len for engine in self.engines)
 
 
 def load(path: str | Path | None, changes: list[str] | None = None) -> Config:
-    """The file's settings (a path, or the name of one in `configs/`) with `a.b=c` changes put over them."""
+    """Read a file (a path, or a name in `configs/`) and apply `a.b=c` changes."""
     tree: dict[str, Any] = {}
     if path is not None:
         tree = yaml.safe_load(_find(path).read_text()) or {}
@@ -193,7 +197,7 @@ def _find(path: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
-    raise ConfigError(f"there is no config {path}; those that are here: {known}")
+    raise ConfigError(f"config {path} not found; built-in configs: {known}")
 
 
 def _put(tree: dict[str, Any], change: str) -> None:
@@ -203,16 +207,10 @@ def _put(tree: dict[str, Any], change: str) -> None:
     *parents, last = name.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
-    tree[last] = yaml.safe_load(value) if not _is_float(value) else float(value)
-
-
-def _is_float(text: str) -> bool:
-    """YAML 1.1 takes 1e-5 for a string."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return not text.lstrip("+-").isdigit()
+    tree[last] = yaml.safe_load(value)
+    if isinstance(tree[last], str):
+        with contextlib.suppress(ValueError):
+            tree[last] = float(value)  # YAML 1.1 reads 1e-5 as a string
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -1,53 +1,87 @@
-"""Several processes, one model: rank 0 makes the rollouts, all ranks learn from them.
+"""Devices and ranks: several processes train one model; rank 0 makes the rollouts.
 
-`ddp` here means: every rank has the whole model and gradients are summed. `fsdp2` shards it. Every rank gets all selected
-rollouts and takes its part of the micro-batches; since all know the whole batch, a token weighs the same wherever it is.
+`ddp` keeps the whole model on every rank and sums gradients; `fsdp2` shards it. Every rank gets all selected rollouts and takes
+its share of the micro-batches; because every rank knows the whole batch, a token has the same weight on any of them.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict as sharded
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_roc import config
-from grpo_roc.device import Device, local_rank
 
 T = TypeVar("T")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FULL = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-class Team:
-    """The processes of a run; alone without torchrun."""
+class Device(NamedTuple):
+    kind: str  # "cpu" or "cuda"; also "cuda" in a HIP build of torch (ROCm)
+    name: str
+    dtype: torch.dtype
+    backend: str
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind, local_rank() if self.kind == "cuda" else 0)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, {str(self.dtype).removeprefix('torch.')}, {self.backend})"
+
+
+def use_device(settings: config.Config) -> Device:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    return pick_device(settings.model.dtype)
+
+
+def pick_device(dtype: str = "auto") -> Device:
+    """A GPU with bf16 and nccl, else the CPU with fp32 and gloo."""
+    if torch.cuda.is_available():
+        build = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        name = f"{torch.cuda.get_device_name(local_rank())}, {build}"
+        return Device("cuda", name, DTYPES.get(dtype, torch.bfloat16), "nccl")  # on ROCm nccl is RCCL
+    return Device("cpu", f"CPU, {torch.get_num_threads()} threads", DTYPES.get(dtype, torch.float32), "gloo")
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+class Ranks:
+    """The processes of a run: those of torchrun, else this one alone."""
 
     def __init__(self, parallel: config.Parallel, device: Device) -> None:
         self.kind, self.device = parallel.kind, device
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         if self.world > 1 and self.kind == "none":
-            raise config.ConfigError("WORLD_SIZE is more than 1: say parallel.kind=ddp or fsdp2")
+            raise config.ConfigError("WORLD_SIZE is more than 1: set parallel.kind=ddp or fsdp2")
         if device.kind == "cuda":
             torch.cuda.set_device(local_rank())
         if self.kind != "none" and not dist.is_initialized():
             dist.init_process_group(device.backend)
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def wrap(self, model: Any) -> Any:
+    def shard(self, model: Any) -> Any:
         if self.kind == "fsdp2":
-            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-            # Parameters and Adam's moments stay in fp32, shards of each rank; computing is in the device's type.
+            # Each rank keeps its shard of parameters and Adam's moments in fp32 and computes in the device's dtype.
             policy = MixedPrecisionPolicy(param_dtype=self.device.dtype, reduce_dtype=torch.float32)
             for layer in model.model.layers:
                 fully_shard(layer, mp_policy=policy)
             fully_shard(model, mp_policy=policy)
         return model
 
-    def everyone(self, value: T | None) -> T:
+    def broadcast(self, value: T | None) -> T:
         """Rank 0's value, on every rank."""
         if self.kind == "none":
             return value  # type: ignore[return-value]
@@ -57,7 +91,7 @@ class Team:
 
     @property
     def loss_scale(self) -> float:
-        """FSDP averages gradients over ranks; the loss is already a part of a global sum."""
+        """FSDP averages gradients over ranks, but each rank's loss is already its part of a global sum."""
         return float(self.world) if self.kind == "fsdp2" else 1.0
 
     def sum_gradients(self, model: Any) -> None:
@@ -75,26 +109,21 @@ class Team:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor]
 
-    def weights(self, model: Any) -> dict[str, torch.Tensor]:
-        """All of them, on every rank that asks; all ranks must ask."""
+    def gather_weights(self, model: Any) -> dict[str, torch.Tensor]:
+        """The whole model's weights. Collective: every rank must call it."""
         if self.kind == "fsdp2":
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-            return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+            return sharded.get_model_state_dict(model, options=_FULL)
         return dict(model.state_dict())
 
     def optimizer_state(self, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         if self.kind == "fsdp2":
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
-            return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+            return sharded.get_optimizer_state_dict(model, optimizer, options=_FULL)
         return optimizer.state_dict()
 
     def load_optimizer(self, model: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         if self.kind == "fsdp2":
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-
-            set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
+            options = sharded.StateDictOptions(full_state_dict=True)
+            sharded.set_optimizer_state_dict(model, optimizer, state, options=options)
         else:
             optimizer.load_state_dict(state)
 

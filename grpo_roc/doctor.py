@@ -1,4 +1,4 @@
-"""Device, model, engine and service in one round trip each; says what works and what to do about the rest."""
+"""Check device, model, engines and service with one round trip each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 
 import torch
 
-from grpo_roc import build, config, runs, tiny
-from grpo_roc.device import pick
+from grpo_roc import config
+from grpo_roc.chat import ToolCall
+from grpo_roc.distributed import pick_device
+from grpo_roc.engines import make_engines
 from grpo_roc.engines.base import Engine, Sampling
 from grpo_roc.env import service_url, tool_env
-from grpo_roc.policy import logprobs
+from grpo_roc.loss import logprobs
+from grpo_roc.model import load_model, make_model, make_tiny
 
 
 def run(settings: config.Config, *, need_gpu: bool) -> int:
@@ -35,34 +38,33 @@ def run(settings: config.Config, *, need_gpu: bool) -> int:
 
 
 def _device(settings: config.Config, need_gpu: bool) -> str:
-    device = pick(settings.model.dtype)
+    device = pick_device(settings.model.dtype)
     if need_gpu and device.kind != "cuda":
-        raise RuntimeError("torch sees no GPU; on ROCm look at HIP_VISIBLE_DEVICES and /dev/kfd, and docs/rocm.md")
+        raise RuntimeError("torch sees no GPU; on ROCm check HIP_VISIBLE_DEVICES and /dev/kfd, see docs/rocm.md")
     return str(device)
 
 
 def _learn(settings: config.Config) -> str:
-    device = pick(settings.model.dtype)
-    model = tiny.make_model(config.Model(), 64, 64, 0).to(device.torch)
+    device = pick_device(settings.model.dtype)
+    model = make_model(config.Model(), 64, 64, 0).to(device.torch)
+    ids = torch.ones(2, 8, dtype=torch.long, device=device.torch)
     with torch.autocast(device.kind, device.dtype, enabled=device.dtype != torch.float32):
-        loss = -logprobs(
-            model, torch.ones(2, 8, dtype=torch.long, device=device.torch), torch.ones(2, 8, device=device.torch)
-        ).sum()
+        loss = -logprobs(model, ids, ids).sum()
     loss.backward()
     return f"loss {float(loss):.2f}"
 
 
 async def _engines(settings: config.Config) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(settings.model.path) if settings.model.path else Path(folder)
-        local = [engine for engine in settings.engines if engine.kind == "local"]
+        path = Path(settings.model.path or folder)
         if not settings.model.path:
-            runs.make_tiny(settings, path)
-        weights = build.model(path, settings.model, pick()).state_dict() if local else {}
-        return ", ".join([await _ask(engine) for engine in build.engines(settings, path, weights)])
+            make_tiny(settings, path)
+        local = any(engine.kind == "local" for engine in settings.engines)
+        weights = load_model(path, settings.model, pick_device()).state_dict() if local else {}
+        return ", ".join([await _generate(engine) for engine in make_engines(settings, path, weights)])
 
 
-async def _ask(engine: Engine) -> str:
+async def _generate(engine: Engine) -> str:
     try:
         generated = await engine.generate("doctor", [1, 2, 3], Sampling(4))
         await engine.release("doctor")
@@ -73,12 +75,10 @@ async def _ask(engine: Engine) -> str:
 
 
 async def _service(settings: config.Config) -> str:
-    from grpo_roc.chat import ToolCall
-
     with service_url(settings.service) as url:
         async with tool_env(settings, url, noise=config.Noise()) as env:
-            heard = await env.run(ToolCall("print(6 * 7)"))
+            observation = await env.run(ToolCall("print(6 * 7)"))
             reward = await env.reward("<answer>\\boxed{42}</answer>", "42")
-    if heard.text != "42" or reward != 1.0:
-        raise RuntimeError(f"print(6 * 7) gave {heard}, and the answer 42 the reward {reward}")
-    return f"{url}: a call in {1000 * heard.wait_s:.0f} ms, an answer verified"
+    if observation.text != "42" or reward != 1.0:
+        raise RuntimeError(f"print(6 * 7) returned {observation}, and the answer 42 got the reward {reward}")
+    return f"{url}: a call in {1000 * observation.wait_s:.0f} ms, an answer verified"

@@ -1,64 +1,59 @@
-"""Held-out problems: reward and habits of a policy, with the tool and without it."""
+"""Evaluation on held-out problems, with the tool and without it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from grpo_roc import config, metrics
-from grpo_roc.engines.base import Engine
-from grpo_roc.engines.local import LocalEngine
-from grpo_roc.env import Place, ToolEnv
-from grpo_roc.rollout import Codec, Limits, Trajectory, run_async, run_lockstep
+from grpo_roc.distributed import use_device
+from grpo_roc.engines import make_engine
+from grpo_roc.env import Position, tool_env
+from grpo_roc.model import load_model, load_tokenizer
+from grpo_roc.rollout import Actor, Codec, Limits, Trajectory
+from grpo_roc.tasks import make_task
 from grpo_roc.tasks.base import Problem
 
-EVAL_STEP = 1_000_000  # far from every training step: other luck
-TOGETHER = 256  # rollouts at a time
+EVAL_STEP = 1_000_000  # larger than every training step, so that no random draw is shared
+BATCH = 256  # rollouts at a time
 
 
-async def sample(
-    problems: Sequence[Problem],
-    samples: int,
-    *,
-    engine: Engine,
-    env: ToolEnv,
-    codec: Codec,
-    limits: Limits,
-    seed: int,
-    step: int = EVAL_STEP,
-) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    width = max(1, TOGETHER // samples)
-    for first in range(0, len(problems), width):
-        part, at = problems[first : first + width], Place(seed, step + first)
-        if isinstance(engine, LocalEngine):
-            rollouts = await run_lockstep(part, samples, engine=engine, env=env, codec=codec, limits=limits, at=at)
-        else:
-            rollouts = await run_async(part, samples, engine=engine, env=env, codec=codec, limits=limits, at=at)
-        for one in rollouts:
-            one.group += first
-        done += rollouts
-    return done
+async def run_eval(
+    settings: config.Config, folder: Path, *, url: str, tools: bool = True, seed: int = 0
+) -> tuple[dict[str, float], list[Trajectory]]:
+    """Evaluate the model in `folder`, without injected faults."""
+    model = load_model(folder, settings.model, use_device(settings))
+    engine = make_engine(settings, folder, model.state_dict(), lockstep=settings.engines[0].kind == "local")
+    async with tool_env(settings, url, noise=config.Noise()) as env:
+        actor = Actor(engine, env, Codec(load_tokenizer(folder), settings.chat))
+        problems = make_task(settings).heldout(settings.eval.problems)
+        found = await evaluate(actor, problems, settings.eval, seed=seed, tools=tools)
+    await engine.aclose()
+    return found
 
 
 async def evaluate(
-    problems: Sequence[Problem],
-    settings: config.Eval,
-    *,
-    engine: Engine,
-    env: ToolEnv,
-    codec: Codec,
-    seed: int,
-    tools: bool = True,
+    actor: Actor, problems: Sequence[Problem], settings: config.Eval, *, seed: int, tools: bool = True
 ) -> tuple[dict[str, float], list[Trajectory]]:
     limits = Limits(settings.turns, settings.max_response, settings.temperature, tools)
-    rollouts = await sample(
-        problems[: settings.problems], settings.samples, engine=engine, env=env, codec=codec, limits=limits, seed=seed
-    )
+    rollouts = await sample(actor, problems[: settings.problems], settings.samples, limits, Position(seed, EVAL_STEP))
     return metrics.of_rollouts(rollouts) | first_calls(rollouts) | {"n": float(len(rollouts))}, rollouts
 
 
+async def sample(actor: Actor, problems: Sequence[Problem], samples: int, limits: Limits, at: Position) -> list[Trajectory]:
+    """`samples` rollouts of each problem, in batches."""
+    done: list[Trajectory] = []
+    width = max(1, BATCH // samples)
+    for first in range(0, len(problems), width):
+        part = await actor.roll(problems[first : first + width], samples, limits, at._replace(step=at.step + first))
+        for one in part:
+            one.group += first
+        done += part
+    return done
+
+
 def first_calls(rollouts: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward by what the first call came to: a policy that cannot recover from an error unlearns errors without RoC."""
+    """Mean reward by the outcome of the first call. Without RoC, a policy that cannot repair errors learns to avoid them."""
     by_first: dict[str, list[float]] = {"ok": [], "error": [], "none": []}
     for one in rollouts:
         if one.reward is not None:

@@ -1,14 +1,36 @@
-"""The clipped policy-gradient loss on the tokens that the model said. No KL, no entropy term."""
+"""The clipped policy-gradient loss on generated tokens, and the log-probabilities it needs. No KL, no entropy term."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 Norm = Literal["batch", "group", "seq"]
+
+
+def pad(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.long) -> Tensor:
+    """(B, longest), padded at the end, where causal attention hides the padding from all real tokens."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=dtype)
+
+
+def logprobs(model: Any, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """(B, T-1): log-probability of each next token where mask (B, T) is 1, else 0."""
+    wanted = mask[:, 1:].bool()
+    logits = _logits_where(model, ids[:, :-1], wanted) / temperature
+    chosen = torch.log_softmax(logits, -1).gather(1, ids[:, 1:][wanted][:, None])[:, 0]
+    return torch.zeros(wanted.shape, device=ids.device).masked_scatter(wanted, chosen)
+
+
+def _logits_where(model: Any, ids: Tensor, wanted: Tensor) -> Tensor:
+    """(N, V): logits after each position of `ids` (B, T) where `wanted` is true."""
+    if hasattr(model, "unshard"):  # only the whole model's forward gathers sharded parameters
+        return model(input_ids=ids).logits[wanted].float()
+    hidden = model.model(input_ids=ids).last_hidden_state
+    return model.lm_head(hidden[wanted]).float()  # the vocabulary is large, and most tokens are not learned
 
 
 class Loss(NamedTuple):
@@ -20,9 +42,9 @@ class Loss(NamedTuple):
 
 
 def row_weights(tokens: Sequence[int], groups: Sequence[int], norm: Norm) -> list[float]:
-    """What one token of each row weighs; over the whole batch, of all ranks and micro-batches, the weights sum to 1.
+    """The weight of one token of each row. Over the whole batch (all ranks and micro-batches) the weights sum to 1.
 
-    batch: every token alike. group: every prompt alike, and its tokens alike (equation 6). seq: every rollout alike.
+    batch: equal per token. group: equal per prompt and within it per token (equation 6). seq: equal per rollout.
     """
     if norm == "batch":
         return [1 / max(1, sum(tokens))] * len(tokens)
@@ -35,13 +57,13 @@ def row_weights(tokens: Sequence[int], groups: Sequence[int], norm: Norm) -> lis
 
 
 def policy_loss(
-    logprobs: Tensor,  # (B, T) of the policy that is trained
-    old: Tensor,  # (B, T) of the policy at the start of the update
-    mask: Tensor,  # (B, T) 1 where the model spoke
+    logprobs: Tensor,  # (B, T) of the trained policy
+    old: Tensor,  # (B, T) of the policy before the update
+    mask: Tensor,  # (B, T) 1 for generated tokens
     advantages: Tensor,  # (B,)
-    weights: Tensor,  # (B,) of a token, see `row_weights`
+    weights: Tensor,  # (B,) per token, see `row_weights`
     clip: tuple[float, float],
-    importance: Tensor | None = None,  # (B, T) of the trainer's against the engine's probabilities, truncated
+    importance: Tensor | None = None,  # (B, T) truncated ratio of the trainer's to the engine's probabilities
 ) -> Loss:
     ratio = torch.exp((logprobs - old) * mask)
     low, high = 1 - clip[0], 1 + clip[1]

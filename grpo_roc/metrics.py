@@ -1,4 +1,4 @@
-"""What a step was like: a row in metrics.csv and metrics.jsonl, in TensorBoard if it is installed, and a line to look at."""
+"""The metrics of a step: a row in metrics.csv and metrics.jsonl, in TensorBoard if installed, and a line for the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Any
 from grpo_roc.roc import format_penalty, tool_error_share
 from grpo_roc.rollout import Trajectory
 
-# Not the same in two runs of the same seed.
-CLOCKS = ("time/", "service/", "speed/")
-
 
 class Metrics:
-    """Rows of one run. Resuming at a step forgets rows from it on: they are made again."""
+    """The rows of one run. On resume, rows from `first_step` on are dropped, because those steps run again."""
 
     def __init__(self, folder: Path, *, first_step: int = 0, board: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,50 +60,46 @@ def read(folder: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines():
         try:
             rows.append(json.loads(line))
-        except ValueError:  # killed while it was written; the step is made again
+        except ValueError:  # the process was killed while writing it; the step runs again
             break
     return rows
 
 
-def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith(CLOCKS)}
-
-
 def of_rollouts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
-    """Shares and means over rollouts that have a reward."""
+    """Shares and means over the rollouts that have a reward."""
     known = [one for one in rollouts if one.reward is not None]
     correct = [one for one in known if one.correct]
     lengths = sorted(one.tokens for one in known)
     return {
-        "reward/mean": _mean([one.reward or 0.0 for one in known]),
+        "reward/mean": mean([one.reward or 0.0 for one in known]),
         "err_in_pos": error_share(correct),
         "err_all": error_share(known),
-        "calls/rollout": _mean([len(one.outcomes) for one in known]),
+        "calls/rollout": mean([len(one.outcomes) for one in known]),
         "calls": float(sum(len(one.outcomes) for one in rollouts)),
-        "no_tool": _mean([not one.outcomes for one in known]),
-        "answers>1": _mean([one.answers > 1 for one in known]),
-        "answers>1_in_pos": _mean([one.answers > 1 for one in correct]),
-        "len/mean": _mean(lengths),
+        "no_tool": mean([not one.outcomes for one in known]),
+        "answers>1": mean([one.answers > 1 for one in known]),
+        "answers>1_in_pos": mean([one.answers > 1 for one in correct]),
+        "len/mean": mean(lengths),
         "len/p95": float(lengths[int(0.95 * (len(lengths) - 1))]) if lengths else 0.0,
-        "clip_ratio": _mean([one.truncated for one in known]),
-        "turns": _mean([one.turns for one in known]),
+        "clip_ratio": mean([one.truncated for one in known]),
+        "turns": mean([one.turns for one in known]),
         "infra": float(len(rollouts) - len(known)),
-        "entropy": _mean([e for one in known for e, own in zip(one.entropies, one.mask, strict=True) if own]),
+        "entropy": mean([e for one in known for e, own in zip(one.entropies, one.mask, strict=True) if own]),
     }
 
 
 def error_share(rollouts: Sequence[Trajectory]) -> float:
-    """Of all tool calls of these rollouts, those that were the model's errors."""
+    """The share of tool calls that failed by the model's fault."""
     outcomes = [outcome for one in rollouts for outcome in one.outcomes if outcome != "infra"]
-    return _mean([outcome == "error" for outcome in outcomes])
+    return mean([outcome == "error" for outcome in outcomes])
 
 
 def penalties(rollouts: Sequence[Trajectory]) -> tuple[float, float]:
-    """Mean p_err and p_format of the correct ones."""
+    """Mean p_err and p_format of the correct rollouts."""
     correct = [one for one in rollouts if one.correct]
     return (
-        _mean([tool_error_share(one.outcomes) for one in correct]),
-        _mean([format_penalty(one.answers, one.turns) for one in correct]),
+        mean([tool_error_share(one.outcomes) for one in correct]),
+        mean([format_penalty(one.answers, one.turns) for one in correct]),
     )
 
 
@@ -119,5 +112,5 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0

@@ -1,7 +1,7 @@
-"""Which rollouts of a prompt are learned from: resampling on correct (RoC), after arXiv 2508.20722, section 2.
+"""Resampling on correct (RoC): which rollouts of a prompt to learn from, after arXiv 2508.20722, section 2.
 
-From 2G rollouts G are kept: wrong ones by lot, so that all kinds of failure are seen, and right ones the more likely, the fewer
-tool errors and format faults they have. What failed on the service's side is counted on neither side of a share.
+Of 2G rollouts G are kept: wrong ones at random, to keep all kinds of failure, and correct ones with a higher probability, the
+fewer tool errors and format errors they have. Calls that the service failed do not count.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ Mode = Literal["inverse", "topk", "uniform"]
 
 
 class Rollout(NamedTuple):
-    """What the selection looks at; taken from structured results, never from texts."""
+    """The input of the selection, taken from structured results, never from texts."""
 
     reward: float
     outcomes: Sequence[str]  # of its tool calls: "ok", "error" (the model is to blame), "infra"
     answers: int
-    turns: int  # of the assistant, all of them
+    turns: int  # of the assistant
 
 
-def tool_error_share(outcomes: Sequence[str]) -> float:
-    """p_err: 0.5 without a call that counts."""
+def tool_error_share(outcomes: Sequence[str], without_calls: float = 0.5) -> float:
+    """p_err: the share of calls that failed by the model's fault."""
     counted = [outcome for outcome in outcomes if outcome != "infra"]
-    return sum(outcome == "error" for outcome in counted) / len(counted) if counted else 0.5
+    return sum(outcome == "error" for outcome in counted) / len(counted) if counted else without_calls
 
 
 def format_penalty(answers: int, turns: int) -> float:
-    """p_format: 1 without an answer, else more answers than one, per turn."""
+    """p_format: 1 without an answer, else the number of extra answers per turn."""
     return min(1.0, (answers - 1) / max(1, turns)) if answers else 1.0
 
 
@@ -48,7 +48,7 @@ class Counts(NamedTuple):
 
 
 def counts(negative: int, positive: int, keep: int, min_neg: int = 2, min_pos: int = 2) -> Counts:
-    """How many of each are kept: in proportion, but some of each kind wherever there are any."""
+    """How many of each kind are kept: in proportion, but at least the minimum of each if there are so many."""
     total = negative + positive
     if keep >= total:
         return Counts(negative, positive)
@@ -69,7 +69,7 @@ def select(
     min_neg: int = 2,
     min_pos: int = 2,
 ) -> list[int]:
-    """Indexes of those that are kept, ascending."""
+    """Indexes of the kept rollouts, ascending."""
     negative = [index for index, one in enumerate(rollouts) if one.reward <= 0]
     positive = [index for index, one in enumerate(rollouts) if one.reward > 0]
     wanted = counts(len(negative), len(positive), keep, min_neg, min_pos)
@@ -82,16 +82,16 @@ def _pick(penalties: dict[int, float], count: int, rng: random.Random, mode: Mod
     if mode == "uniform":
         return rng.sample(list(penalties), count)
     order = list(penalties)
-    rng.shuffle(order)  # ties are broken by lot, not by age
+    rng.shuffle(order)  # ties are broken at random
     if mode == "topk":
         return sorted(order, key=penalties.__getitem__)[:count]
-    # Weighted, without replacement: the largest of log(u) / weight (Efraimidis and Spirakis 2006).
+    # Weighted sampling without replacement: the largest log(u) / weight (Efraimidis and Spirakis 2006).
     keys = {index: math.log(1 - rng.random()) * (penalties[index] + eps) for index in order}
     return sorted(order, key=keys.__getitem__, reverse=True)[:count]
 
 
 def advantages(rewards: Sequence[float], *, std: bool = True) -> list[float]:
-    """Within the rollouts that were kept: (r - mean) / (std + 1e-6), the unbiased std."""
+    """(r - mean) / (std + 1e-6) over the kept rollouts, with the unbiased std."""
     mean = sum(rewards) / len(rewards)
     if not std:
         return [reward - mean for reward in rewards]

@@ -1,70 +1,157 @@
-"""Three stages: short answers, longer ones, then only what is still hard. Each ends by its trigger or at its cap.
+"""Training in stages: short answers, longer ones, then only hard problems. Each stage ends by its trigger or its step limit.
 
-plateau    the truncated share has settled and the reward has stopped rising
-solved     most prompts teach nothing any more, because every rollout is right
-eval_drop  held-out reward has fallen from its best; the best checkpoint is kept
+plateau    the share of truncated rollouts has settled and the reward has stopped rising
+solved     every rollout is correct for most prompts, so they teach nothing
+eval_drop  the held-out reward fell from its best; the best checkpoint is kept
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
 
 from grpo_roc import config
-from grpo_roc.rollout import Trajectory
+from grpo_roc.env import Position
+from grpo_roc.evaluate import EVAL_STEP, sample
+from grpo_roc.grpo import Row
+from grpo_roc.rollout import Limits, Trajectory
+from grpo_roc.runs import Run, open_run
 from grpo_roc.tasks.base import Problem
 
 WINDOW = 10
+_TRIGGER_FIELDS = ("clip_ratio", "reward/mean", "groups/mixed", "groups/all0", "groups/all1", "len/mean", "eval/reward")
 
 
-class Ended(NamedTuple):
+async def run_stages(settings: config.Config, start: Path, out: Path, *, eval_problems: int = 256) -> list[Row]:
+    """Run all stages of the settings in order; `out/stages.md` is a table of them."""
+    if not settings.stages:
+        raise config.ConfigError("stages: the settings have none")
+    async with open_run(settings, start, out, eval_problems) as run:
+        _reload_hard(run)
+        while run.state.stage < len(settings.stages):
+            await _run_stage(run)
+        run.save("model")
+    found: list[Row] = run.state.history["stages"]
+    if run.ranks.is_main:
+        (out / "stages.md").write_text(table(found))
+    return found
+
+
+async def _run_stage(run: Run) -> None:
+    """Train until the stage ends, then record its summary and a checkpoint. `history` holds the rows of a stage in progress."""
+    number, stage, ranks = run.state.stage, run.settings.stages[run.state.stage], run.ranks
+    limits = Limits(stage.turns, stage.max_response, run.settings.rl.temperature)
+    finished: list[Row] = list(run.state.history.get("stages", []))
+    rows: list[Row] = list(run.state.history.get("rows", []))
+    if not rows:
+        if stage.filter_8of8 and ranks.is_main:
+            await _keep_hard(run, limits)
+        if stage.reset_optimizer:
+            run.learner.reset_optimizer()
+        run.state = run.state._replace(history={"first": await run.eval_reward()})
+    end: End | None = None
+    with run.progress(f"stage {number + 1}", stage.steps, len(rows)) as bar:
+        while end is None:
+            row = await run.step(stage.eval_every, limits) | {"stage": number + 1}
+            rows.append({name: row[name] for name in _TRIGGER_FIELDS if name in row})
+            end = ranks.broadcast(stage_end(stage, rows) if ranks.is_main else None)
+            run.log(row, bar)
+            run.state = run.state._replace(history=run.state.history | {"rows": rows, "stages": finished})
+            if run.state.step % run.settings.rl.checkpoint_every == 0 and end is None:
+                run.save("latest")
+    rewards = {"reward_first": run.state.history["first"], "reward_last": await run.eval_reward()}
+    if ranks.is_main:
+        finished.append(_summary(number, stage, run, rows, end) | rewards)
+        tqdm.write(f"stage {number + 1} ended after {len(rows)} steps by {end.by}: {end.why}")
+    run.state = run.state._replace(stage=number + 1, history={"stages": finished})
+    run.save("latest")
+    run.save(f"stage{number + 1}")
+
+
+def _summary(number: int, stage: config.Stage, run: Run, rows: list[Row], end: End) -> Row:
+    lengths = [row["len/mean"] for row in rows]
+    few = max(1, min(5, len(rows) // 2))
+    return {
+        "stage": number + 1,
+        "problems": len(run.task.pool) or "new ones",
+        "max_response": stage.max_response,
+        "turns": stage.turns,
+        "steps": len(rows),
+        "tokens_first": statistics.fmean(lengths[:few]),
+        "tokens_last": statistics.fmean(lengths[-few:]),
+        "by": end.by,
+        "why": end.why,
+    }
+
+
+async def _keep_hard(run: Run, limits: Limits) -> None:
+    """Make eight rollouts of every problem and drop the problems that all eight solve."""
+    assert run.actor is not None
+    pool, seed = run.task.pool, run.settings.rl.seed
+    rollouts = await sample(run.actor, pool, 8, limits, Position(seed, 2 * EVAL_STEP + run.state.step))
+    hard = still_hard(pool, rollouts)
+    if not hard:
+        tqdm.write("every problem was solved in 8 of 8 rollouts; no problem is dropped")
+        return
+    (run.out / "hard.jsonl").write_text("".join(json.dumps(problem._asdict()) + "\n" for problem in hard))
+    tqdm.write(f"{len(pool) - len(hard)} of {len(pool)} problems were solved in 8 of 8 rollouts and are dropped")
+    run.task = run.task.with_problems(hard)
+
+
+def _reload_hard(run: Run) -> None:
+    """After a resume: keep the problems that an earlier stage found to be hard."""
+    path = run.out / "hard.jsonl"
+    if path.exists():
+        wanted = {json.loads(line)["id"] for line in path.read_text().splitlines()}
+        run.task = run.task.with_problems([one for one in run.task.pool if one.id in wanted])
+
+
+def still_hard(problems: Sequence[Problem], rollouts: Sequence[Trajectory]) -> list[Problem]:
+    """The problems with at least one wrong rollout. A rollout's `group` is the index of its problem."""
+    failed = {one.group for one in rollouts if one.reward is not None and not one.correct}
+    return [problem for number, problem in enumerate(problems) if number in failed]
+
+
+class End(NamedTuple):
     by: str  # "cap" or the trigger's name
     why: str
 
 
-def slope(values: Sequence[float]) -> float:
-    """Of the least-squares line through them, per step."""
-    n = len(values)
-    mid, mean = (n - 1) / 2, sum(values) / n
-    square = sum((x - mid) ** 2 for x in range(n))
-    return sum((x - mid) * (y - mean) for x, y in enumerate(values)) / square if square else 0.0
-
-
-def smoothed(values: Sequence[float], share: float = 0.2) -> float:
-    found = values[0]
-    for value in values[1:]:
-        found += share * (value - found)
-    return found
-
-
-def ended(stage: config.Stage, rows: Sequence[dict[str, Any]]) -> Ended | None:
-    """`rows`: the stage's own, so far. None: it goes on."""
-    if len(rows) >= max(stage.min_steps, WINDOW) and (found := _TRIGGERS[stage.end](stage, rows)):
-        return Ended(stage.end, found)
+def stage_end(stage: config.Stage, rows: Sequence[Row]) -> End | None:
+    """Why the stage with these rows ends now; None: it continues."""
+    if len(rows) >= max(stage.min_steps, WINDOW) and (why := _TRIGGERS[stage.end](stage, rows)):
+        return End(stage.end, why)
     if len(rows) >= stage.steps:
-        return Ended("cap", f"{stage.steps} steps are done")
+        return End("cap", f"{stage.steps} steps are done")
     return None
 
 
-def _plateau(stage: config.Stage, rows: Sequence[dict[str, Any]]) -> str:
-    clip = smoothed([row["clip_ratio"] for row in rows])
-    rise = slope([row["reward/mean"] for row in rows[-WINDOW:]])
+def _plateau(stage: config.Stage, rows: Sequence[Row]) -> str:
+    clip = rows[0]["clip_ratio"]
+    for row in rows[1:]:
+        clip += 0.2 * (row["clip_ratio"] - clip)
+    rise = statistics.linear_regression(range(WINDOW), [row["reward/mean"] for row in rows[-WINDOW:]]).slope
     low, high = stage.clip_ratio
     if low <= clip <= high and rise < stage.reward_slope:
         return f"truncated share {clip:.3f} within {low}-{high} and reward slope {rise:+.4f} < {stage.reward_slope}"
     return ""
 
 
-def _solved(stage: config.Stage, rows: Sequence[dict[str, Any]]) -> str:
+def _solved(stage: config.Stage, rows: Sequence[Row]) -> str:
     last = rows[-5:]
     groups = sum(row["groups/mixed"] + row["groups/all0"] + row["groups/all1"] for row in last)
     share = sum(row["groups/all1"] for row in last) / groups
-    return (
-        f"{share:.2f} of the prompts had only correct rollouts (> {stage.solved_share})" if share > stage.solved_share else ""
-    )
+    if share > stage.solved_share:
+        return f"{share:.2f} of the prompts had only correct rollouts (> {stage.solved_share})"
+    return ""
 
 
-def _eval_drop(stage: config.Stage, rows: Sequence[dict[str, Any]]) -> str:
+def _eval_drop(stage: config.Stage, rows: Sequence[Row]) -> str:
     found = [row["eval/reward"] for row in rows if "eval/reward" in row]
     if len(found) > 1 and found[-1] < max(found) - stage.eval_drop:
         return f"held-out reward fell from {max(found):.3f} to {found[-1]:.3f}"
@@ -74,19 +161,10 @@ def _eval_drop(stage: config.Stage, rows: Sequence[dict[str, Any]]) -> str:
 _TRIGGERS = {"cap": lambda stage, rows: "", "plateau": _plateau, "solved": _solved, "eval_drop": _eval_drop}
 
 
-def still_hard(problems: Sequence[Problem], rollouts: Sequence[Trajectory]) -> list[Problem]:
-    """Those that were not solved in every one of their rollouts. `group` is the problem's position."""
-    failed = {one.group for one in rollouts if one.reward is not None and not one.correct}
-    return [problem for number, problem in enumerate(problems) if number in failed]
-
-
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(found: Sequence[Row]) -> str:
     """One line per stage, as a Markdown table."""
-    head = (
-        "| stage | problems | max response | turns | steps | mean tokens | held-out reward | ended by |\n"
-        + "| --- " * 8
-        + "|\n"
-    )
+    head = "| stage | problems | max response | turns | steps | mean tokens | held-out reward | ended by |\n"
+    head += "| --- " * 8 + "|\n"
     return head + "".join(
         f"| {row['stage']} | {row['problems']} | {row['max_response']} | {row['turns']} | {row['steps']} | "
         f"{row['tokens_first']:.1f} → {row['tokens_last']:.1f} | {row['reward_first']:.3f} → {row['reward_last']:.3f} | "

@@ -19,6 +19,7 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, bytes_of, get, in_order, limits, post
 from exec_service.dispatch.errand import Errand
+from exec_service.judging.judge import describe_end
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
 from exec_service.refusals import Refusal

@@ -1,6 +1,6 @@
-"""The protocol of a rollout engine: tokens in, tokens out.
+"""The protocol of an engine: tokens in, tokens out.
 
-All turns of a rollout carry one `request_id`, so that an engine may keep its KV cache between them; `release` ends it.
+All turns of a rollout have one `request_id`, so that the engine can keep its KV cache between them until `release`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from typing import Any, NamedTuple, Protocol
 
 
 class EngineError(Exception):
-    """An engine did not do what its documentation says, or was not there."""
+    """An engine is unavailable, refused a request, or returned something unexpected."""
 
 
 class Sampling(NamedTuple):
     max_new: int
     temperature: float = 1.0
     stop: tuple[int, ...] = ()
-    seed: tuple[int, ...] = (0,)  # a rollout's randomness is its own: it does not depend on what else is in the batch
+    seed: tuple[int, ...] = (0,)  # a rollout's sample does not depend on the rest of the batch
 
 
 class Generated(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     finish: str  # "stop" or "length"
-    entropies: list[float] = []  # nats, local engine only
+    entropies: list[float] = []  # in nats; local engine only
     weight_version: int = 0
-    preempted: int = 0  # how often its cache was dropped on the way
+    preempted: int = 0  # how often its cache was dropped during the turn
 
 
 class Load(NamedTuple):

@@ -1,6 +1,6 @@
-"""A Qwen3 forward pass over a KV cache whose tokens may lie anywhere in a pool. Reads Hugging Face weights.
+"""A Qwen3 forward pass with Hugging Face weights over a KV cache of single-token cells.
 
-`transformers` costs several milliseconds of Python per step of a tiny model; this costs about one.
+A step of a tiny model takes several milliseconds of Python in `transformers`, and about one here.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_SIZES = ("hidden_layers", "attention_heads", "key_value_heads")
+
 
 class Decoder:
-    """Weights, and K and V of `capacity` tokens plus one place for what padding writes."""
+    """The weights, and a cache of `capacity` cells plus one that padding writes to."""
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor], capacity: int) -> None:
         if config.model_type != "qwen3":
             raise ValueError(f"the local engine runs Qwen3 models, not {config.model_type}; use vllm or sglang")
-        self.layers, self.heads, self.kv_heads = (
-            config.num_hidden_layers,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-        )
+        self.layers, self.heads, self.kv_heads = (getattr(config, f"num_{name}") for name in _SIZES)
         self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
         self.capacity = capacity
         size = (self.layers, capacity + 1, self.kv_heads, self.head_dim)
@@ -38,18 +36,18 @@ class Decoder:
         self._layers = [_layer(w, f"layers.{number}.") for number in range(self.layers)]
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tensor, positions: Tensor, places: Tensor, context: Tensor, last: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, cells: Tensor, context: Tensor, last: Tensor) -> Tensor:
         """Logits (B, V) after each row's token number `last`.
 
-        tokens, positions (B, T): what to read, and where in its request each stands.
-        places (B, T): where in the pool their K and V go; `capacity` for padding.
-        context (B, S): the places of the request's tokens 0 … S-1, these included.
+        tokens, positions (B, T): the tokens to read, and their positions in the request.
+        cells (B, T): the cells for their K and V; `capacity` for padding.
+        context (B, S): the cells of the request's tokens 0 … S-1, including the new ones.
         """
         b, t = tokens.shape
         s = context.shape[1]
         mask = (torch.arange(s) <= positions[:, :, None])[:, None]  # (B, 1, T, S)
         cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]  # (B, T, 1, D)
-        flat, seen = places.reshape(-1), context.reshape(-1)
+        flat, seen = cells.reshape(-1), context.reshape(-1)
         x = self._embed[tokens]  # (B, T, C)
         for number, layer in enumerate(self._layers):
             qkv = F.linear(_rms(x, layer["in"], self.eps), layer["qkv"]).view(b, t, -1, self.head_dim)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
-from grpo_roc.engines.http import HttpEngine, seed_of, total
+from grpo_roc.engines.http import HttpEngine, hash_seed, total
 
 
 class _Finish(msgspec.Struct):
@@ -20,7 +20,7 @@ class _Meta(msgspec.Struct):
     finish_reason: _Finish
 
 
-class _Answer(msgspec.Struct):
+class _Reply(msgspec.Struct):
     meta_info: _Meta
 
 
@@ -43,35 +43,26 @@ class _Updated(msgspec.Struct):
 
 class SglangEngine(HttpEngine):
     async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
-        answer = await self.ask(
-            "POST",
-            "/generate",
-            _Answer,
-            json={
-                "rid": f"{request_id}-{len(ids)}",
-                "input_ids": ids,
-                "sampling_params": {
-                    "max_new_tokens": sampling.max_new,
-                    "temperature": sampling.temperature,
-                    "stop_token_ids": list(sampling.stop),
-                    "sampling_seed": seed_of(sampling.seed),
-                    "skip_special_tokens": False,
-                    "no_stop_trim": True,  # the token that ended the turn belongs to it
-                },
-                "return_logprob": True,
+        body = {
+            "rid": f"{request_id}-{len(ids)}",
+            "input_ids": ids,
+            "sampling_params": {
+                "max_new_tokens": sampling.max_new,
+                "temperature": sampling.temperature,
+                "stop_token_ids": list(sampling.stop),
+                "sampling_seed": hash_seed(sampling.seed),
+                "skip_special_tokens": False,
+                "no_stop_trim": True,  # keep the token that ended the turn
             },
-        )
-        finish = answer.meta_info.finish_reason.type
-        if finish not in ("stop", "length"):
-            raise EngineError(f"{self.name}: {request_id} ended with {finish}")
-        said = answer.meta_info.output_token_logprobs
-        return Generated([token for _, token, _ in said], [lp for lp, _, _ in said], finish, weight_version=self.version)
-
-    async def release(self, request_id: str) -> None:
-        """Nothing to do: the radix cache lets go of what is not used."""
+            "return_logprob": True,
+        }
+        reply = await self.request("POST", "/generate", _Reply, json=body)
+        meta = reply.meta_info
+        logprobs, ids = [one[0] for one in meta.output_token_logprobs], [one[1] for one in meta.output_token_logprobs]
+        return self.generated(request_id, ids, logprobs, meta.finish_reason.type)
 
     async def load(self) -> Load:
-        loads = (await self.ask("GET", "/v1/loads", _Loads, params={"include": "core"})).loads
+        loads = (await self.request("GET", "/v1/loads", _Loads, params={"include": "core"})).loads
         return Load(
             sum(one.max_total_num_tokens for one in loads),
             sum(one.num_used_tokens for one in loads),
@@ -81,7 +72,7 @@ class SglangEngine(HttpEngine):
         )
 
     async def _retracted(self) -> int:
-        """Only with --enable-metrics; without it the scheduler's safe reservations still hold."""
+        """0 without --enable-metrics; the scheduler's safe reservations do not need it."""
         try:
             return int(total(await self.metrics(), "sglang:num_retracted_requests_total"))
         except EngineError:
@@ -90,7 +81,7 @@ class SglangEngine(HttpEngine):
     async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
         folder = await self.write_weights(weights, version)
         asked = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
-        updated = await self.ask("POST", "/update_weights_from_disk", _Updated, json=asked)
+        updated = await self.request("POST", "/update_weights_from_disk", _Updated, json=asked)
         if not updated.success:
-            raise EngineError(f"{self.name} did not take the weights: {updated.message}")
+            raise EngineError(f"{self.name} did not load the weights: {updated.message}")
         self.version = version

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
-from grpo_roc.engines.http import HttpEngine, seed_of, total
+from grpo_roc.engines.http import HttpEngine, hash_seed, total
 
 
 class _Token(msgspec.Struct):
@@ -30,38 +30,29 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs
 
 
-class _Answer(msgspec.Struct):
+class _Reply(msgspec.Struct):
     request_id: str
     choices: list[_Choice]
 
 
 class VllmEngine(HttpEngine):
     async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
-        answer = await self.ask(
-            "POST",
-            "/inference/v1/generate",
-            _Answer,
-            json={
-                "request_id": f"{request_id}-{len(ids)}",  # a rollout has several turns, a request one
-                "token_ids": ids,
-                "sampling_params": {
-                    "max_tokens": sampling.max_new,
-                    "temperature": sampling.temperature,
-                    "stop_token_ids": list(sampling.stop),
-                    "seed": seed_of(sampling.seed),
-                    "logprobs": 0,  # of the sampled token only
-                    "detokenize": False,
-                },
+        body = {
+            "request_id": f"{request_id}-{len(ids)}",  # a request is one turn of a rollout
+            "token_ids": ids,
+            "sampling_params": {
+                "max_tokens": sampling.max_new,
+                "temperature": sampling.temperature,
+                "stop_token_ids": list(sampling.stop),
+                "seed": hash_seed(sampling.seed),
+                "logprobs": 0,  # of the sampled token only
+                "detokenize": False,
             },
-        )
-        (choice,) = answer.choices
-        if choice.finish_reason not in ("stop", "length"):
-            raise EngineError(f"{self.name}: {request_id} ended with {choice.finish_reason}")
+        }
+        reply = await self.request("POST", "/inference/v1/generate", _Reply, json=body)
+        (choice,) = reply.choices
         logprobs = [one.logprob for one in choice.logprobs.content]
-        return Generated(choice.token_ids, logprobs, choice.finish_reason, weight_version=self.version)
-
-    async def release(self, request_id: str) -> None:
-        """Nothing to do: the prefix cache lets go of what is not used."""
+        return self.generated(request_id, choice.token_ids, logprobs, choice.finish_reason)
 
     async def load(self) -> Load:
         metrics = await self.metrics()
@@ -80,7 +71,7 @@ class VllmEngine(HttpEngine):
         )
 
     async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """From disk, between rollouts; what the prefix cache computed with the old weights is dropped."""
+        """Load the weights from disk, between rollouts, and drop the prefix cache, which the old ones computed."""
         folder = await self.write_weights(weights, version)
         await self._send("POST", "/pause", params={"mode": "wait"})
         try:

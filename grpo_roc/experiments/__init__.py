@@ -1,1 +1,1 @@
-"""Experiments on top of the trainer, each of which writes a report."""
+"""Experiments and reports on top of the trainer."""

@@ -1,10 +1,10 @@
-"""Two local engines, rollouts of heavy-tailed lengths, tools that take a while: how long until all are done?
+"""Compare schedulers: two local engines, rollouts of heavy-tailed lengths, slow tools; how long until all are done?
 
-Real engines with a real, small cache; only the clock is made up, since two engines share this machine's cores: one tick is one
-step of both, as of two GPUs side by side. A step reads at most `prefill_tokens` new tokens, so computing again what was evicted
-takes ticks. The engines admit whatever fits and evict half of what runs when they overflow, as the paper describes them; a
-second table is of engines that keep some room free (`headroom`). Lengths and tool times are drawn once per rollout and are the
-same for every mode. Everything is decided by the seed, the forward pass included.
+The engines and their small KV caches are real. Time is simulated, because both engines share this machine's cores: one tick is
+one step of both, as on two GPUs. A step reads at most `prefill_tokens` new tokens, so recomputing evicted ones takes ticks. In
+the first table engines admit all that fits and evict half of the running requests on overflow, as the paper describes; in the
+second they keep some room free (`headroom`). Lengths and tool times are drawn once per rollout and are the same in every mode.
+The result depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -19,26 +19,36 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from grpo_roc import config, tiny
+from grpo_roc import config
 from grpo_roc.engines.base import Sampling
-from grpo_roc.engines.local import LocalEngine
+from grpo_roc.engines.local import LocalEngine, Request
+from grpo_roc.engines.scheduler import Scheduler
+from grpo_roc.model import make_model
 
-RATIOS = ((1, 2), (1, 3), (1, 4))  # of the engines' capacities
-EXTRA = ((1, 1),)  # for the whole picture
+RATIOS = ((1, 2), (1, 3), (1, 4), (1, 1))  # of the engines' capacities
 TOTAL = 8192  # tokens of cache, both engines together
 PROMPT, LONGEST, TURNS, OBSERVATION = 64, 256, 4, 8
 MODES = ("static, turn barrier", "static", "least_inflight", "dynamic, safe", "dynamic, adaptive")
 
 
 class Plan(NamedTuple):
-    """What a rollout will do: tokens of each turn, and how many ticks its tool takes after it."""
+    """A rollout's course: the tokens of each turn, and the ticks of the tool call after it."""
 
     turns: list[int]
     tools: list[int]
 
-    @property
-    def longest(self) -> int:
-        return PROMPT + LONGEST
+
+def plans(count: int, seed: int) -> list[Plan]:
+    """Log-normal lengths: most rollouts are short, a few reach the limit."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        number = rng.randint(1, TURNS)
+        total = min(LONGEST - OBSERVATION * number, max(2 * number, int(rng.lognormvariate(math.log(110), 0.8))))
+        cuts = sorted(rng.sample(range(1, total), number - 1))
+        turns = [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+        made.append(Plan(turns, [1 + int(rng.expovariate(1 / 12)) for _ in turns[:-1]]))
+    return made
 
 
 class Outcome(NamedTuple):
@@ -51,144 +61,99 @@ class Outcome(NamedTuple):
     p99: int
 
 
-def plans(count: int, seed: int) -> list[Plan]:
-    """Log-normal lengths: most are short, a few take all that they may."""
-    rng = random.Random(seed)
-    made = []
-    for _ in range(count):
-        number = rng.randint(1, TURNS)
-        total = min(LONGEST - OBSERVATION * number, max(2 * number, int(rng.lognormvariate(math.log(110), 0.8))))
-        cuts = sorted(rng.sample(range(1, total), number - 1))
-        turns = [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
-        made.append(Plan(turns, [1 + int(rng.expovariate(1 / 12)) for _ in turns[:-1]]))
-    return made
-
-
-class _Walker:
+class _Rollout:
     def __init__(self, number: int, plan: Plan) -> None:
-        self.name, self.plan, self.turn = f"r{number}", plan, 0
+        self.number, self.name, self.plan, self.turn = number, f"r{number}", plan, 0
         self.ids = [1 + (number * 7 + place) % 50 for place in range(PROMPT)]
-        self.engine: LocalEngine | None = None
-        self.request: object = None
+        self.engine: LocalEngine
+        self.request: Request | None = None
         self.ready_at = 0
         self.done_at = -1
 
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.plan.turns[self.turn], 1.0, (), (int(self.name[1:]), self.turn))
+
+class _Simulation:
+    """The scheduler's rules, driven by ticks instead of an event loop."""
+
+    def __init__(self, mode: str, engines: list[LocalEngine], rollouts: list[_Rollout]) -> None:
+        self.engines, self.waiting, self.tick = engines, deque(rollouts), 0
+        self.active: list[_Rollout] = []
+        self._barrier = mode.endswith("barrier")
+        settings = {"mode": mode.partition(",")[0], "reserve": "adaptive" if "adaptive" in mode else "safe", "util": 1.0}
+        self._rules = Scheduler(engines, msgspec.convert(settings, config.Scheduler))
+        for tracked, engine in zip(self._rules.engines, engines, strict=True):
+            tracked.capacity = engine.settings.capacity
+
+    def step(self) -> int:
+        """One tick; returns the number of engines that worked."""
+        self._admit()
+        self._start_turns()
+        busy = [engine for engine in self.engines if engine.busy]
+        for engine in busy:
+            engine.step()
+        self.tick += 1
+        for rollout in self.active:
+            if rollout.request is not None and rollout.request.result:
+                self._end_turn(rollout, rollout.request)
+        self.active = [rollout for rollout in self.active if rollout.done_at < 0]
+        return len(busy)
+
+    def _admit(self) -> None:
+        for tracked, engine in zip(self._rules.engines, self.engines, strict=True):
+            if engine.evictions > tracked.preempted:
+                self._rules.shrink(tracked)
+            tracked.preempted = engine.evictions
+        while self.waiting and (assigned := self._rules.try_assign(self.waiting[0].name, PROMPT, LONGEST)):
+            rollout = self.waiting.popleft()
+            rollout.engine = assigned.engine  # type: ignore[assignment]
+            self.active.append(rollout)
+
+    def _start_turns(self) -> None:
+        """Start the turns whose tool has answered; with a barrier, only when no turn is in progress."""
+        idle = [rollout for rollout in self.active if rollout.request is None]
+        if self._barrier and (len(idle) < len(self.active) or any(rollout.ready_at > self.tick for rollout in idle)):
+            return
+        for one in idle:
+            left = PROMPT + LONGEST - len(one.ids)
+            if one.ready_at <= self.tick and self._rules.try_turn(one.name, len(one.ids), left):
+                sampling = Sampling(one.plan.turns[one.turn], 1.0, (), (one.number, one.turn))
+                one.request = one.engine.submit(one.name, one.ids, sampling)
+
+    def _end_turn(self, one: _Rollout, request: Request) -> None:
+        self._rules.end_turn(one.name, len(one.ids), one.plan.turns[one.turn])
+        one.ids, one.request = [*request.ids], None
+        if one.turn + 1 == len(one.plan.turns):
+            one.done_at = self.tick
+            one.engine.drop(one.name)
+            self._rules.end_rollout(one.name, len(one.ids))
+            return
+        one.ready_at = self.tick + one.plan.tools[one.turn]
+        one.ids += [1 + place % 50 for place in range(OBSERVATION)]
+        one.turn += 1
 
 
-def play(mode: str, ratio: tuple[int, int], made: list[Plan], *, headroom: int = 1) -> Outcome:
+def simulate(mode: str, ratio: tuple[int, int], made: list[Plan], *, headroom: int = 1) -> Outcome:
     engines = _engines(ratio, headroom)
-    walkers = [_Walker(number, plan) for number, plan in enumerate(made)]
-    placing = _Placing(mode, engines)
-    waiting, active, tick, busy = deque(walkers), list[_Walker](), 0, 0
-    barrier = mode.endswith("barrier")
-    while waiting or active:
-        active += placing.admit(waiting)
-        _send(active, tick, barrier, placing)
-        for engine in engines:
-            if engine.busy:
-                engine.step()
-                busy += 1
-        tick += 1
-        for walker in _finished(active):
-            _after_turn(walker, tick, placing)
-        active = [walker for walker in active if walker.done_at < 0]
-    times = sorted(walker.done_at for walker in walkers)
+    rollouts = [_Rollout(number, plan) for number, plan in enumerate(made)]
+    simulation, busy = _Simulation(mode, engines, rollouts), 0
+    while simulation.waiting or simulation.active:
+        busy += simulation.step()
+    times = sorted(rollout.done_at for rollout in rollouts)
     return Outcome(
-        tick,
+        simulation.tick,
         sum(engine.evictions for engine in engines),
         sum(engine.recomputed_tokens for engine in engines),
         sum(engine.read_tokens for engine in engines),
-        busy / (tick * len(engines)),
+        busy / (simulation.tick * len(engines)),
         times[len(times) // 2],
         times[int(0.99 * (len(times) - 1))],
     )
 
 
 def _engines(ratio: tuple[int, int], headroom: int) -> list[LocalEngine]:
-    model = tiny.make_model(config.Model(hidden=32, layers=1, heads=2, kv_heads=1, ffn=32), 64, 512, 0)
-    return [
-        LocalEngine(
-            model.config,
-            model.state_dict(),
-            config.Engine(
-                max_len=512, capacity=TOTAL * part // sum(ratio), slots=4096, prefill_tokens=128, mixed=False, headroom=headroom
-            ),
-            f"engine {number}",
-        )
-        for number, part in enumerate(ratio)
-    ]
-
-
-def _send(active: list[_Walker], tick: int, barrier: bool, placing: _Placing) -> None:
-    """Next turns of those whose tool has answered; with a barrier only when nobody is in the middle of a turn."""
-    idle = [walker for walker in active if walker.request is None]
-    if barrier and (len(idle) < len(active) or any(walker.ready_at > tick for walker in idle)):
-        return
-    for walker in idle:
-        if walker.ready_at <= tick and placing.may_speak(walker):
-            assert walker.engine is not None
-            walker.request = walker.engine.submit(walker.name, walker.ids, walker.sampling)
-
-
-def _finished(active: list[_Walker]) -> list[_Walker]:
-    return [walker for walker in active if getattr(walker.request, "result", None)]
-
-
-def _after_turn(walker: _Walker, tick: int, placing: _Placing) -> None:
-    assert walker.engine is not None
-    placing.spoke(walker)
-    walker.ids = [*walker.request.ids]  # type: ignore[attr-defined]
-    walker.request = None
-    if walker.turn + 1 == len(walker.plan.turns):
-        walker.done_at = tick
-        walker.engine.drop(walker.name)
-        placing.release(walker)
-        return
-    walker.ready_at = tick + walker.plan.tools[walker.turn]
-    walker.ids += [1 + place % 50 for place in range(OBSERVATION)]
-    walker.turn += 1
-
-
-class _Placing:
-    """`trainer.scheduler`'s rules on a made-up clock: its table of seats, without an event loop."""
-
-    def __init__(self, mode: str, engines: list[LocalEngine]) -> None:
-        from grpo_roc.scheduler import Scheduler
-
-        name = mode.partition(",")[0]
-        reserve = "adaptive" if "adaptive" in mode else "safe"
-        self._rules = Scheduler(engines, msgspec.convert({"mode": name, "reserve": reserve, "util": 1.0}, config.Scheduler))
-        for seat, engine in zip(self._rules.seats, engines, strict=True):
-            seat.capacity = engine.settings.capacity
-        self._evictions = dict.fromkeys((engine.name for engine in engines), 0)
-
-    def admit(self, waiting: deque[_Walker]) -> list[_Walker]:
-        admitted = []
-        self._notice_evictions()
-        while waiting and (seat := self._rules.try_place(waiting[0].name, PROMPT, LONGEST)):
-            walker = waiting.popleft()
-            walker.engine = seat.engine  # type: ignore[assignment]
-            admitted.append(walker)
-        return admitted
-
-    def may_speak(self, walker: _Walker) -> bool:
-        return self._rules.try_turn(walker.name, len(walker.ids), PROMPT + LONGEST - len(walker.ids))
-
-    def spoke(self, walker: _Walker) -> None:
-        self._rules.end_turn(walker.name, len(walker.ids), walker.plan.turns[walker.turn])
-
-    def release(self, walker: _Walker) -> None:
-        self._rules.forget(walker.name, len(walker.ids))
-
-    def _notice_evictions(self) -> None:
-        for seat in self._rules.seats:
-            now = seat.engine.evictions  # type: ignore[attr-defined]
-            if now > self._evictions[seat.engine.name]:
-                self._rules.shrink(seat)
-            self._evictions[seat.engine.name] = now
+    model = make_model(config.Model(hidden=32, layers=1, heads=2, kv_heads=1, ffn=32), 64, 512, 0)
+    base = config.Engine(max_len=512, slots=4096, prefill_tokens=128, mixed=False, headroom=headroom)
+    settings = [msgspec.structs.replace(base, capacity=TOTAL * part // sum(ratio)) for part in ratio]
+    return [LocalEngine(model.config, model.state_dict(), one, f"engine {n}") for n, one in enumerate(settings)]
 
 
 def run(settings: config.Config, out: Path | None, count: int) -> str:
@@ -197,26 +162,26 @@ def run(settings: config.Config, out: Path | None, count: int) -> str:
     lines = [
         f"{count} rollouts, prompt {PROMPT}, up to {TURNS} turns and {LONGEST} tokens (log-normal, mean "
         f"{sum(sum(plan.turns) for plan in made) / count:.0f}), tools 1 + Exp(12) ticks, {TOTAL} tokens of cache in all.",
-        *_table("Engines that admit whatever fits", (*RATIOS, *EXTRA), made, 1),
-        *_table("Engines that keep 16 tokens free for each request that runs", (*RATIOS, *EXTRA), made, 16),
+        *_table("Engines that admit all that fits", made, 1),
+        *_table("Engines that keep 16 tokens free for each running request", made, 16),
     ]
-    words = "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(words)
-    return words
+        out.write_text(text)
+    return text
 
 
-def _table(title: str, ratios: tuple[tuple[int, int], ...], made: list[Plan], headroom: int) -> list[str]:
+def _table(title: str, made: list[Plan], headroom: int) -> list[str]:
     lines = [
         "",
         f"{title}:",
         "",
-        "| capacities | mode | makespan, ticks | x dynamic, adaptive | evictions | computed again | busy | p50 | p99 |",
+        "| capacities | mode | makespan, ticks | x dynamic, adaptive | evictions | recomputed | busy | p50 | p99 |",
         "| --- | --- |" + " ---: |" * 7,
     ]
-    for ratio in ratios:
-        found = {mode: play(mode, ratio, made, headroom=headroom) for mode in tqdm(MODES, desc=f"{ratio[0]}:{ratio[1]}")}
+    for ratio in RATIOS:
+        found = {mode: simulate(mode, ratio, made, headroom=headroom) for mode in tqdm(MODES, desc=f"{ratio[0]}:{ratio[1]}")}
         best = found["dynamic, adaptive"].makespan
         for mode, one in found.items():
             lines.append(

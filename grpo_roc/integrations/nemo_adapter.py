@@ -1,6 +1,6 @@
 """NVIDIA NeMo: a resources server for NeMo Gym, and an environment for NeMo-RL (git, August 2026).
 
-NeMo-RL: `register_env("exec_math", "trainer.integrations.nemo_adapter.ExecEnvironment")`, in a `ray.remote`.
+NeMo-RL: `register_env("exec_math", "grpo_roc.integrations.nemo_adapter.ExecEnvironment")`, in a `ray.remote`.
 NeMo Gym: `ExecResourcesServer` with `POST /execute_python`; `verify` scores the last message.
 """
 
@@ -36,8 +36,8 @@ class ExecResourcesServer(SimpleResourcesServer):
         return app
 
     async def execute_python(self, body: ExecuteRequest) -> ExecuteResponse:
-        answer = await service.run(body.code, body.input)
-        return ExecuteResponse(output=answer.text, status=answer.status, outcome=answer.outcome)
+        found = await service.run(body.code, body.input)
+        return ExecuteResponse(output=found.text, status=found.status, outcome=found.outcome)
 
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         text = "".join(part.text for item in body.response.output if item.type == "message" for part in item.content)
@@ -46,7 +46,7 @@ class ExecResourcesServer(SimpleResourcesServer):
 
 
 class ExecEnvironment(EnvironmentInterface):
-    """Steps are batched already: all tool calls of a step go out together."""
+    """NeMo-RL batches steps: all tool calls of a step are sent together."""
 
     def step(self, message_log_batch: list[list[dict[str, Any]]], metadata: list[dict[str, Any]]) -> EnvironmentReturn:
         found = asyncio.run(_step_all([str(log[-1]["content"]) for log in message_log_batch], metadata))
@@ -64,16 +64,12 @@ class ExecEnvironment(EnvironmentInterface):
 
 
 async def _step_all(texts: list[str], metadata: list[dict[str, Any]]) -> list[tuple[str, float, bool]]:
-    return list(
-        await asyncio.gather(*(_step(text, str(one["ground_truth"])) for text, one in zip(texts, metadata, strict=True)))
-    )
+    steps = (_step(text, str(one["ground_truth"])) for text, one in zip(texts, metadata, strict=True))
+    return list(await asyncio.gather(*steps))
 
 
 async def _step(text: str, truth: str) -> tuple[str, float, bool]:
     calls = chat.read_turn(text).calls
     if not calls:
         return "", await service.verify(chat.final_answer(text) or "", truth) or 0.0, True
-    answers = [
-        call.why if isinstance(call, chat.ParseFailure) else (await service.run(call.code, call.stdin)).text for call in calls
-    ]
-    return "\n".join(f"<tool_response>{chat.harmless(one)}</tool_response>" for one in answers), 0.0, False
+    return chat.tool_responses([one.text for one in await service.run_calls(calls)]), 0.0, False

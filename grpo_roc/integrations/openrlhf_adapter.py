@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
-from grpo_roc import chat
+from grpo_roc import chat, roc
 from grpo_roc.integrations import service
 
 MAX_TURNS = 10
@@ -25,22 +25,15 @@ class AgentInstance(AgentInstanceBase):
         self._turns += 1
         turn = chat.read_turn(states["action_text"])
         if turn.calls and self._turns < MAX_TURNS:
-            texts = [await self._ask(call) for call in turn.calls]
-            return self._answer(0.0, chat.END + chat.observation(texts, ""), False, states)
+            observations = await service.run_calls(turn.calls)
+            self._outcomes += [one.outcome for one in observations]
+            feedback = chat.END + chat.observation([one.text for one in observations], "")
+            return self._output(0.0, feedback, False, states)
         score = await service.verify(chat.final_answer(states["action_text"]) or "", str(states["label"]))
-        return self._answer(score or 0.0, "", True, states, unknown=float(score is None))
+        return self._output(score or 0.0, "", True, states, unknown=float(score is None))
 
-    async def _ask(self, call: chat.ToolCall | chat.ParseFailure) -> str:
-        if isinstance(call, chat.ParseFailure):
-            self._outcomes.append("error")
-            return call.why
-        answer = await service.run(call.code, call.stdin)
-        self._outcomes.append(answer.outcome)
-        return answer.text
-
-    def _answer(self, reward: float, feedback: str, done: bool, states: dict[str, Any], **logs: float) -> dict[str, Any]:
-        counted = [outcome for outcome in self._outcomes if outcome != "infra"]
-        errors = sum(outcome == "error" for outcome in counted) / len(counted) if counted else 0.0
+    def _output(self, reward: float, feedback: str, done: bool, states: dict[str, Any], **logs: float) -> dict[str, Any]:
+        errors = roc.tool_error_share(self._outcomes, without_calls=0.0)
         return {
             "rewards": torch.tensor(reward),
             "scores": torch.tensor(reward),

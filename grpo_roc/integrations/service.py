@@ -1,17 +1,19 @@
-"""What all adapters share: one client per event loop, a tool call, a verification, and which outcomes are the model's."""
+"""Shared by the adapters: one client per event loop, tool calls, verification."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import weakref
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from exec_client import DEFAULT_URL, AsyncClient, Client, Limits, Result, Unavailable
+from grpo_roc.chat import Observation, ParseFailure, ToolCall
 
 MAX_CHARS = 2000
 TOOL = "python_code_with_standard_io"
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = weakref.WeakKeyDictionary()
+_blocking: Client | None = None
 
 
 def url() -> str:
@@ -19,60 +21,56 @@ def url() -> str:
 
 
 def client() -> AsyncClient:
-    """Of the running event loop; frameworks run several, and a client belongs to one."""
+    """The client of the running event loop; frameworks run several loops, and a client belongs to one."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
         _clients[loop] = AsyncClient(url())
     return _clients[loop]
 
 
-class Answer(NamedTuple):
-    text: str  # for the model
-    status: str
-    outcome: str  # ok, error (the model's), infra: as `trainer.roc` counts them
-
-
-def of_result(result: Result) -> Answer:
-    return Answer(result.tool_text(MAX_CHARS), result.status, "ok" if result.ok else "error")
-
-
-def of_failure(error: Unavailable) -> Answer:
-    return Answer("The tool could not be reached. This is not the program's fault.", type(error).__name__, "infra")
-
-
-async def run(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Answer:
-    try:
-        return of_result(await client().run(code, stdin=stdin, echo_value=True, limits=Limits(wall_s=wall_s)))
-    except Unavailable as error:
-        return of_failure(error)
-
-
-async def run_many(programs: list[tuple[str, str]], *, wall_s: float = 10.0) -> list[Answer]:
-    return list(await asyncio.gather(*(run(code, stdin, wall_s=wall_s) for code, stdin in programs)))
-
-
-async def verify(answer: str, truth: str, *, kind: str = "math") -> float | None:
-    """1 or 0; None if it is not known and the model is not to blame."""
-    try:
-        equal = (await client().verify(answer, truth, kind=kind)).equal
-    except Unavailable:
-        return None
-    return None if equal is None else float(equal)
-
-
-_blocking: Client | None = None
-
-
 def blocking_client() -> Client:
-    """For frameworks whose tools are called in threads; threads share it."""
+    """One client for all threads, for frameworks that call tools in threads."""
     global _blocking
     if _blocking is None:
         _blocking = Client(url())
     return _blocking
 
 
-def run_blocking(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Answer:
+async def run(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Observation:
     try:
-        return of_result(blocking_client().run(code, stdin=stdin, echo_value=True, limits=Limits(wall_s=wall_s)))
+        return _observe(await client().run(code, stdin=stdin, echo_value=True, limits=Limits(wall_s=wall_s)))
     except Unavailable as error:
-        return of_failure(error)
+        return _unavailable(error)
+
+
+def run_blocking(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Observation:
+    try:
+        return _observe(blocking_client().run(code, stdin=stdin, echo_value=True, limits=Limits(wall_s=wall_s)))
+    except Unavailable as error:
+        return _unavailable(error)
+
+
+def _observe(result: Result) -> Observation:
+    return Observation(result.tool_text(MAX_CHARS), "ok" if result.ok else "error", result.status)
+
+
+def _unavailable(error: Unavailable) -> Observation:
+    return Observation("The tool could not be reached. This is not the program's fault.", "infra", type(error).__name__)
+
+
+async def run_calls(calls: Sequence[ToolCall | ParseFailure]) -> list[Observation]:
+    """Run the calls of a turn concurrently; a call that could not be parsed is an error."""
+
+    async def one(call: ToolCall | ParseFailure) -> Observation:
+        return call.observation() if isinstance(call, ParseFailure) else await run(call.code, call.stdin)
+
+    return list(await asyncio.gather(*map(one, calls)))
+
+
+async def verify(answer: str, truth: str, *, kind: str = "math") -> float | None:
+    """1 or 0; None if the service could not tell."""
+    try:
+        equal = (await client().verify(answer, truth, kind=kind)).equal
+    except Unavailable:
+        return None
+    return None if equal is None else float(equal)

@@ -1,7 +1,7 @@
 """SkyRL (skyrl-gym 0.4): an environment with the service as its tool.
 
-register(id="exec_math", entry_point="trainer.integrations.skyrl_adapter:ExecMathEnv")
-environment.skyrl_gym.max_env_workers=512      # steps run in threads; 32 by default are too few
+register(id="exec_math", entry_point="grpo_roc.integrations.skyrl_adapter:ExecMathEnv")
+environment.skyrl_gym.max_env_workers=512      # steps run in threads; the default of 32 is too small
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ExecToolGroup(ToolGroup):
 
     @tool
     def python(self, code: str, input: str = "") -> str:
-        answer = service.run_blocking(code, input)
-        self.outcomes.append(answer.outcome)
-        return answer.text
+        found = service.run_blocking(code, input)
+        self.outcomes.append(found.outcome)
+        return found.text
 
 
 class ExecMathEnv(BaseTextEnv):
@@ -40,12 +40,12 @@ class ExecMathEnv(BaseTextEnv):
         self.turns += 1
         turn = chat.read_turn(action)
         if turn.calls and self.turns < self.max_turns:
-            content = "\n".join(f"<tool_response>{chat.harmless(self._ask(call))}</tool_response>" for call in turn.calls)
+            content = chat.tool_responses([self._run(call) for call in turn.calls])
             return self._output([{"role": "user", "content": content}], 0.0, False)
         found = service.blocking_client().verify(chat.final_answer(action) or "", self._truth)
         return self._output([], float(bool(found.equal)), True, unknown=found.equal is None)
 
-    def _ask(self, call: chat.ToolCall | chat.ParseFailure) -> str:
+    def _run(self, call: chat.ToolCall | chat.ParseFailure) -> str:
         if isinstance(call, chat.ParseFailure):
             self._tools.outcomes.append("error")
             return call.why

@@ -14,14 +14,12 @@ from grpo_roc.integrations import service
 class ExecTool:
     @tool
     async def python(
-        self,
-        code: Annotated[str, "The program."],
-        input: Annotated[str, "Its standard input."] = "",
+        self, code: Annotated[str, "The program."], input: Annotated[str, "Its standard input."] = ""
     ) -> ToolResult:
         """Execute a Python program and return what it prints."""
-        answer = await service.run(code, input)
-        metrics = {"tool_error": float(answer.outcome == "error"), "tool_infra": float(answer.outcome == "infra")}
-        return simple_tool_result(answer.text, metrics=metrics, metadata={"status": answer.status})
+        found = await service.run(code, input)
+        metrics = {"tool_error": float(found.outcome == "error"), "tool_infra": float(found.outcome == "infra")}
+        return simple_tool_result(found.text, metrics=metrics, metadata={"status": found.status})
 
 
 def reward_fn(truth: str) -> Callable[[list[Any]], Awaitable[tuple[float, dict[str, float]]]]:

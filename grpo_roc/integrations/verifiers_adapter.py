@@ -1,8 +1,8 @@
 """verifiers 0.4 (`verifiers.v1`), and RoC for prime-rl.
 
 `ExecToolset` serves the tool over MCP; `ExecMathTask` uses it and scores answers in the service. With a service that speaks MCP
-itself, `ToolsetConfig(url=…)` is enough. prime-rl's RoC: `score_group` gives advantages to the rollouts of a group, zero to
-those that are not selected; call it from an `Algorithm`.
+itself, `ToolsetConfig(url=…)` is enough. RoC in prime-rl: call `score_group` from an `Algorithm`; it returns the advantages of
+a group's rollouts, zero for those not selected.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ExecMathTask(vf.Task[MathData, vf.State, ExecTaskConfig]):
 async def score(reply: str, truth: str) -> float:
     found = await service.verify(chat.final_answer(reply) or reply, truth)
     if found is None:
-        raise RuntimeError("the answer could not be verified; the service is to blame, not the model")
+        raise RuntimeError("the service could not verify the answer; the model is not to blame")
     return found
 
 
 def score_group(rollouts: Sequence[roc.Rollout], seed: str) -> list[float]:
-    """One advantage for each; half of them are zero."""
+    """One advantage per rollout; half of them are zero."""
     rewards = [one.reward for one in rollouts]
     if roc.all_equal(rewards):
         return [0.0] * len(rollouts)

@@ -1,7 +1,7 @@
 """verl 0.9.
 
     actor_rollout_ref.rollout.multi_turn.function_tool_path=.../verl_adapter.py     the function tool, or
-    actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml                ExecTool, which keeps structured outcomes
+    actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml                ExecTool, which records outcomes
     reward.custom_reward_function.path=.../verl_adapter.py  .name=compute_score     verification in the service, awaited
     actor_rollout_ref.rollout.router_config_path=router.yaml                        router_class: …verl_router.KvRouter
 
@@ -31,21 +31,21 @@ async def run_python(code: str, input: str = "") -> str:
 
 
 class ExecTool(BaseTool):
-    """As above, and outcomes reach the reward function and the batch as `extra_fields["tool_outcomes"]`."""
+    """Like `run_python`; passes outcomes to the reward function and the batch in `extra_fields["tool_outcomes"]`."""
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        answer = await service.run(str(parameters.get("code", "")), str(parameters.get("input", "")))
+        found = await service.run(str(parameters.get("code", "")), str(parameters.get("input", "")))
         agent = kwargs.get("agent_data")
         if agent is not None:
-            agent.extra_fields.setdefault("tool_outcomes", []).append(answer.outcome)
-        return ToolResponse(text=answer.text), 0.0, {"status": answer.status}
+            agent.extra_fields.setdefault("tool_outcomes", []).append(found.outcome)
+        return ToolResponse(text=found.text), 0.0, {"status": found.status}
 
 
 async def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, Any]:
-    """`unknown` samples failed on the service's side: mask them out."""
+    """Mask out samples with `unknown`: the service could not verify them."""
     score = await service.verify(solution_str, ground_truth)
     return {"score": score or 0.0, "unknown": score is None}

@@ -1,7 +1,7 @@
-"""The rollout scheduler as a router plugin of verl 0.9: by room in the KV cache, sticky for all turns of a request.
+"""A router plugin for verl 0.9: by free KV cache, sticky for all turns of a request.
 
 router.yaml:
-    router_class: trainer.integrations.verl_router.KvRouter
+    router_class: grpo_roc.integrations.verl_router.KvRouter
     capacity: 720000            # tokens of KV cache of one server, or a table by server id
     max_response: 8192
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class KvRouter:
-    """verl's `RequestLoadBalancer`. It must answer at once, so a full pool goes to the server with the most room left."""
+    """verl's `RequestLoadBalancer`. It cannot make a request wait: if all are full, the one with the most room gets it."""
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any] | None = None) -> None:
         config = config or {}
@@ -32,18 +32,18 @@ class KvRouter:
 
     def acquire_server(self, request_id: str, prompt_ids: list[int] | None = None, **extra: Any) -> tuple[str, Any]:
         if not self._servers:
-            raise RuntimeError("there are no rollout servers")
+            raise RuntimeError("no rollout servers")
         needed = len(prompt_ids or []) + self._max_response
         server, reserved = self._sticky.get(request_id, ("", 0))
         if server not in self._servers:
             server, reserved = max(self._servers, key=self._room), 0
-        self._reserved[server] += needed - reserved  # a later turn's prompt contains what was said before
+        self._reserved[server] += needed - reserved  # a later turn's prompt contains the earlier turns
         self._inflight[server] += 1
         self._sticky[request_id] = (server, needed)
         return server, self._servers[server]
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """After every turn. The reservation stays until the sticky cache is cleared: the cache's tokens do, too."""
+        """Called after every turn. The reservation stays until `clear_sticky_cache`, like the cached tokens."""
         if server_id in self._inflight:
             self._inflight[server_id] = max(0, self._inflight[server_id] - 1)
 

@@ -1,10 +1,10 @@
-"""The toy: arithmetic that is out of a tiny model's reach in its head and one tool call away.
+"""The toy: arithmetic that a tiny model cannot do in its head, but with one tool call.
 
-Demonstrations teach the format and the tool and nothing else, and they are sloppy on purpose: calls with bugs that are repaired
-afterwards, guesses, second looks, two answers. That is what RL has to sort out.
+Demonstrations teach only the format and the tool, and they are sloppy on purpose: bugs that are repaired, guesses, repeated
+calls, two answers. RL has to remove these.
 
-Lengths vary everywhere (wording of the problem, texts of errors, filler before and after them), since a model that sees fixed
-distances learns to copy operands by distance and fails at the first unfamiliar traceback.
+All lengths vary (wording, error texts, filler around them), because a model that sees fixed distances copies operands by
+distance and fails at the first traceback of another length.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ WORDINGS = (
     "Here is a problem. How much is {}? Think before you answer.",
     "A clerk has to work out {} today, and has no machine. Tell the result.",
 )
-# The digit is the hundred that an operand comes from: 5 is 500 to 599. So an operand can be found again by what it is and not
-# by where it stands, which a model of two or three layers learns in minutes.
-FORMS = {
-    "mod": "{5}*{7}%{9}",
-    "sum": "({5}*{7}+{6})%{9}",
-    "long": "{5}*{7}%{9}+{6}//{8}-{4}",
-}
+# The digit is the hundred of an operand: 5 means 500 to 599. The model can find an operand by its value instead of its place,
+# which two or three layers learn in minutes.
+FORMS = {"mod": "{5}*{7}%{9}", "sum": "({5}*{7}+{6})%{9}", "long": "{5}*{7}%{9}+{6}//{8}-{4}"}
 AFTER_ERROR = {"retry": 0.93, "bug": 0.05, "guess": 0.02}
 AFTER_RESULT = {"answer": 0.72, "check": 0.14, "twice": 0.14}
 BUGS = ("paren", "name", "json", "operand")
@@ -41,18 +37,18 @@ _WORDS = "the file code line value error note tool warn hint this is not of a to
 
 
 def make_problem(rng: random.Random, kinds: Sequence[str], heldout: bool) -> Problem:
-    """Held-out problems and the others have no expression in common."""
+    """Held-out and training problems have no expression in common."""
     while True:
         code = FORMS[rng.choice(kinds)].format(*(rng.randrange(100 * hundred, 100 * hundred + 100) for hundred in range(10)))
         if (zlib.crc32(code.encode()) % 10 == 0) == heldout:
-            return Problem(code, rng.choice(WORDINGS).format(code), str(eval(code)))  # our own digits and operators
+            return Problem(code, rng.choice(WORDINGS).format(code), str(eval(code)))  # digits and operators from FORMS
 
 
 class Arith:
     def __init__(self, settings: Settings, chat_settings: Chat, problems: Sequence[Problem] | None = None) -> None:
         unknown = set(settings.problems) - set(FORMS)
         if unknown:
-            raise ValueError(f"task.problems: there is no {', '.join(unknown)}; there are {', '.join(FORMS)}")
+            raise ValueError(f"task.problems: unknown kind {', '.join(unknown)}; known kinds: {', '.join(FORMS)}")
         self._settings, self._chat = settings, chat_settings
         rng = random.Random("pool")
         self._pool = problems or [make_problem(rng, settings.problems, False) for _ in range(settings.pool)]
@@ -80,49 +76,40 @@ class Arith:
 
     @property
     def texts(self) -> list[str]:
-        """What the tokenizer should know by the word."""
+        """Texts whose words get tokens of their own."""
         rng = random.Random(0)
         errors = [error_text(rng, bug, "1*2%3+4//5-6") for bug in (*BUGS, "zero", "time") for _ in range(4)]
         turns = [chat.prompt(wording.format("1*2%3"), "short", "<reason>") for wording in WORDINGS]
         words = [space + word for word in _WORDS for space in ("", " ")]
         return [*errors, *turns, chat.observation(["1"], "<reason>"), *THOUGHTS.values(), "print pritn", *words]
 
-    # -- demonstrations ---------------------------------------------------------------------------------------------------
-
     def _demonstrate(self, rng: random.Random) -> Iterator[Segment]:
         problem = make_problem(rng, self._settings.problems, False)
         yield Segment(chat.prompt(problem.text, self._chat.system, self._chat.opening), False)
-        action = _draw(rng, self._first())
+        bug_share, guess_share = self._settings.first_bug, self._settings.first_guess
+        action = _draw(rng, {"call": 1 - bug_share - guess_share, "bug": bug_share, "guess": guess_share})
         for _ in range(3):
             if action == "guess":
-                yield _say(THOUGHTS["answer"] + answer(str(rng.randint(0, 998))))
+                yield _learned(THOUGHTS["answer"] + answer(str(rng.randint(0, 998))))
                 return
             bug = rng.choice(BUGS) if action == "bug" else ""
             thought = {"retry": "fix", "check": "check"}.get(action, "run")
-            yield _say(THOUGHTS[thought] + call_text(problem.id, bug))
-            yield self._hear(
-                cut_middle(error_text(rng, bug, problem.id), self._chat.observation_chars) if bug else problem.answer
-            )
+            yield _learned(THOUGHTS[thought] + call_text(problem.id, bug))
+            text = cut_middle(error_text(rng, bug, problem.id), self._chat.observation_chars) if bug else problem.answer
+            yield Segment(chat.observation([text], self._chat.opening), False)
             action = _draw(rng, AFTER_ERROR if bug else AFTER_RESULT)
             if action in ("answer", "twice"):
                 break
         else:
             action = "answer" if not bug else "guess"
         given = problem.answer if action != "guess" else str(rng.randint(0, 998))
-        yield _say(THOUGHTS["answer"] + answer(given) * (2 if action == "twice" else 1))
-
-    def _first(self) -> dict[str, float]:
-        bug, guess = self._settings.first_bug, self._settings.first_guess
-        return {"call": 1 - bug - guess, "bug": bug, "guess": guess}
-
-    def _hear(self, text: str) -> Segment:
-        return Segment(chat.observation([text], self._chat.opening), False)
+        yield _learned(THOUGHTS["answer"] + answer(given) * (2 if action == "twice" else 1))
 
 
 THOUGHTS = {"run": " run</reason>", "fix": " fix</reason>", "check": " check</reason>", "answer": " done</reason>"}
 
 
-def _say(text: str) -> Segment:
+def _learned(text: str) -> Segment:
     return Segment(text + chat.END, True)
 
 
@@ -131,17 +118,15 @@ def answer(number: str) -> str:
 
 
 def call_text(expression: str, bug: str = "") -> str:
-    code = {
-        "paren": f"print({expression}",
-        "name": f"pritn({expression})",
-        "operand": f"print({expression}x)",
-    }.get(bug, f"print({expression})")
+    code = {"paren": f"print({expression}", "name": f"pritn({expression})", "operand": f"print({expression}x)"}.get(
+        bug, f"print({expression})"
+    )
     tail = chat.CALL_TAIL_BROKEN if bug == "json" else chat.CALL_TAIL
     return f"<tool_call>{chat.CALL_HEAD}{code}{tail}</tool_call>"
 
 
 def error_text(rng: random.Random, bug: str, expression: str) -> str:
-    """What the service says to such a call, more or less; in half of the cases with words around it that mean nothing."""
+    """A text like the service's for such a bug, in half of the cases with random words around it."""
     where, mark = '  File "/main.py", line 1', " " * rng.randint(4, 24) + "^" * rng.randint(1, 8)
     trace = f"Traceback (most recent call last):\n{where}, in <module>\n"
     text = {
@@ -165,7 +150,7 @@ def _parse_failure(expression: str) -> str:
 
 def filler(rng: random.Random) -> str:
     count = rng.randint(10, 60) if rng.random() < 0.35 else int(rng.expovariate(0.15))
-    known = rng.random()  # of a language that was seen before, or not
+    known = rng.random()  # share of words that the tokenizer knows
     return " ".join(rng.choice(_WORDS) if rng.random() < known else _made_up(rng) for _ in range(count))
 
 

@@ -1,10 +1,12 @@
-"""Problems, and where they come from."""
+"""The protocol of a task, and its types."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Problem(NamedTuple):
@@ -14,14 +16,14 @@ class Problem(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of a demonstration; only what the model says is learned."""
+    """A part of a demonstration; `learned` marks the assistant's own text."""
 
     text: str
     learned: bool
 
 
 class Task(Protocol):
-    """Stateless: the same arguments give the same problems, so that a resumed run goes on where it was."""
+    """Stateless: the same arguments give the same problems, so a resumed run continues unchanged."""
 
     def batch(self, seed: int, step: int, count: int) -> list[Problem]: ...
     def heldout(self, count: int) -> list[Problem]: ...
@@ -33,18 +35,16 @@ class Task(Protocol):
     def texts(self) -> list[str]: ...
 
 
-def passes(problems: Sequence[Problem], seed: int, step: int, count: int) -> list[Problem]:
-    """`count` of them, going through all in a new order each time."""
-    if not problems:
-        raise ValueError("there are no problems to draw from")
-    first = step * count
+def passes(items: Sequence[T], seed: int, step: int, count: int) -> list[T]:
+    """The step's `count` items; every pass over all items has a new order."""
+    if not items:
+        raise ValueError("the task has no problems")
     orders: dict[int, list[int]] = {}
-
-    def order(epoch: int) -> list[int]:
+    found = []
+    for number in range(step * count, step * count + count):
+        epoch, place = divmod(number, len(items))
         if epoch not in orders:
-            orders[epoch] = list(range(len(problems)))
+            orders[epoch] = list(range(len(items)))
             random.Random(f"{seed}:{epoch}").shuffle(orders[epoch])
-        return orders[epoch]
-
-    places = (divmod(number, len(problems)) for number in range(first, first + count))
-    return [problems[order(epoch)[place]] for epoch, place in places]
+        found.append(items[orders[epoch][place]])
+    return found

@@ -1,9 +1,9 @@
-"""Real problems from JSONL files.
+"""Problems from JSONL files.
 
-    RL and evaluation: {"id"?: …, "problem": …, "answer": …}      integer answers only; others are left out and counted
+    RL and evaluation: {"id"?: …, "problem": …, "answer": …}      integer answers only; others are dropped and counted
     SFT:               {"messages": [{"role": …, "content": …}, …]}
 
-Training problems that share eight words in a row with an evaluation problem are left out.
+Training problems that share eight words in a row with an evaluation problem are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRAM = 8
 
 
 class DataError(Exception):
-    """What is wrong with a file, and in which line."""
+    """Invalid data; the message names the file and the line."""
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
@@ -42,11 +42,11 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_problems(path: str | Path) -> tuple[list[Problem], int]:
-    """Those with an integer answer, and how many others there were."""
+    """The problems with an integer answer, and the number of others."""
     problems, dropped = [], 0
     for number, row in enumerate(read_lines(path), 1):
         if not isinstance(row.get("problem"), str) or "answer" not in row:
-            raise DataError(f"{path}, problem {number}: the fields problem and answer are needed")
+            raise DataError(f"{path}, problem {number}: the fields problem and answer are required")
         answer = str(row["answer"]).strip().replace(",", "")
         if re.fullmatch(r"[+-]?\d+", answer):
             problems.append(Problem(str(row.get("id", number)), row["problem"], str(int(answer))))
@@ -95,12 +95,11 @@ class MathJsonl:
         return self._heldout[:count]
 
     def demonstrations(self, seed: int, step: int, count: int) -> list[list[Segment]]:
-        numbers = [Problem(str(number), "", "") for number in range(len(self._dialogues))]
-        return [self._demonstration(self._dialogues[int(one.id)]) for one in passes(numbers, seed, step, count)]
+        return [self._demonstration(row) for row in passes(self._dialogues, seed, step, count)]
 
     def _demonstration(self, row: dict[str, Any]) -> list[Segment]:
         if not isinstance(row.get("messages"), list):
-            raise DataError(f"{self._settings.sft_file}: a demonstration has a list of messages")
+            raise DataError(f"{self._settings.sft_file}: a demonstration needs a list of messages")
         segments = []
         for message in row["messages"]:
             own = message["role"] == "assistant"

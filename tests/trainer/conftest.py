@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the trainer's extra is not installed: pip install -e .[trainer]")
 pytest.importorskip("transformers", reason="the trainer's extra is not installed: pip install -e .[trainer]")
 
-os.environ.setdefault("TQDM_DISABLE", "1")  # progress lines would bury what a failure says
+os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars would hide the output of a failure
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "worker"), str(HERE.parent / "service")]
 
@@ -33,12 +33,11 @@ def live_service() -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has the format and uses the tool, after half a minute of SFT."""
-    from grpo_roc import runs
+    """A model that knows the format and uses the tool, after half a minute of SFT."""
+    from grpo_roc.sft import run_sft
 
     out = tmp_path_factory.mktemp("taught")
-    runs.make_tiny(TINY, out / "tiny")
-    return runs.run_sft(TINY, out / "tiny", out)
+    return run_sft(TINY, small_model(out / "tiny"), out)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""An engine made of a fixture: answers what the fixture has, refuses every request with an unknown or a missing field."""
+"""A server made of a fixture: returns its replies and refuses every request with an unknown or a missing field."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def problems(route: dict[str, Any], query: dict[str, Any], body: dict[str, Any])
 
 class FixtureServer(ThreadingHTTPServer):
     def __init__(self, name: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Door)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.routes: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())["routes"]
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class _Door(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: FixtureServer
 
@@ -69,7 +69,7 @@ class _Door(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving_fixture(name: str) -> Iterator[FixtureServer]:
     server = FixtureServer(name)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server

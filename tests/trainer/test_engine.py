@@ -1,4 +1,4 @@
-"""The local engine: the same numbers as the model, a cache that is really full when it is full."""
+"""The local engine computes the same numbers as the model, in a cache of limited size."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_roc import build, config
-from grpo_roc.device import pick
+from grpo_roc import config
+from grpo_roc.distributed import pick_device
 from grpo_roc.engines.base import EngineError, Sampling
 from grpo_roc.engines.local import LocalEngine
+from grpo_roc.model import load_model
 
 
 def _model(folder: Path) -> Any:
-    return build.model(folder, config.Model(), pick()).eval()
+    return load_model(folder, config.Model(), pick_device()).eval()
 
 
 def _engine(folder: Path, **settings: Any) -> LocalEngine:
@@ -27,8 +28,8 @@ def _engine(folder: Path, **settings: Any) -> LocalEngine:
 def test_logprobs_and_entropies_are_those_of_a_full_forward_pass(untaught: Path) -> None:
     engine, model = _engine(untaught), _model(untaught)
     prompts = [[5, 6, 7], list(range(10, 40)), [3]]
-    said = engine.generate_all([(str(n), ids, Sampling(12, 0.7, (), (n,))) for n, ids in enumerate(prompts)])
-    for ids, one in zip(prompts, said, strict=True):
+    generated = engine.generate_all([(str(n), ids, Sampling(12, 0.7, (), (n,))) for n, ids in enumerate(prompts)])
+    for ids, one in zip(prompts, generated, strict=True):
         logits = model(input_ids=torch.tensor([ids + one.ids])).logits[0, len(ids) - 1 : -1] / 0.7
         whole = torch.log_softmax(logits, -1)
         assert torch.allclose(whole.gather(1, torch.tensor(one.ids)[:, None])[:, 0], torch.tensor(one.logprobs), atol=1e-4)
@@ -65,12 +66,12 @@ def test_the_cache_never_holds_more_than_its_capacity(untaught: Path) -> None:
         engine.submit(str(number), [1, 2, 3], Sampling(30, 1.0, (), (number,)))
     while engine.busy:
         engine.step()
-        held = [place for request in engine._requests.values() for place in request.places]
+        held = [cell for request in engine._requests.values() for cell in request.cells]
         assert len(held) == len(set(held)) <= 100
         assert len(held) + len(engine._free) == 100
 
 
-def test_a_rollouts_luck_does_not_depend_on_its_neighbours(untaught: Path) -> None:
+def test_a_sample_does_not_depend_on_the_rest_of_the_batch(untaught: Path) -> None:
     engine = _engine(untaught)
     alone = engine.generate_all([("a", [5, 6], Sampling(10, 1.0, (), (7, 7)))])[0]
     engine.drop("a")
@@ -79,18 +80,18 @@ def test_a_rollouts_luck_does_not_depend_on_its_neighbours(untaught: Path) -> No
     assert alone.ids == among.ids
 
 
-def test_new_weights_drop_what_was_computed_with_the_old_ones(untaught: Path) -> None:
+async def test_new_weights_drop_what_was_computed_with_the_old_ones(untaught: Path) -> None:
     engine, model = _engine(untaught), _model(untaught)
     engine.generate_all([("a", [5, 6, 7], Sampling(4))])
     with torch.no_grad():
         model.model.norm.weight.mul_(0.5)
         model.model.layers[0].mlp.down_proj.weight.mul_(2)
-    engine.put_weights(model.state_dict(), 3)
+    await engine.update_weights(model.state_dict(), 3)
     context = list(engine._requests["a"].ids)
-    said = engine.generate_all([("a", context, Sampling(1))])[0]
+    generated = engine.generate_all([("a", context, Sampling(1))])[0]
     whole = torch.log_softmax(model(input_ids=torch.tensor([context])).logits[0, -1], -1)
-    assert said.logprobs[0] == pytest.approx(whole[said.ids[0]].item(), abs=1e-4)
-    assert said.weight_version == 3
+    assert generated.logprobs[0] == pytest.approx(whole[generated.ids[0]].item(), abs=1e-4)
+    assert generated.weight_version == 3
 
 
 def test_what_can_never_fit_is_refused(untaught: Path) -> None:
@@ -109,7 +110,7 @@ async def test_rollouts_share_steps_when_they_come_at_different_times(untaught: 
     assert engine.steps < 6 * 20
 
 
-async def test_a_failing_step_is_told_to_everyone_who_waits(untaught: Path) -> None:
+async def test_a_failing_step_raises_in_every_waiting_request(untaught: Path) -> None:
     engine = _engine(untaught)
     engine._decoder._embed = torch.zeros(1, 1)
     with pytest.raises((RuntimeError, IndexError)):

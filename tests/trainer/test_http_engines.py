@@ -1,4 +1,4 @@
-"""The vLLM and SGLang adapters against servers that know the real schemas and nothing else."""
+"""The vLLM and SGLang engines against servers that accept only the real schemas."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def peer(request: pytest.FixtureRequest) -> Iterator[tuple[str, FixtureServer]]:
 async def test_tokens_and_logprobs_come_back(peer: tuple[str, FixtureServer]) -> None:
     name, server = peer
     engine = KINDS[name](server.url)
-    said = await engine.generate("r", [1, 2, 3], Sampling(16, 0.7, (9,), (1, 2)))
-    assert (said.ids, said.logprobs, said.finish) == ([4, 5, 9], [-0.5, -1.25, -0.125], "stop")
+    generated = await engine.generate("r", [1, 2, 3], Sampling(16, 0.7, (9,), (1, 2)))
+    assert (generated.ids, generated.logprobs, generated.finish) == ([4, 5, 9], [-0.5, -1.25, -0.125], "stop")
     (_, body), *_ = server.seen
     assert (body.get("token_ids") or body.get("input_ids")) == [1, 2, 3]
     await engine.aclose()
@@ -41,7 +41,7 @@ async def test_load_is_read_from_what_the_engine_publishes(peer: tuple[str, Fixt
     await engine.aclose()
 
 
-async def test_weights_travel_as_a_file_that_the_engine_is_told(peer: tuple[str, FixtureServer]) -> None:
+async def test_weights_are_written_to_a_file_that_the_engine_loads(peer: tuple[str, FixtureServer]) -> None:
     name, server = peer
     engine = KINDS[name](server.url)
     await engine.update_weights({"a": torch.ones(2)}, 3)
@@ -54,7 +54,7 @@ async def test_weights_travel_as_a_file_that_the_engine_is_told(peer: tuple[str,
     await engine.aclose()
 
 
-async def test_an_unknown_field_is_refused_and_told(peer: tuple[str, FixtureServer]) -> None:
+async def test_an_unknown_field_is_refused_by_name(peer: tuple[str, FixtureServer]) -> None:
     name, server = peer
     route = copy.deepcopy(server.routes[GENERATE[name]])
     route["inside"]["sampling_params"].remove("temperature")

@@ -1,4 +1,4 @@
-"""The loss by hand, and what it must not depend on."""
+"""The loss against values computed by hand, and its independence from observations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_roc import build
-from grpo_roc.device import pick
-from grpo_roc.loss import policy_loss, row_weights, truncated_importance
-from grpo_roc.policy import logprobs
+from grpo_roc import config
+from grpo_roc.distributed import pick_device
+from grpo_roc.loss import logprobs, policy_loss, row_weights, truncated_importance
+from grpo_roc.model import load_model
 
 
 def test_loss_is_the_one_computed_by_hand_with_both_sides_of_the_clip() -> None:
@@ -20,7 +20,7 @@ def test_loss_is_the_one_computed_by_hand_with_both_sides_of_the_clip() -> None:
     mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
     weights = torch.tensor([0.2, 0.2])
     found = policy_loss(ratios.log(), old, mask, torch.tensor([2.0, -1.0]), weights, (0.2, 0.28))
-    # Positive advantage: 1.5 is held at 1.28, 0.5 counts. Negative: 1.5 counts, 0.5 is held at 0.8. The last is not said.
+    # Positive advantage: 1.5 is held at 1.28, 0.5 counts. Negative: 1.5 counts, 0.5 is held at 0.8. The last token is masked.
     by_hand = -(2 * 1.28 + 2 * 0.5 + 2 * 1.0 - 1 * 1.5 - 1 * 0.8) / 5
     assert float(found.value) == pytest.approx(by_hand, rel=1e-5)
     assert (found.clipped_low, found.clipped_high, found.tokens) == (1, 1, 5)
@@ -53,12 +53,12 @@ def test_importance_weights_are_truncated() -> None:
     assert found.tolist() == [[1.0, 2.0]]
 
 
-def test_what_was_heard_has_no_gradient(untaught: Path) -> None:
-    """The gradient is that of the spoken tokens: with a mask of zeros there is none at all."""
-    model = build.model(untaught, build.config.Model(), pick())
+def test_observations_have_no_gradient(untaught: Path) -> None:
+    """Only generated tokens have a gradient: with a mask of zeros there is none."""
+    model = load_model(untaught, config.Model(), pick_device())
     ids = torch.tensor([[5, 6, 7, 8, 9]])
-    heard = logprobs(model, ids, torch.tensor([[0, 0, 0, 0, 0]])).sum()
-    heard.backward()
+    observed = logprobs(model, ids, torch.tensor([[0, 0, 0, 0, 0]])).sum()
+    observed.backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
     # Another last observation token changes nothing before it.
     mask = torch.tensor([[0, 0, 1, 1, 0]])
@@ -67,7 +67,7 @@ def test_what_was_heard_has_no_gradient(untaught: Path) -> None:
 
 
 def test_logprobs_are_those_of_the_whole_model(untaught: Path) -> None:
-    model = build.model(untaught, build.config.Model(), pick()).eval()
+    model = load_model(untaught, config.Model(), pick_device()).eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 3, 0, 0]])
     mask = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0]])
     found = logprobs(model, ids, mask)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from trainer_harness import TINY, rollout, with_settings
 
-from grpo_roc import build, config, entropy, metrics, stages
+from grpo_roc import config, metrics, stages
 from grpo_roc.__main__ import main
+from grpo_roc.engines import expand
 from grpo_roc.engines.base import Generated, Load, Sampling
-from grpo_roc.experiments import scheduler_bench
-from grpo_roc.scheduler import Scheduler
-from grpo_roc.tasks import math_jsonl
+from grpo_roc.engines.scheduler import Scheduler
+from grpo_roc.experiments import entropy, scheduler_bench
+from grpo_roc.tasks import make_task, math_jsonl
 from grpo_roc.tasks.arith import Arith
 from grpo_roc.tasks.base import Problem, passes
 
@@ -41,7 +42,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path() -> None:
 
 def test_a_change_of_one_setting_wins() -> None:
     assert config.load("tiny_cpu", ["rl.lr=1e-5"]).rl.lr == 1e-5
-    assert build.expand("http://h:3000{0..2}/x") == ["http://h:30000/x", "http://h:30001/x", "http://h:30002/x"]
+    assert expand("http://h:3000{0..2}/x") == ["http://h:30000/x", "http://h:30001/x", "http://h:30002/x"]
 
 
 def test_the_command_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +61,7 @@ def test_arith_problems_follow_from_seed_and_step_and_heldout_ones_are_others() 
     heldout = {problem.id for problem in task.heldout(200)}
     assert not heldout & {problem.id for step in range(50) for problem in task.batch(0, step, 8)}
     assert all(int(problem.answer) == eval(problem.id) for problem in task.heldout(20))
+    assert task.demonstrations(0, 3, 4) == task.demonstrations(0, 3, 4) != task.demonstrations(0, 4, 4)
 
 
 def test_a_pool_is_gone_through_before_it_repeats() -> None:
@@ -86,7 +88,7 @@ def test_math_jsonl_keeps_integers_and_drops_what_is_in_the_benchmark(tmp_path: 
         "task.kind=math_jsonl", f"task.rl_file={tmp_path}/rl.jsonl", f"task.eval_file={tmp_path}/eval.jsonl",
         f"task.sft_file={tmp_path}/sft.jsonl",
     )  # fmt: skip
-    task = build.task(settings)
+    task = make_task(settings)
     assert isinstance(task, math_jsonl.MathJsonl)
     assert [(one.id, one.answer) for one in task.pool] == [("a", "2"), ("4", "1000")]
     assert (task.not_integer, task.contaminated) == (1, 1)
@@ -116,21 +118,21 @@ def _row(reward: float = 0.9, clip: float = 0.1, all1: int = 0, **more: Any) -> 
 def test_a_stage_ends_by_its_trigger_or_at_its_cap() -> None:
     stage = config.Stage(steps=20, max_response=1, turns=1, end="plateau")
     rising = [_row(reward=0.02 * number) for number in range(12)]
-    assert stages.ended(stage, rising) is None
-    flat = stages.ended(stage, [_row()] * 12)
+    assert stages.stage_end(stage, rising) is None
+    flat = stages.stage_end(stage, [_row()] * 12)
     assert flat is not None and flat.by == "plateau" and "reward slope" in flat.why
-    assert stages.ended(stage, [_row(clip=0.5)] * 12) is None
-    cap = stages.ended(stage, [_row(clip=0.5)] * 20)
+    assert stages.stage_end(stage, [_row(clip=0.5)] * 12) is None
+    cap = stages.stage_end(stage, [_row(clip=0.5)] * 20)
     assert cap is not None and cap.by == "cap"
 
 
 def test_solved_and_eval_drop_triggers() -> None:
     solved = config.Stage(steps=99, max_response=1, turns=1, end="solved")
-    assert stages.ended(solved, [_row(all1=5)] * 12) is None
-    assert (found := stages.ended(solved, [_row(all1=7)] * 12)) and found.by == "solved"
+    assert stages.stage_end(solved, [_row(all1=5)] * 12) is None
+    assert (found := stages.stage_end(solved, [_row(all1=7)] * 12)) and found.by == "solved"
     drop = config.Stage(steps=99, max_response=1, turns=1, end="eval_drop")
     rows = [_row(**{"eval/reward": value}) for value in (*[0.9] * 11, 0.8)]
-    assert (found := stages.ended(drop, rows)) and "0.900 to 0.800" in found.why
+    assert (found := stages.stage_end(drop, rows)) and "0.900 to 0.800" in found.why
     assert "| stage |" in stages.table([])
 
 
@@ -157,12 +159,12 @@ def test_metrics_count_errors_of_correct_rollouts_without_infra(tmp_path: Path) 
 
 
 def test_plots_are_made_of_a_run(tmp_path: Path) -> None:
-    from grpo_roc import plots
+    from grpo_roc.experiments import plots
 
     log = metrics.Metrics(tmp_path, board=False)
     for step in range(3):
         log.add({"step": step, "reward/mean": 0.5, "err_in_pos": 0.1, "len/mean": 30.0, "answers>1_in_pos": 0.0})
-    (png,) = plots.of_run(tmp_path)
+    png = plots.of_run(tmp_path)
     assert png.stat().st_size > 10_000
     arms = plots.of_arms({"roc": [log.rows], "grpo": [log.rows]}, tmp_path / "ab.png")
     assert arms.stat().st_size > 10_000
@@ -174,10 +176,10 @@ def test_plots_are_made_of_a_run(tmp_path: Path) -> None:
 
 
 def test_high_entropy_tokens_are_sorted_into_kinds(tmp_path: Path) -> None:
-    """Made up: of 20 tokens said, the 4 with the highest entropy are one fork, two reflections and one in code."""
-    said = ["But", " maybe", "<tool_call>", "x", "=", "1", "</tool_call>"]
+    """Made up: of 20 generated tokens, the 4 with the highest entropy are one fork, two reflections and one in code."""
+    before = ["But", " maybe", "<tool_call>", "x", "=", "1", "</tool_call>"]
     after = ["Hmm", " wrong", " so", " again", " a", " b", " c", " d", " e", "<answer>", "4", "2", "</answer>"]
-    tokens = ["Q", *said, "<tool_response>", "err", *after]
+    tokens = ["Q", *before, "<tool_response>", "err", *after]
     roles = ["prompt", *["assistant"] * 7, "tool", "tool", *["assistant"] * 13]
     entropies = [9.0, 2.0, 0.1, 0.1, 1.5, 0.1, 0.1, 0.1, 9.0, 9.0, 3.0, 2.5, *[0.1] * 11]
     path = tmp_path / "t.jsonl"
@@ -258,7 +260,7 @@ async def test_static_deals_evenly_and_overflows() -> None:
     engines = [_Engine("small", 250), _Engine("large", 1000)]
     scheduler = Scheduler(engines, config.Scheduler(mode="static"))
     await _run_all(scheduler, engines, 40)
-    assert [seat.served for seat in scheduler.seats] == [20, 20] and engines[0].most > 250
+    assert [tracked.served for tracked in scheduler.engines] == [20, 20] and engines[0].most > 250
 
 
 async def test_all_turns_of_a_rollout_stay_on_one_engine() -> None:
@@ -285,10 +287,10 @@ async def test_adaptive_learns_lengths_and_backs_off_when_an_engine_preempts() -
     scheduler = Scheduler([engine], config.Scheduler(reserve="adaptive"))
     assert scheduler.reservation(20, 80) == 100
     await _run_all(scheduler, [engine], 40)
-    assert scheduler.reservation(20, 80) == 21 and scheduler.seats[0].overcommit > 1
-    before, engine.preempted = scheduler.seats[0].overcommit, 1
+    assert scheduler.reservation(20, 80) == 21 and scheduler.engines[0].overcommit > 1
+    before, engine.preempted = scheduler.engines[0].overcommit, 1
     await _run_all(scheduler, [engine], 1)
-    assert scheduler.seats[0].overcommit < before
+    assert scheduler.engines[0].overcommit < before
 
 
 async def test_a_cancelled_rollout_leaves_the_queue() -> None:
@@ -302,11 +304,11 @@ async def test_a_cancelled_rollout_leaves_the_queue() -> None:
     engine.gates["1"].set()
     await first
     await scheduler.release("1")
-    assert not scheduler._waiting and scheduler.seats[0].reserved == 0
+    assert not scheduler._waiting and scheduler.engines[0].reserved == 0
 
 
 def test_dynamic_scheduling_has_no_evictions_where_static_has() -> None:
-    made = scheduler_bench.plans(40, seed=1)
-    static, dynamic = (scheduler_bench.play(mode, (1, 8), made) for mode in ("static", "dynamic, safe"))
+    made = scheduler_bench.plans(16, seed=1)
+    static, dynamic = (scheduler_bench.simulate(mode, (1, 8), made) for mode in ("static", "dynamic, safe"))
     assert dynamic.evictions == dynamic.recomputed == 0 < static.evictions
     assert dynamic.read == static.read - static.recomputed

@@ -1,9 +1,10 @@
-"""The loop with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
+"""Training with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,15 +19,19 @@ import torch
 from service_harness import QUICK, Service, environment
 from trainer_harness import TINY, rollout, with_settings
 
-from grpo_roc import build, checkpoint, config, metrics, runs, sft
+from grpo_roc import checkpoint, config, metrics, sft
 from grpo_roc.chat import ToolCall
-from grpo_roc.device import pick
-from grpo_roc.distributed import Team
+from grpo_roc.distributed import Ranks, pick_device
 from grpo_roc.engines.local import LocalEngine
-from grpo_roc.env import Place, tool_env
-from grpo_roc.evaluate import evaluate
-from grpo_roc.grpo import Learner, Sample, choose
-from grpo_roc.rollout import Limits, run_async, run_lockstep
+from grpo_roc.env import Position, ToolEnv, tool_env
+from grpo_roc.evaluate import evaluate, run_eval
+from grpo_roc.grpo import select
+from grpo_roc.learner import Learner, Sample
+from grpo_roc.loss import logprobs, pad
+from grpo_roc.model import load_model, load_tokenizer
+from grpo_roc.rollout import Actor, Codec, Limits
+from grpo_roc.runs import run_rl
+from grpo_roc.tasks import make_task
 from loadtest.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +41,17 @@ def _at(service: Service, *changes: str) -> config.Config:
     return with_settings(f"service.url={service.url}", *changes)
 
 
-def _engine(folder: Path, **settings: Any) -> LocalEngine:
-    model = build.model(folder, TINY.model, pick())
-    return LocalEngine(model.config, model.state_dict(), msgspec.structs.replace(TINY.engines[0], **settings))
+def _model(folder: Path) -> Any:
+    return load_model(folder, TINY.model, pick_device())
+
+
+def _codec(folder: Path) -> Codec:
+    return Codec(load_tokenizer(folder), TINY.chat)
+
+
+def _actor(folder: Path, env: ToolEnv) -> Actor:
+    model = _model(folder)
+    return Actor(LocalEngine(model.config, model.state_dict(), TINY.engines[0]), env, _codec(folder))
 
 
 # -- rollouts -------------------------------------------------------------------------------------------------------------
@@ -46,49 +59,37 @@ def _engine(folder: Path, **settings: Any) -> LocalEngine:
 
 async def test_a_taught_model_solves_problems_with_the_tool_and_none_without(taught: Path, live_service: Service) -> None:
     settings = _at(live_service, "eval.problems=96")
-    found, rollouts = await runs.run_eval(settings, taught, url=live_service.url)
+    found, rollouts = await run_eval(settings, taught, url=live_service.url)
     assert found["reward/mean"] > 0.25
-    blind, _ = await runs.run_eval(settings, taught, url=live_service.url, tools=False)
+    blind, _ = await run_eval(settings, taught, url=live_service.url, tools=False)
     assert blind["reward/mean"] <= 0.03
     assert {one.reward for one in rollouts} == {0.0, 1.0} and found["infra"] == 0
-    assert any("error" in one.outcomes and one.correct for one in rollouts), "nobody recovered from an error"
+    assert any("error" in one.outcomes and one.correct for one in rollouts), "no rollout recovered from an error"
 
 
-async def test_rollouts_are_token_in_token_out_and_what_was_heard_is_masked(taught: Path, live_service: Service) -> None:
-    tokenizer = build.tokenizer(taught)
-    codec, model = build.codec(TINY, tokenizer), build.model(taught, TINY.model, pick())
+async def test_rollouts_keep_tokens_and_mask_observations(taught: Path, live_service: Service) -> None:
+    codec, model = _codec(taught), _model(taught)
     async with tool_env(_at(live_service), live_service.url) as env:
-        rollouts = await run_lockstep(
-            build.task(TINY).heldout(12),
-            2,
-            engine=_engine(taught),
-            env=env,
-            codec=codec,
-            limits=Limits(5, 300, 1.0),
-            at=Place(seed=3),
-        )
+        actor = _actor(taught, env)
+        rollouts = await actor.roll(make_task(TINY).heldout(12), 2, Limits(5, 300, 1.0), Position(seed=3))
     assert any(one.outcomes for one in rollouts)
     for one in rollouts:
-        heard = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if not own])
-        said = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if own])
-        assert heard.count("<tool_response>") == len(one.outcomes) - int(one.truncated and bool(one.outcomes))
-        assert "<tool_response>" not in said and "<|im_start|>" not in said
+        observed = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if not own])
+        generated = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if own])
+        assert observed.count("<tool_response>") == len(one.outcomes) - int(one.truncated and bool(one.outcomes))
+        assert "<tool_response>" not in generated and "<|im_start|>" not in generated
         ids = torch.tensor([one.prompt + one.ids])
         mask = torch.tensor([[0] * len(one.prompt) + one.mask])
-        from grpo_roc.policy import logprobs
-
         whole = logprobs(model, ids, mask)[0, len(one.prompt) - 1 :]
         assert torch.allclose(whole, torch.tensor(one.logprobs), atol=1e-3)
 
 
 async def test_lockstep_is_the_same_twice_and_async_finds_the_same_rollouts(taught: Path, live_service: Service) -> None:
-    codec = build.codec(TINY, build.tokenizer(taught))
-    problems = build.task(TINY).batch(0, 0, 4)
-    common: Any = {"codec": codec, "limits": Limits(5, 300, 1.0), "at": Place(seed=5)}
+    asked = (make_task(TINY).batch(0, 0, 4), 4, Limits(5, 300, 1.0), Position(seed=5))
     async with tool_env(_at(live_service), live_service.url) as env:
-        once = await run_lockstep(problems, 4, engine=_engine(taught), env=env, **common)
-        again = await run_lockstep(problems, 4, engine=_engine(taught), env=env, **common)
-        free = await run_async(problems, 4, engine=_engine(taught), env=env, **common)
+        once = await _actor(taught, env).roll(*asked, lockstep=True)
+        again = await _actor(taught, env).roll(*asked, lockstep=True)
+        free = await _actor(taught, env).roll(*asked, lockstep=False)
     assert [(one.ids, one.logprobs, one.reward) for one in once] == [(one.ids, one.logprobs, one.reward) for one in again]
     same = sum(a.ids == b.ids for a, b in zip(once, free, strict=True))
     assert same >= 14  # other batches, other last bits
@@ -107,24 +108,17 @@ async def test_tool_outcomes_are_the_models_fault_unless_the_service_failed(live
 
 async def test_faults_are_injected_by_place_and_can_be_recovered_from(live_service: Service) -> None:
     async with tool_env(_at(live_service, "noise.fault_rate=0.5"), live_service.url) as env:
-        places = [Place(1, step) for step in range(24)]
-        heard = [await env.run(ToolCall("print(1)"), at) for at in places]
+        places = [Position(1, step) for step in range(24)]
+        first = [await env.run(ToolCall("print(1)"), at) for at in places]
         again = [await env.run(ToolCall("print(1)"), at) for at in places]
-    assert [one.status for one in heard] == [one.status for one in again]
-    assert {"injected_fault", "ok"} == {one.status for one in heard}
+    assert [one.status for one in first] == [one.status for one in again]
+    assert {"injected_fault", "ok"} == {one.status for one in first}
 
 
-async def test_a_service_that_stays_away_is_nobodys_fault(taught: Path) -> None:
+async def test_an_unavailable_service_is_not_the_models_fault(taught: Path) -> None:
     settings = with_settings("service.patience_s=0.3", "service.deadline_s=0.5")
     async with tool_env(settings, "http://127.0.0.1:9") as env:
-        found, rollouts = await evaluate(
-            build.task(TINY).heldout(8),
-            TINY.eval,
-            engine=_engine(taught),
-            env=env,
-            codec=build.codec(TINY, build.tokenizer(taught)),
-            seed=0,
-        )
+        found, rollouts = await evaluate(_actor(taught, env), make_task(TINY).heldout(8), TINY.eval, seed=0)
     assert found["infra"] == sum("infra" in one.outcomes or one.reward is None for one in rollouts) > 0
     assert all(one.reward is None for one in rollouts if "infra" in one.outcomes)
     assert "error" not in {
@@ -146,14 +140,14 @@ def test_unknown_rewards_are_left_out_and_equal_groups_are_counted() -> None:
         rollout(1.0, group=2), rollout(0.0, group=2), rollout(None, ("infra",), group=2), rollout(1.0, group=2),
         rollout(None, ("infra",), group=3), rollout(1.0, group=3),
     ]  # fmt: skip
-    selected = choose(rollouts, rl, 0)
+    selected = select(rollouts, rl, 0)
     assert (selected.all1, selected.all0, selected.mixed) == (2, 1, 1)
     assert all(one.reward is not None for one in selected.kept) and len(selected.kept) == 2
 
 
 def test_the_grpo_arm_keeps_everything() -> None:
     rl = msgspec.structs.replace(TINY.rl, arm="grpo", group=3)
-    selected = choose([rollout(1.0), rollout(0.0), rollout(1.0)], rl, 0)
+    selected = select([rollout(1.0), rollout(0.0), rollout(1.0)], rl, 0)
     assert len(selected.samples) == 3
 
 
@@ -168,8 +162,10 @@ def _samples(count: int = 6) -> list[Sample]:
 
 
 def _learn(folder: Path, changes: dict[str, Any], steps: int = 2) -> tuple[dict[str, Any], Any]:
-    model = build.model(folder, TINY.model, pick())
-    learner = Learner(model, msgspec.structs.replace(TINY.rl, lr=1e-3, warmup=0, **changes), Team(config.Parallel(), pick()))
+    model = _model(folder)
+    learner = Learner(
+        model, msgspec.structs.replace(TINY.rl, lr=1e-3, warmup=0, **changes), Ranks(config.Parallel(), pick_device())
+    )
     for step in range(steps):
         row = learner.update(_samples(), step)
     return row, model
@@ -190,15 +186,13 @@ def test_the_clip_acts_from_the_second_update_on(untaught: Path) -> None:
 
 
 def test_an_update_makes_good_rollouts_likelier_and_bad_ones_less_so(untaught: Path) -> None:
-    from grpo_roc.policy import logprobs, pad
-
     def likelihood(model: Any) -> list[float]:
         samples = _samples()
         with torch.no_grad():
             found = logprobs(model, pad([one.ids for one in samples]), pad([one.mask for one in samples])).sum(1)
         return [float(value) for value in found]
 
-    before = likelihood(build.model(untaught, TINY.model, pick()))
+    before = likelihood(_model(untaught))
     after = likelihood(_learn(untaught, {}, steps=3)[1])
     for one, was, now in zip(_samples(), before, after, strict=True):
         assert (now - was) * one.advantage > 0
@@ -207,72 +201,82 @@ def test_an_update_makes_good_rollouts_likelier_and_bad_ones_less_so(untaught: P
 # -- runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _command(settings: config.Config, model: Path, out: Path) -> tuple[list[str], Path]:
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "settings.json"
-    file.write_text(json.dumps(config.as_dict(settings)))
-    return [sys.executable, "-m", "grpo_roc", "rl", "--config", str(file), "--model", str(model), "--out", str(out)], file
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=variables, stderr=subprocess.DEVNULL)
+
+
+def _write_settings(settings: config.Config, folder: Path) -> str:
+    (folder / "settings.json").write_text(json.dumps(config.as_dict(settings)))
+    return str(folder / "settings.json")
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
-    return [metrics.without_clocks(row) for row in metrics.read(out)]
+    """Without the times, which differ between runs of the same seed."""
+    clocks = ("time/", "service/", "speed/")
+    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in metrics.read(out)]
 
 
 def _wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
     give_up = time.monotonic() + 600
     while len(metrics.read(out)) < count:
-        assert process.poll() is None and time.monotonic() < give_up, "the run ended, or stands still"
+        assert process.poll() is None and time.monotonic() < give_up, "the run ended or makes no progress"
         time.sleep(0.02)
 
 
-def test_kill_dash_nine_and_resume_gives_the_same_rows(taught: Path, live_service: Service, tmp_path: Path) -> None:
-    settings = _at(live_service, "rl.steps=6", "rl.checkpoint_every=2", "rl.eval_every=3")
-    asyncio.run(runs.run_rl(settings, taught, tmp_path / "whole", eval_problems=8))
-    command, _ = _command(settings, taught, tmp_path / "killed")
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=variables, stderr=subprocess.DEVNULL)
-    _wait_for_rows(process, tmp_path / "killed", 3)
+RUN = """
+import asyncio, sys
+from pathlib import Path
+from grpo_roc import config
+from grpo_roc.runs import run_rl
+settings, model, out = sys.argv[1:]
+asyncio.run(run_rl(config.load(settings), Path(model), Path(out), eval_problems=8))
+"""
+STEPS = ("rl.steps=6", "rl.checkpoint_every=2", "rl.eval_every=3")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(taught: Path, live_service: Service, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in which nothing failed."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    asyncio.run(run_rl(_at(live_service, *STEPS), taught, out, eval_problems=8))
+    return out
+
+
+def test_kill_dash_nine_and_resume_gives_the_same_rows(
+    taught: Path, undisturbed: Path, live_service: Service, tmp_path: Path
+) -> None:
+    settings = _at(live_service, *STEPS)
+    process = _start("-c", RUN, _write_settings(settings, tmp_path), str(taught), str(tmp_path))
+    _wait_for_rows(process, tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(_rows(tmp_path / "killed")) < 6
-    asyncio.run(runs.run_rl(settings, taught, tmp_path / "killed", eval_problems=8))
-    whole, killed = _rows(tmp_path / "whole"), _rows(tmp_path / "killed")
-    for row in (*whole, *killed):
-        row.pop("eval/reward", None)  # of 256 problems in the command, of 8 here
-    assert killed == whole and len(whole) == 6
-    assert (tmp_path / "whole" / "best" / "model.safetensors").exists()
-    csv = (tmp_path / "killed" / "metrics.csv").read_text().splitlines()
+    assert len(_rows(tmp_path)) < 6
+    asyncio.run(run_rl(settings, taught, tmp_path, eval_problems=8))
+    assert _rows(tmp_path) == _rows(undisturbed) and len(_rows(tmp_path)) == 6
+    assert "eval/reward" in _rows(tmp_path)[-1] and (undisturbed / "best" / "model.safetensors").exists()
+    csv = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(csv) == 7
 
 
 def test_a_checkpoint_of_other_settings_is_refused(untaught: Path, tmp_path: Path) -> None:
-    model = build.model(untaught, TINY.model, pick())
-    checkpoint.save(
-        tmp_path / "c", model_config=model.config, weights=model.state_dict(), tokenizer=None, optimizer=None,
-        state=checkpoint.State(3), settings=TINY,
-    )  # fmt: skip
+    model = _model(untaught)
+    checkpoint.save(tmp_path / "c", model.config, model.state_dict(), None, None, checkpoint.State(3), TINY)
     assert checkpoint.load_state(tmp_path / "c", with_settings("rl.steps=99")).step == 3
     with pytest.raises(checkpoint.CheckpointError, match="other settings"):
         checkpoint.load_state(tmp_path / "c", with_settings("rl.lr=0.5"))
 
 
 def test_a_crash_between_two_renames_leaves_the_old_checkpoint(untaught: Path, tmp_path: Path) -> None:
-    model = build.model(untaught, TINY.model, pick())
-    fields: Any = {
-        "model_config": model.config,
-        "weights": model.state_dict(),
-        "tokenizer": None,
-        "optimizer": None,
-        "settings": TINY,
-    }
-    checkpoint.save(tmp_path / "c", state=checkpoint.State(1), **fields)
+    model = _model(untaught)
+    checkpoint.save(tmp_path / "c", model.config, model.state_dict(), None, None, checkpoint.State(1), TINY)
     (tmp_path / "c").rename(tmp_path / ".c.old")
     found = checkpoint.latest(tmp_path / "c")
     assert found is not None and checkpoint.load_state(found, TINY).step == 1
 
 
-def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path, tmp_path: Path) -> None:
-    """Nothing that failed because of it is scored, and the run ends as if nothing had happened."""
+def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """No failed call is scored, and the run ends with the same rewards."""
     port = free_port()
     up = [sys.executable, "-m", "exec_service", "up", "--port", str(port)]
 
@@ -281,11 +285,11 @@ def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path
             up, cwd=ROOT, env=environment(**QUICK), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
-    settings = with_settings(f"service.url=http://127.0.0.1:{port}", "rl.steps=5", "service.deadline_s=5")
+    settings = with_settings(f"service.url=http://127.0.0.1:{port}", "rl.steps=4", "service.deadline_s=5")
     service = start()
     try:
-        command, _ = _command(settings, taught, tmp_path)
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+        given = ("--config", _write_settings(settings, tmp_path), "--model", str(taught), "--out", str(tmp_path))
+        process = _start("-m", "grpo_roc", "rl", *given)
         _wait_for_rows(process, tmp_path, 2)
         service.send_signal(signal.SIGKILL)
         service.wait()
@@ -297,58 +301,39 @@ def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path
         service.terminate()
         service.wait(120)
     rows = metrics.read(tmp_path)
-    assert done < len(rows) == 5
+    assert done < len(rows) == 4
     assert sum(row["infra"] for row in rows) == 0
-    quiet = with_settings("rl.steps=5")
-    asyncio.run(runs.run_rl(quiet, taught, tmp_path / "quiet"))
-    assert [row["reward/mean"] for row in rows] == [row["reward/mean"] for row in metrics.read(tmp_path / "quiet")]
+    assert [row["reward/mean"] for row in rows] == [row["reward/mean"] for row in metrics.read(undisturbed)[:4]]
 
 
 # -- several ranks --------------------------------------------------------------------------------------------------------
 
-RANK = """
-import json, sys, torch
-sys.path[:0] = [{tests!r}]
-torch.set_num_threads(1)
-from test_training import _samples
-from trainer_harness import TINY
-import msgspec
-from grpo_roc import build, config
-from grpo_roc.device import pick
-from grpo_roc.distributed import Team
-from grpo_roc.grpo import Learner
-kind, model, out = sys.argv[1:]
-team = Team(config.Parallel(kind=kind), pick())
-its = team.wrap(build.model(model, TINY.model, pick()))
-learner = Learner(its, msgspec.structs.replace(TINY.rl, lr=1e-3, warmup=0, micro_tokens=40), team)
-rows = [learner.update(team.everyone(_samples(5) if team.leads else None), step) for step in range(3)]
-weights = team.weights(its)
-if team.leads:
-    torch.save(weights, out + "/weights.pt")
-    open(out + "/row.json", "w").write(json.dumps(rows[-1]))
-team.close()
-"""
+
+def _learn_as_rank(kind: Any, rank: int, world: int, port: int, folder: Path, out: Path) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "RANK": str(rank)}
+    ranks = Ranks(config.Parallel(kind=kind), pick_device())
+    learner = Learner(ranks.shard(_model(folder)), msgspec.structs.replace(TINY.rl, lr=1e-3, warmup=0, micro_tokens=40), ranks)
+    rows = [learner.update(ranks.broadcast(_samples(5) if ranks.is_main else None), step) for step in range(3)]
+    weights = ranks.gather_weights(learner.model)
+    if ranks.is_main:
+        torch.save((weights, rows[-1]), out)
+    ranks.close()
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str) -> None:
-    script = tmp_path / "rank.py"
-    tests = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests/service"), str(ROOT / "tests/worker")]
-    script.write_text(RANK.replace("[{tests!r}]", repr(tests)))
+    fork = multiprocessing.get_context("fork")  # importing torch in every rank would take longer than the test
     found = {}
     for world in (1, 2):
-        out = tmp_path / str(world)
-        out.mkdir()
-        shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+        out, port = tmp_path / str(world), free_port()
         kinds = "none" if world == 1 else kind
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(script), kinds, str(untaught), str(out)], cwd=ROOT, env=shared | {"RANK": str(n)}
-            )
-            for n in range(world)
-        ]
-        assert [rank.wait(600) for rank in ranks] == [0] * world
-        found[world] = torch.load(out / "weights.pt"), json.loads((out / "row.json").read_text())
+        ranks = [fork.Process(target=_learn_as_rank, args=(kinds, n, world, port, untaught, out)) for n in range(world)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(600)
+        assert [rank.exitcode for rank in ranks] == [0] * world
+        found[world] = torch.load(out)
     for name, value in found[1][0].items():
         assert torch.allclose(value, found[2][0][name], atol=2e-5), name
     for name, number in found[1][1].items():
@@ -358,26 +343,32 @@ def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str
 # -- SFT ------------------------------------------------------------------------------------------------------------------
 
 
-def test_sft_learns_only_what_the_model_says(untaught: Path) -> None:
-    codec = build.codec(TINY, build.tokenizer(untaught))
-    (segments,) = build.task(TINY).demonstrations(0, 0, 1)
+def test_sft_learns_only_the_assistants_own_text(untaught: Path) -> None:
+    codec = _codec(untaught)
+    (segments,) = make_task(TINY).demonstrations(0, 0, 1)
     ids, mask = sft.encode(codec, segments, 512)
-    said = codec.text([token for token, own in zip(ids, mask, strict=True) if own])
-    assert said == "".join(segment.text for segment in segments if segment.learned)
+    learned = codec.text([token for token, own in zip(ids, mask, strict=True) if own])
+    assert learned == "".join(segment.text for segment in segments if segment.learned)
 
 
-def test_a_resumed_sft_ends_with_the_same_weights(untaught: Path, tmp_path: Path) -> None:
+def test_a_resumed_sft_ends_with_the_same_weights(untaught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = with_settings("sft.steps=6", "sft.batch=4")
-    codec, task = build.codec(settings, build.tokenizer(untaught)), build.task(settings)
+    whole = sft.run_sft(settings, untaught, tmp_path / "whole")
+    monkeypatch.setattr(sft, "CHECKPOINT_EVERY", 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(sft, "make_task", lambda settings: _BreaksAt(make_task(settings), step=4))
+        with pytest.raises(ConnectionError):
+            sft.run_sft(settings, untaught, tmp_path / "resumed")
+    resumed = sft.run_sft(settings, untaught, tmp_path / "resumed")
+    again = _model(resumed).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in _model(whole).state_dict().items())
 
-    def train(model: Any, first: int, steps: int, optimizer: Any = None) -> Any:
-        return sft.train(
-            model, codec, task, msgspec.structs.replace(settings.sft, steps=steps), seed=0, max_len=512,
-            first_step=first, optimizer=optimizer,
-        )  # fmt: skip
 
-    whole = build.model(untaught, settings.model, pick())
-    train(whole, 0, 6)
-    assert sft.learning_rate(0, 6, settings.sft) > 0
-    assert len(task.demonstrations(0, 3, 4)) == 4
-    assert task.demonstrations(0, 3, 4) == task.demonstrations(0, 3, 4) != task.demonstrations(0, 4, 4)
+class _BreaksAt:
+    def __init__(self, task: Any, step: int) -> None:
+        self._task, self._step = task, step
+
+    def demonstrations(self, seed: int, step: int, count: int) -> Any:
+        if step == self._step:
+            raise ConnectionError
+        return self._task.demonstrations(seed, step, count)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo_roc import config, runs
+from grpo_roc import config
+from grpo_roc.model import make_tiny
 from grpo_roc.rollout import Trajectory
 
 TINY = config.load(
     None,
     [
         "chat.system=short",
-        "chat.observation_chars=200",
+        "chat.observation_chars=100",
         "model.layers=2",
-        "sft.steps=160",
+        "sft.steps=130",
         "sft.batch=28",
-        "sft.micro=7",
+        "sft.micro=4",
         "sft.lr=3e-3",
         "sft.warmup=20",
         "rl.prompts=2",
@@ -41,7 +42,7 @@ def with_settings(*changes: str, base: config.Config = TINY) -> config.Config:
 
 
 def small_model(folder: Path) -> Path:
-    runs.make_tiny(TINY, folder)
+    make_tiny(TINY, folder)
     return folder
 
 

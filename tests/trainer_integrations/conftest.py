@@ -1,4 +1,4 @@
-"""A live service for the adapters: EXEC_TEST_URL, or one that is started here."""
+"""A live service for the adapters: the one at EXEC_TEST_URL, or a new one."""
 
 from __future__ import annotations
 

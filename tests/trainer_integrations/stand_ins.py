@@ -1,7 +1,7 @@
 """Stand-ins of other projects' documented signatures, for machines without their packages.
 
-They only check that an adapter is called and answers as the framework's documentation says. With EXEC_REAL=NAME the real
-package is demanded instead (`make test-integrations`).
+They only check that an adapter is called and replies as the framework documents. With EXEC_REAL=NAME the real package is
+required instead (`make test-integrations`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PACKAGES = {
 
 
 def adapter(name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    """The adapter over the real package if that is here, else over its stand-in; the test's report says which."""
+    """The adapter on the real package if installed, else on its stand-in; the test's report names which."""
     real = importlib.util.find_spec(PACKAGES[name]) is not None if name in PACKAGES else True
     if os.environ.get("EXEC_REAL") == name and not real:
         pytest.fail(f"{PACKAGES[name]} is not installed in this venv")
     request.node.add_report_section("call", "integration", f"{name}: {'real package' if real else 'stand-in'}")
-    module = f"trainer.integrations.{name}_adapter"
+    module = f"grpo_roc.integrations.{name}_adapter"
     if not real:
         monkeypatch.delitem(sys.modules, module, raising=False)
         for path, content in STAND_INS[name]().items():

@@ -88,11 +88,11 @@ def test_trl_rollout_function_keeps_g_of_2g_with_masks(module: Any) -> None:
 
 
 @using("trl")
-def test_trl_knows_the_words_of_the_loss(module: Any) -> None:
+def test_trl_accepts_the_options_of_the_loss(module: Any) -> None:
     try:
         from trl import GRPOConfig
     except ImportError:
-        pytest.skip("the words are the real package's")
+        pytest.skip("the options are in the real package")
     made = GRPOConfig(output_dir="x", use_cpu=True, bf16=False, num_generations=2, per_device_train_batch_size=2, **module.LOSS)
     assert (made.epsilon_high, made.beta) == (0.28, 0.0)
 
@@ -141,7 +141,7 @@ class _Sample:
         self.trainable += [trainable] * len(tokens)
 
 
-async def test_slime_generate_speaks_hears_and_masks_what_it_heard() -> None:
+async def test_slime_generate_masks_observations() -> None:
     from grpo_roc.integrations import slime_adapter
 
     server = HTTPServer(("127.0.0.1", 0), _Router)
@@ -228,7 +228,7 @@ async def test_tinker_tool_runs_and_reward_verifies(module: Any) -> None:
     assert await module.reward_fn("42")([{"role": "assistant", "content": RIGHT}]) == (1.0, {"unknown": 0.0})
 
 
-async def test_a_service_that_is_away_is_infra_for_every_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_service_is_infra_for_every_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     from exec_client import AsyncClient, Policy
     from grpo_roc.integrations import service
 

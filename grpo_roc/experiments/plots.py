@@ -1,4 +1,4 @@
-"""PNGs of metrics."""
+"""Plots of metrics as PNG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANELS = {
     "tool errors in correct rollouts": {"err_in_pos": "share of calls"},
     "tokens": {"len/mean": "mean", "len/p95": "95th percentile"},
     "tool calls": {"calls/rollout": "per rollout"},
-    "groups": {"groups/mixed": "mixed", "groups/all1": "all right", "groups/all0": "all wrong"},
+    "groups": {"groups/mixed": "mixed", "groups/all1": "all correct", "groups/all0": "all wrong"},
     "seconds": {"time/gen": "generate", "time/tool_wait": "tools", "time/train": "learn", "time/verify": "verify"},
 }
 ARMS = {
@@ -29,28 +29,27 @@ ARMS = {
 }
 
 
-def of_run(run: Path) -> list[Path]:
+def of_run(run: Path) -> Path:
     rows = metrics.read(run)
     if not rows:
-        raise FileNotFoundError(f"{run}: there is no metrics.jsonl with rows in it")
+        raise FileNotFoundError(f"{run}: metrics.jsonl is missing or empty")
     figure, axes = plt.subplots(2, 3, figsize=(13, 6.5))
     for axis, (title, lines) in zip(axes.flat, PANELS.items(), strict=True):
         for name, label in lines.items():
             points = [(row["step"], row[name]) for row in rows if name in row]
             if points:
-                axis.plot(
-                    *zip(*points, strict=True), label=label, marker="o" if name.startswith("eval") else None, markersize=3
-                )
+                marker = "o" if name.startswith("eval") else None
+                axis.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=3)
         axis.set_title(title)
         axis.set_xlabel("step")
         if axis.get_lines():
             axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
-    return [_save(figure, run / "metrics.png")]
+    return _save(figure, run / "metrics.png")
 
 
 def of_arms(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path) -> Path:
-    """Mean of the seeds as a line, each seed pale."""
+    """One line per arm, the mean over its seeds; a pale line per seed."""
     figure, axes = plt.subplots(1, len(ARMS), figsize=(4 * len(ARMS), 3.6))
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     for axis, (name, title) in zip(axes, ARMS.items(), strict=True):
