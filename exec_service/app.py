@@ -40,7 +40,7 @@ from exec_service.compat.adapter import GatewayParts
 from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.fair_queue import same_weight
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.jobs.scheduler import ChunkQueue, JobScheduler
 from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
@@ -65,10 +65,12 @@ class Gateway:
         if config.otlp_endpoint:
             self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
-        self.fleet = Fleet(queue, config.workers_refresh_s, config.release_factor, self.keys)
+        self.worker_registry = WorkerRegistry(queue, config.workers_refresh_s, config.release_factor, self.keys)
         weight_of = self.keys.weight if self.keys is not None else same_weight
-        self.dispatch = Dispatch(config, queue, self.fleet, self.metrics, weight_of=weight_of, supervisor=self.supervisor)
-        self.desk = SessionRouter(config, queue, self.fleet, self.dispatch, self.metrics)
+        self.dispatch = Dispatch(
+            config, queue, self.worker_registry, self.metrics, weight_of=weight_of, supervisor=self.supervisor
+        )
+        self.sessions = SessionRouter(config, queue, self.worker_registry, self.dispatch, self.metrics)
         self.adapter_tasks: set[asyncio.Task[None]] = set()
         self.jobs = BulkJobs(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
         self.cluster = queue.shared
@@ -80,12 +82,12 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         try:
-            await self.fleet.refresh()
+            await self.worker_registry.refresh()
         except QueueUnavailable as unavailable:
             self.dispatch.release.queue_is(str(unavailable))
         dispatch = self.dispatch
-        refresh = partial(self.fleet.refresh_forever, lambda: bool(dispatch.waiting), dispatch.release.look_again)
-        self._tasks.append(self.supervisor.start("fleet", refresh))
+        refresh = partial(self.worker_registry.refresh_forever, lambda: bool(dispatch.waiting), dispatch.release.look_again)
+        self._tasks.append(self.supervisor.start("worker_registry", refresh))
         if self.keys is not None:
             self._tasks.append(self.supervisor.start("keys", self.keys.reread_forever))
         self.dispatch.start()
@@ -123,7 +125,13 @@ class Gateway:
 
 def build_app(gateway: Gateway) -> FastAPI:
     """The table of contents of HTTP: every route, and what each request passes first."""
-    config, dispatch, fleet, metrics, jobs = gateway.config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.jobs
+    config, dispatch, worker_registry, metrics, jobs = (
+        gateway.config,
+        gateway.dispatch,
+        gateway.worker_registry,
+        gateway.metrics,
+        gateway.jobs,
+    )
     app = FastAPI(
         title="exec-service",
         version=package_version(),
@@ -132,15 +140,17 @@ def build_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    validator = Validator(fleet, config)
+    validator = Validator(worker_registry, config)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
-    app.router.routes.extend(session_routes(config, dispatch, validator, gateway.desk))
+    app.router.routes.extend(session_routes(config, dispatch, validator, gateway.sessions))
     tasks, supervisor = gateway.adapter_tasks, gateway.supervisor
-    adapters = adapter_routes(GatewayParts(config, dispatch, validator, fleet, metrics, gateway.desk, tasks, supervisor))
+    adapters = adapter_routes(
+        GatewayParts(config, dispatch, validator, worker_registry, metrics, gateway.sessions, tasks, supervisor)
+    )
     app.router.routes.extend(route for routes in adapters.values() for route in routes)
-    app.include_router(plain_routes(config, dispatch, fleet, metrics, cluster=gateway.cluster))
+    app.include_router(plain_routes(config, dispatch, worker_registry, metrics, cluster=gateway.cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
-    app.include_router(stats_routes(dispatch, fleet, metrics.live_stats))
+    app.include_router(stats_routes(dispatch, worker_registry, metrics.live_stats))
     app.router.routes.extend(page_routes())
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
@@ -149,7 +159,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     keyless = keyless_paths(config, adapters)
     app.add_middleware(Guard, metrics=metrics, keys=gateway.keys, keyless=keyless, jobs=jobs.store if jobs else None)
     metrics.watch(
-        fleet,
+        worker_registry,
         in_flight=lambda: dispatch.admission.calls,
         in_flight_bytes=lambda: dispatch.admission.bytes,
         waiting=lambda: len(dispatch.waiting),
@@ -223,7 +233,13 @@ async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
     server = GrpcServer(
-        config, gateway.dispatch, gateway.fleet, gateway.metrics, gateway.keys, gateway.desk, cluster=gateway.cluster
+        config,
+        gateway.dispatch,
+        gateway.worker_registry,
+        gateway.metrics,
+        gateway.keys,
+        gateway.sessions,
+        cluster=gateway.cluster,
     )
     await server.start(address, max_connections)
     try:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import ANONYMOUS, Origin
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import NotPermitted, NotReady, Refusal
 from exec_service.telemetry.metrics import Metrics
 from exec_wire.messages import sessions as wire
@@ -64,20 +64,28 @@ class SessionLost(Exception):
 
 
 class SessionRouter:
-    def __init__(self, config: GatewayConfig, queue: GatewayQueue, fleet: Fleet, dispatch: Dispatch, metrics: Metrics) -> None:
-        self._config, self._queue, self._fleet, self._dispatch, self._metrics = config, queue, fleet, dispatch, metrics
+    def __init__(
+        self, config: GatewayConfig, queue: GatewayQueue, worker_registry: WorkerRegistry, dispatch: Dispatch, metrics: Metrics
+    ) -> None:
+        self._config, self._queue, self._worker_registry, self._dispatch, self._metrics = (
+            config,
+            queue,
+            worker_registry,
+            dispatch,
+            metrics,
+        )
         self._ids = (f"s{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
 
     async def create(self, spec: wire.SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
         """On the worker with the lowest share of sessions in use; on the next one if that refuses."""
         spec = own(spec, origin)
         if origin.account is not None:
-            if origin.door:  # clients of an adapter cannot know what the key allows
+            if origin.adapter:  # clients of an adapter cannot know what the key allows
                 spec = replace(spec, limits=origin.account.lowered_limits(spec.limits))
             with permitted("$"):
                 origin.account.check_limits(spec.limits)
         self._dispatch.check_open()
-        if not self._fleet.alive:
+        if not self._worker_registry.alive:
             raise NotReady("no live worker", self._config.retry_after_max_s)
         refusal = Refusal("too_many_sessions", "no worker has room for another session", retry_after_s=5.0)
         for worker in self._by_room(spec.profile):
@@ -92,7 +100,11 @@ class SessionRouter:
         raise refusal
 
     def _by_room(self, profile: str) -> list[WorkerInfo]:
-        fit = [worker for worker in self._fleet.workers if worker.max_sessions and (not profile or profile in worker.profiles)]
+        fit = [
+            worker
+            for worker in self._worker_registry.workers
+            if worker.max_sessions and (not profile or profile in worker.profiles)
+        ]
         return sorted(fit, key=lambda worker: worker.sessions / worker.max_sessions)
 
     async def run(self, id: str, cell: wire.Cell, origin: Origin = ANONYMOUS) -> Result:
@@ -100,7 +112,7 @@ class SessionRouter:
         accepted = time.monotonic()
         cell = own(cell, origin)
         if origin.account is not None and (wall_s := cell.wall_s) is not None:
-            if origin.door:
+            if origin.adapter:
                 wall_s = min(wall_s, origin.account.allowance.max_limits.get("wall_s", wall_s))
                 cell = replace(cell, wall_s=wall_s)
             with permitted("$"):
@@ -116,7 +128,7 @@ class SessionRouter:
         result.timings.total_ms = round(total_ms, 3)
         result.timings.queue_ms = round(max(0.0, total_ms - result.timings.run_ms), 3)
         result.request_id, result.traceparent = origin.request_id, origin.traceparent
-        self._metrics.finished(result, origin.door, cell.tenant)
+        self._metrics.finished(result, origin.adapter, cell.tenant)
         return result
 
     async def fork(self, id: str, fork: wire.Fork, origin: Origin) -> SessionList:
@@ -145,7 +157,9 @@ class SessionRouter:
         if selection.request is not UNSET or selection.index:
             raise Refusal("bad_query", "select sessions by their tags; request and index select calls", field="request")
         selection = own(selection, origin)
-        asked = [self._ask(worker.id, wire.ListSessions(selection), wire.Told, ANSWER_S) for worker in self._fleet.workers]
+        asked = [
+            self._ask(worker.id, wire.ListSessions(selection), wire.Told, ANSWER_S) for worker in self._worker_registry.workers
+        ]
         told = await asyncio.gather(*asked, return_exceptions=True)
         return SessionList([session for answer in told if isinstance(answer, wire.Told) for session in answer.sessions])
 
@@ -160,7 +174,7 @@ class SessionRouter:
             raise Refusal("session_lost", "the worker of the session is gone or does not reply") from None
 
     async def _ask(self, worker: str, order: wire.Order, kind: type[R], deadline_s: float) -> R:
-        if not self._fleet.has(worker):
+        if not self._worker_registry.has(worker):
             raise SessionLost
         id = next(self._ids)
         with self._dispatch.asking(id) as answer:
@@ -172,7 +186,7 @@ class SessionRouter:
                     raise NotReady(str(away), self._config.retry_after_max_s) from None
             give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S
             while not answer.done():
-                if time.monotonic() > give_up or not self._fleet.has(worker):
+                if time.monotonic() > give_up or not self._worker_registry.has(worker):
                     raise SessionLost
                 await asyncio.wait({answer}, timeout=LOOK_S)
             return _read(answer.result().payload, kind)

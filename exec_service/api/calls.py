@@ -1,4 +1,4 @@
-"""The HTTP door: decode, dispatch, encode.
+"""The HTTP endpoints: decode, dispatch, encode.
 
 The two hot routes are plain ASGI endpoints: FastAPI's own request handling costs several times what the rest of the
 gateway does per request. The others are ordinary FastAPI routes.
@@ -20,14 +20,14 @@ from exec_service.api.encoding import WRITE_BYTES, encode, encode_list, portions
 from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.responses import answers, query_parameters
-from exec_service.api.streaming import ClientGone, on_disconnect, or_sign_of_life
+from exec_service.api.streaming import ClientGone, on_disconnect, or_keep_alive
 from exec_service.api.tools import TOOLS, Tools
 from exec_service.api.validation import Validator, check_strings, read_selection
 from exec_service.config import GatewayConfig
-from exec_service.dispatch.admission import Admission, Arriving
+from exec_service.dispatch.admission import Admission, ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import CallRequest
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import NotPermitted, Overloaded, Refusal
 from exec_service.telemetry import metrics as metrics_text
 from exec_service.telemetry.metrics import Metrics
@@ -138,7 +138,7 @@ class BatchEndpoint(Endpoint):
 
     async def _send_stream(self, request: CallRequest, send: Send) -> None:
         await self._start_stream(send)
-        while arrived := await or_sign_of_life(request.take, partial(self._write, b"\n", send)):
+        while arrived := await or_keep_alive(request.take, partial(self._write, b"\n", send)):
             for portion in portions(arrived):
                 lines = _encode_lines(portion) if len(portion) > 1 else await encode(portion[0]) + b"\n"
                 await self._write(lines, send)
@@ -153,7 +153,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: A
     if announced.isdigit() and int(announced) > max_bytes:
         raise Refusal("body_too_large", f"{announced} bytes; at most {max_bytes} are accepted")
     parts, size = [], 0
-    with Arriving(admission) as arriving:
+    with ArrivingBody(admission) as arriving:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -196,7 +196,9 @@ def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) 
     ]
 
 
-def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metrics: Metrics, *, cluster: bool) -> APIRouter:
+def plain_routes(
+    config: GatewayConfig, dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: Metrics, *, cluster: bool
+) -> APIRouter:
     """A gateway of a cluster is ready when it can keep calls, whoever runs them; its metrics are at a port of their own."""
     router = APIRouter()
 
@@ -206,8 +208,8 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
 
     @router.get("/readyz", summary="Can it run programs now?", responses=answers(Ready, "not_ready", "draining"))
     async def readyz() -> Response:
-        check_ready(dispatch, fleet, cluster=cluster)
-        return _json(Ready("ready", fleet.tier))
+        check_ready(dispatch, worker_registry, cluster=cluster)
+        return _json(Ready("ready", worker_registry.tier))
 
     @router.delete(
         "/v1/calls",
@@ -230,7 +232,7 @@ def plain_routes(config: GatewayConfig, dispatch: Dispatch, fleet: Fleet, metric
         "/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info, "unauthenticated")
     )
     async def info(request: Request) -> Response:
-        return _json(info_of(config, fleet, account_of(request)))
+        return _json(info_of(config, worker_registry, account_of(request)))
 
     @router.get("/v1/tools", summary="Tools for a model, as OpenAI's chat completions take them", responses=answers(Tools))
     async def tools() -> Response:

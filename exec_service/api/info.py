@@ -10,25 +10,25 @@ from msgspec import Meta
 
 from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Refusal
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Limits
 from exec_wire.messages.info import Info, LimitValues, RequestLimits, WorkerSummary
 
 
-def info_of(config: GatewayConfig, fleet: Fleet, account: Account | None = None) -> Info:
+def info_of(config: GatewayConfig, worker_registry: WorkerRegistry, account: Account | None = None) -> Info:
     return Info(
         version=package_version(),
-        tier=fleet.tier,
-        layers=fleet.layers,
-        slots=fleet.slots,
-        workers=len(fleet.workers),
-        profiles=fleet.profiles,
-        languages=fleet.languages,
+        tier=worker_registry.tier,
+        layers=worker_registry.layers,
+        slots=worker_registry.slots,
+        workers=len(worker_registry.workers),
+        profiles=worker_registry.profiles,
+        languages=worker_registry.languages,
         limits=limits_of(config, account),
         requests=RequestLimits(config.max_calls_per_request, config.max_body_bytes, config.max_calls, config.max_bytes),
-        worker_list=worker_summaries(fleet),
+        worker_list=worker_summaries(worker_registry),
     )
 
 
@@ -40,8 +40,8 @@ def limits_of(config: GatewayConfig, account: Account | None) -> LimitValues:
     return LimitValues(known.default, {name: min(most, own.get(name, most)) for name, most in known.maximum.items()})
 
 
-def worker_summaries(fleet: Fleet) -> list[WorkerSummary]:
-    return [WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in fleet.workers]
+def worker_summaries(worker_registry: WorkerRegistry) -> list[WorkerSummary]:
+    return [WorkerSummary(one.id, one.slots, one.busy, one.tier, one.profiles) for one in worker_registry.workers]
 
 
 @cache
@@ -60,8 +60,8 @@ def limit_values() -> LimitValues:
     return LimitValues(default | {"cpu_s": Limits().cpu_limit_s}, maximum)
 
 
-def check_ready(dispatch: Dispatch, fleet: Fleet, *, cluster: bool) -> None:
+def check_ready(dispatch: Dispatch, worker_registry: WorkerRegistry, *, cluster: bool) -> None:
     """Raise a `Refusal` if no program can run now. In a cluster calls may wait for workers that start later."""
     dispatch.check_ready()
-    if not cluster and not fleet.alive:
+    if not cluster and not worker_registry.alive:
         raise Refusal("not_ready", "no worker is alive", retry_after_s=1.0)

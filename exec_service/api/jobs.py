@@ -27,7 +27,7 @@ from exec_service.api.responses import answers, query_parameters, schema_of
 from exec_service.api.streaming import KEEP_ALIVE_S
 from exec_service.api.validation import VERIFY, Validator, Warnings, check_strings, decode, read, read_query
 from exec_service.config import GatewayConfig
-from exec_service.dispatch.admission import Arriving
+from exec_service.dispatch.admission import ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.jobs.draft import Draft
 from exec_service.jobs.files import JobMeta, NewerJob, NoSuchJob
@@ -182,7 +182,7 @@ class Intake:
     """Receives one bulk job: splits, checks and stores its lines."""
 
     def __init__(
-        self, config: GatewayConfig, validator: Validator, facts: RequestFacts, draft: Draft, arriving: Arriving
+        self, config: GatewayConfig, validator: Validator, facts: RequestFacts, draft: Draft, arriving: ArrivingBody
     ) -> None:
         self._config, self._validator, self._facts, self._draft, self._arriving = config, validator, facts, draft, arriving
         self._lines: list[bytes] = []
@@ -367,7 +367,7 @@ class JobEndpoints:
         with jobs.receiving(tenant):
             await jobs.check_room(tenant, self._config)
             with await asyncio.to_thread(jobs.store.draft, tenant, query.name) as draft:
-                arriving = Arriving(self._dispatch.admission)
+                arriving = ArrivingBody(self._dispatch.admission)
                 intake = Intake(self._config, self._validator, facts, draft, arriving)
                 try:
                     with arriving:

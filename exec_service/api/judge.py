@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from exec_service.api.calls import Endpoint
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.streaming import cancel_on_disconnect, or_sign_of_life
+from exec_service.api.streaming import cancel_on_disconnect, or_keep_alive
 from exec_service.api.validation import VERIFY, Validator, Warnings, read
 from exec_service.config import GatewayConfig
+from exec_service.dispatch.call_group import CallGroup, places
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.errand import Errand, places
 from exec_service.judging.judge import Judging, bytes_of
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
@@ -46,8 +46,8 @@ class JudgeEndpoint(Endpoint):
             raise Refusal("body_too_large", f"the tests take {bytes_} bytes together; the limit is {self._config.max_bytes}")
         with self._dispatch.reserve(len(judge.tests), bytes_, facts.origin) as room:
             facts.calls = len(judge.tests)
-            errand = Errand(self._dispatch, room, facts.origin)
-            judgement = await cancel_on_disconnect(Judging(judge, errand).judge(), receive)
+            group = CallGroup(self._dispatch, room, facts.origin)
+            judgement = await cancel_on_disconnect(Judging(judge, group).judge(), receive)
             judgement.warnings = warnings.get(0, [])
             await self._send_json(encode_json(judgement), send)
 
@@ -61,33 +61,33 @@ class VerifyEndpoint(Endpoint):
         if not self._validator.has_items(body):
             item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
-            with self._errand([item], facts) as errand:
-                made = await cancel_on_disconnect(verify(item, 0, errand), receive)
+            with self._errand([item], facts) as group:
+                made = await cancel_on_disconnect(verify(item, 0, group), receive)
                 made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
-        with self._errand(items, facts) as errand:
-            await cancel_on_disconnect(self._send_stream(items, warnings, errand, send), receive)
+        with self._errand(items, facts) as group:
+            await cancel_on_disconnect(self._send_stream(items, warnings, group, send), receive)
 
     @contextmanager
-    def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[Errand]:
+    def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[CallGroup]:
         in_sandbox = [item for item in items if item.kind == "math"]
         with self._dispatch.reserve(len(in_sandbox), sum(map(bytes_of_verify, in_sandbox)), facts.origin) as room:
             facts.calls = len(items)
-            yield Errand(self._dispatch, room, facts.origin)
+            yield CallGroup(self._dispatch, room, facts.origin)
 
-    async def _send_stream(self, items: Sequence[Verify], warnings: Warnings, errand: Errand, send: Send) -> None:
+    async def _send_stream(self, items: Sequence[Verify], warnings: Warnings, group: CallGroup, send: Send) -> None:
         await self._start_stream(send)
         ended: asyncio.Queue[asyncio.Task[Verification]] = asyncio.Queue()
-        tasks = [asyncio.create_task(verify(item, index, errand)) for index, item in enumerate(items)]
+        tasks = [asyncio.create_task(verify(item, index, group)) for index, item in enumerate(items)]
         try:
             for task in tasks:
                 task.add_done_callback(ended.put_nowait)
             left = len(items)
             while left:
-                ready = [(await or_sign_of_life(ended.get, partial(self._write, b"\n", send))).result()]
+                ready = [(await or_keep_alive(ended.get, partial(self._write, b"\n", send))).result()]
                 while not ended.empty() and len(ready) < LINES_PER_WRITE:
                     ready.append(ended.get_nowait().result())
                 left -= len(ready)

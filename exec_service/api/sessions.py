@@ -40,28 +40,28 @@ class Request(NamedTuple):
 Answerer = Callable[[SessionRouter, Validator, Request], Awaitable[Struct]]
 
 ANSWERERS: dict[tuple[str, str], Answerer] = {
-    ("POST", "/v1/sessions"): lambda desk, check, asked: desk.create(
+    ("POST", "/v1/sessions"): lambda router, check, asked: router.create(
         check.read_session(asked.body, asked.origin.warnings), asked.origin
     ),
-    ("GET", "/v1/sessions"): lambda desk, _, asked: desk.list(read_selection(asked.query, any_tag=True), asked.origin),
-    ("GET", "/v1/sessions/{id}"): lambda desk, _, asked: desk.look(asked.id, asked.tenant, asked.origin),
-    ("DELETE", "/v1/sessions/{id}"): lambda desk, _, asked: desk.end(asked.id, asked.tenant, asked.origin),
-    ("POST", "/v1/sessions/{id}/run"): lambda desk, _, asked: desk.run(
+    ("GET", "/v1/sessions"): lambda router, _, asked: router.list(read_selection(asked.query, any_tag=True), asked.origin),
+    ("GET", "/v1/sessions/{id}"): lambda router, _, asked: router.look(asked.id, asked.tenant, asked.origin),
+    ("DELETE", "/v1/sessions/{id}"): lambda router, _, asked: router.end(asked.id, asked.tenant, asked.origin),
+    ("POST", "/v1/sessions/{id}/run"): lambda router, _, asked: router.run(
         asked.id, read(CELL, asked.body, asked.origin.warnings), asked.origin
     ),
-    ("POST", "/v1/sessions/{id}/fork"): lambda desk, _, asked: desk.fork(
+    ("POST", "/v1/sessions/{id}/fork"): lambda router, _, asked: router.fork(
         asked.id, read(FORK, asked.body or b"{}", asked.origin.warnings), asked.origin
     ),
-    ("POST", "/v1/sessions/{id}/rollback"): lambda desk, _, asked: desk.roll_back(
+    ("POST", "/v1/sessions/{id}/rollback"): lambda router, _, asked: router.roll_back(
         asked.id, read(TENANT, asked.body or b"{}", asked.origin.warnings), asked.origin
     ),
-    ("POST", "/v1/sessions/{id}/interrupt"): lambda desk, _, asked: desk.interrupt(
+    ("POST", "/v1/sessions/{id}/interrupt"): lambda router, _, asked: router.interrupt(
         asked.id, read(TENANT, asked.body or b"{}", asked.origin.warnings), asked.origin
     ),
-    ("PUT", "/v1/sessions/{id}/files"): lambda desk, check, asked: desk.put(
+    ("PUT", "/v1/sessions/{id}/files"): lambda router, check, asked: router.put(
         asked.id, check.read_files(asked.body, asked.origin.warnings), asked.origin
     ),
-    ("GET", "/v1/sessions/{id}/files"): lambda desk, check, asked: desk.fetch(
+    ("GET", "/v1/sessions/{id}/files"): lambda router, check, asked: router.fetch(
         asked.id, check.read_fetch(asked.query), asked.origin
     ),
 }
@@ -71,10 +71,10 @@ class SessionEndpoint(Endpoint):
     """One route of sessions."""
 
     def __init__(
-        self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: SessionRouter, answerer: Answerer
+        self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, router: SessionRouter, answerer: Answerer
     ) -> None:
         super().__init__(config, dispatch, validator)
-        self._desk, self._answerer = desk, answerer
+        self._router, self._answerer = router, answerer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts: RequestFacts = scope["exec"]
@@ -92,11 +92,11 @@ class SessionEndpoint(Endpoint):
             facts.client_gone = True
 
     async def _ask(self, asked: Request) -> Struct:
-        return await self._answerer(self._desk, self._validator, asked)
+        return await self._answerer(self._router, self._validator, asked)
 
 
-def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, desk: SessionRouter) -> list[Route]:
+def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, router: SessionRouter) -> list[Route]:
     return [
-        Route(path, SessionEndpoint(config, dispatch, validator, desk, answerer), methods=[verb])
+        Route(path, SessionEndpoint(config, dispatch, validator, router, answerer), methods=[verb])
         for (verb, path), answerer in ANSWERERS.items()
     ]

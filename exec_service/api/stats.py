@@ -14,7 +14,7 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.responses import answers, query_parameters, schema_of
 from exec_service.api.validation import read_query
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import NotPermitted
 from exec_service.telemetry.live_stats import LiveStats
 from exec_service.tenants.accounts import Account
@@ -30,7 +30,7 @@ class StatsQuery(Struct, frozen=True, kw_only=True):
     tenant: Label | UnsetType = UNSET
 
 
-def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: LiveStats) -> APIRouter:
+def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, tally: LiveStats) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -42,13 +42,13 @@ def stats_routes(dispatch: Dispatch, fleet: Fleet, tally: LiveStats) -> APIRoute
     async def stats(request: Request) -> Response:
         query = read_query(request.scope["query_string"], StatsQuery)
         tenant = _tenant_of(query, request)
-        found = stats_of(dispatch, fleet, tally, tenant) if query.run is UNSET else tally.run(query.run, tenant or "")
+        found = stats_of(dispatch, worker_registry, tally, tenant) if query.run is UNSET else tally.run(query.run, tenant or "")
         return Response(encode_json(found), media_type="application/json", headers={"cache-control": "no-store"})
 
     return router
 
 
-def stats_of(dispatch: Dispatch, fleet: Fleet, tally: LiveStats, tenant: str | None) -> Stats:
+def stats_of(dispatch: Dispatch, worker_registry: WorkerRegistry, tally: LiveStats, tenant: str | None) -> Stats:
     """`tenant`: whose shares, failures and runs; None for all tenants."""
     return Stats(
         uptime_s=tally.uptime_s,
@@ -59,13 +59,13 @@ def stats_of(dispatch: Dispatch, fleet: Fleet, tally: LiveStats, tenant: str | N
             waiting=len(dispatch.waiting),
             released=len(dispatch.released),
             oldest_wait_s=round(dispatch.oldest_wait_s, 3),
-            slots=fleet.slots,
-            busy=sum(worker.busy for worker in fleet.workers),
+            slots=worker_registry.slots,
+            busy=sum(worker.busy for worker in worker_registry.workers),
         ),
         latency_ms=tally.latency_ms(),
         seconds=tally.seconds(),
-        workers=worker_summaries(fleet),
-        tiers=dict(Counter(worker.tier for worker in fleet.workers)),
+        workers=worker_summaries(worker_registry),
+        tiers=dict(Counter(worker.tier for worker in worker_registry.workers)),
         tenants=tally.tenants(tenant),
         failures=tally.failures(tenant),
         runs=tally.runs(tenant),

@@ -49,7 +49,7 @@ async def cancel_on_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -
     return working.result()
 
 
-async def or_sign_of_life(wait: Callable[[], Awaitable[T]], sign: Callable[[], Awaitable[None]]) -> T:
+async def or_keep_alive(wait: Callable[[], Awaitable[T]], sign: Callable[[], Awaitable[None]]) -> T:
     """The result of `wait`, which is started again after each `sign` that a long silence causes."""
     while True:
         try:

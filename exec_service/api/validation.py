@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from exec_service.config import GatewayConfig
-from exec_service.dispatch.workers import Fleet, strength
+from exec_service.dispatch.workers import WorkerRegistry, strength
 from exec_service.judging.harnesses import arguments, is_name, load
 from exec_service.refusals import Refusal
 from exec_wire.messages import bounds
@@ -59,8 +59,8 @@ _GAP = re.compile(r"[\s,]*")
 class Validator:
     """Checks calls against the gateway's settings and the live workers. The readers add unknown fields to `warnings`."""
 
-    def __init__(self, fleet: Fleet, config: GatewayConfig) -> None:
-        self._fleet, self._bounds = fleet, config.bounds
+    def __init__(self, worker_registry: WorkerRegistry, config: GatewayConfig) -> None:
+        self._worker_registry, self._bounds = worker_registry, config.bounds
         self._max_calls, self._max_output_kb = config.max_calls_per_request, config.max_output_kb
 
     def read_call(self, body: bytes | dict[str, Any], warnings: Warnings) -> Call:
@@ -115,7 +115,7 @@ class Validator:
         if isinstance(body, dict) and "limits" in body:  # unset limits have the defaults of a session, not of a call
             body["limits"] = msgspec.to_builtins(SessionSpec().limits) | body["limits"]
         spec = read(SESSION, body, warnings)
-        if spec.profile and self._fleet.alive and spec.profile not in (known := self._fleet.profiles):
+        if spec.profile and self._worker_registry.alive and spec.profile not in (known := self._worker_registry.profiles):
             raise Refusal("bad_field", f"{quote(spec.profile)} is not one of {', '.join(known)}", field="$.profile")
         self.check_limits(spec.limits, "$.limits")
         with named("$"):
@@ -183,13 +183,13 @@ class Validator:
         _check_contents(files, at)
 
     def _check_language(self, language: str, field: str) -> None:
-        if language not in (known := self._fleet.languages):
+        if language not in (known := self._worker_registry.languages):
             raise Refusal("unknown_language", f"{quote(language)} is not one of {', '.join(known)}", field=field)
 
     def _check_tier(self, wanted: str, field: str) -> None:
-        if not self._fleet.alive:
+        if not self._worker_registry.alive:
             raise Refusal("not_ready", "no worker is alive, so no tier can be promised", field=field, retry_after_s=1.0)
-        best = self._fleet.best_tier
+        best = self._worker_registry.best_tier
         if strength(best) < strength(wanted):
             raise Refusal("tier_unavailable", f"tier {wanted} is required; the best live worker has {best}", field=field)
 

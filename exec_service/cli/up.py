@@ -151,7 +151,7 @@ async def _work(
             Sessions(NAME, pool, supervisor) as sessions,
             Consumer(NAME, pool, queue.worker(NAME), sessions, supervisor) as consumer,
         ):
-            await gateway.fleet.refresh()
+            await gateway.worker_registry.refresh()
             gateway.dispatch.release.look_again()
             if gateway.jobs is not None:
                 gateway.keep_jobs(LocalChunkQueue(gateway.jobs.store, ChunkOptions(url)))

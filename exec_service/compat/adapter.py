@@ -19,11 +19,11 @@ from exec_service.api.middleware import RequestFacts
 from exec_service.api.streaming import cancel_on_disconnect
 from exec_service.api.validation import Validator
 from exec_service.config import AdapterName, GatewayConfig
-from exec_service.dispatch.admission import Room
+from exec_service.dispatch.admission import Reservation
+from exec_service.dispatch.call_group import CallGroup, raise_first
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.errand import Errand, raise_first
 from exec_service.dispatch.requests import Origin
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.judging.judge import CALL_OVERHEAD_BYTES, describe_end
 from exec_service.refusals import Overloaded, Refusal
 from exec_service.sessions import SessionRouter
@@ -43,7 +43,7 @@ class GatewayParts(NamedTuple):
     config: GatewayConfig
     dispatch: Dispatch
     validator: Validator
-    fleet: Fleet
+    worker_registry: WorkerRegistry
     metrics: Metrics
     sessions: SessionRouter
     tasks: set[asyncio.Task[None]]  # cancelled when the gateway stops
@@ -64,14 +64,14 @@ class Adapter:
         self._name, self._parts = name, parts
 
     def origin(self, facts: RequestFacts) -> Origin:
-        return msgspec.structs.replace(facts.origin, door=self._name)
+        return msgspec.structs.replace(facts.origin, adapter=self._name)
 
     @property
     def profile(self) -> str:
-        return WARM if WARM in self._parts.fleet.profiles else ""
+        return WARM if WARM in self._parts.worker_registry.profiles else ""
 
     @contextmanager
-    def admitted(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Room]:
+    def admitted(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Reservation]:
         """Admit the calls of one request, or raise a `Refusal`."""
         keyless = calls if facts.origin.account is None else 0  # callers with a key have the limits of that key instead
         if self._most and self._inside + keyless > self._most:
@@ -85,14 +85,14 @@ class Adapter:
             self._inside -= keyless
 
     @contextmanager
-    def errand(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[Errand]:
+    def group(self, facts: RequestFacts, calls: int, bytes_: int) -> Iterator[CallGroup]:
         """The same. A call that fails with blame infra runs again within its deadline."""
         with self.admitted(facts, calls, bytes_) as room:
-            yield Errand(self._parts.dispatch, room, self.origin(facts))
+            yield CallGroup(self._parts.dispatch, room, self.origin(facts))
 
     async def run(self, call: Call, facts: RequestFacts) -> Result:
-        with self.errand(facts, 1, bytes_of(call)) as errand:
-            return await errand.run(call)
+        with self.group(facts, 1, bytes_of(call)) as group:
+            return await group.run(call)
 
 
 class AdapterEndpoint(Endpoint):

@@ -18,7 +18,7 @@ from starlette.types import Scope
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.validation import decode
 from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, bytes_of, get, in_order, limits, post
-from exec_service.dispatch.errand import Errand
+from exec_service.dispatch.call_group import CallGroup
 from exec_service.judging.judge import describe_end
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
@@ -80,9 +80,9 @@ class Judge(AdapterEndpoint):
     async def _judge_all(self, submissions: list[Submission], facts: RequestFacts) -> list[SubmissionResult]:
         self._validator.check_number(len(submissions), "submissions")
         work: list[Call | Verify | str] = [self._work_of(submission) for submission in submissions]
-        with self._adapter.errand(facts, len(work), sum(map(_bytes_of, work))) as errand:
+        with self._adapter.group(facts, len(work), sum(map(_bytes_of, work))) as group:
             began = time.monotonic()
-            results = await in_order([_judge(*pair, errand, began) for pair in zip(submissions, work, strict=True)])
+            results = await in_order([_judge(*pair, group, began) for pair in zip(submissions, work, strict=True)])
         for result in results if not self._shows else []:
             result.stdout = result.stderr = UNSET
         return results
@@ -130,13 +130,13 @@ def _bytes_of(work: Call | Verify | str) -> int:
     return bytes_of(work) if isinstance(work, Call) else 0
 
 
-async def _judge(submission: Submission, work: Call | Verify | str, errand: Errand, began: float) -> SubmissionResult:
+async def _judge(submission: Submission, work: Call | Verify | str, group: CallGroup, began: float) -> SubmissionResult:
     if isinstance(work, str):
         made = SubmissionResult("", stderr=work, reason="invalid_input")
     elif isinstance(work, Verify):
-        made = _of_verification(await verify(work, 0, errand))
+        made = _of_verification(await verify(work, 0, group))
     else:
-        made = _of_result(await errand.run(work), submission.expected_output)
+        made = _of_result(await group.run(work), submission.expected_output)
     made.sub_id = submission.sub_id or str(uuid.uuid4())
     if made.reason == "queue_timeout":
         made.cost = round(time.monotonic() - began, 6)
@@ -200,7 +200,7 @@ def routes(parts: GatewayParts) -> list[Route]:
 
     def status() -> dict[str, Any]:
         waiting = parts.dispatch.admission.calls - len(parts.dispatch.released)
-        return {"queue": max(0, waiting), "num_workers": parts.fleet.slots}
+        return {"queue": max(0, waiting), "num_workers": parts.worker_registry.slots}
 
     made = [get("/ping", lambda: "pong"), get("/status", status)]
     for path, shows in (("/run", True), ("/judge", False)):

@@ -152,7 +152,7 @@ def _signal_name(number: int) -> str:
 
 def routes(parts: GatewayParts) -> list[Route]:
     def runtimes() -> list[dict[str, Any]]:
-        names = [_THEIRS.get(language, language) for language in parts.fleet.languages]
+        names = [_THEIRS.get(language, language) for language in parts.worker_registry.languages]
         return [{"language": name, "version": VERSION, "aliases": ALIASES.get(name, [])} for name in names]
 
     return [post("/api/v2/execute", ExecuteEndpoint(parts, Adapter("piston", parts))), get("/api/v2/runtimes", runtimes)]

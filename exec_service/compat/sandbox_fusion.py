@@ -28,7 +28,7 @@ from exec_service.compat.adapter import (
     post,
     raise_if_infra,
 )
-from exec_service.dispatch.errand import Errand
+from exec_service.dispatch.call_group import CallGroup
 from exec_service.judging.judge import INTERPRETED, describe_end
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Limits, Result, Seconds
@@ -246,8 +246,8 @@ class SubmitEndpoint(FusionEndpoint):
         for call in calls:
             if missing := self._missing(call, language):
                 raise Refusal("unknown_language", missing, field="$.config.language")
-        with self._adapter.errand(facts, len(calls), sum(map(bytes_of, calls))) as errand:
-            tests = await run_cases(calls, cases, errand, run_all=config.extra.run_all_cases)
+        with self._adapter.group(facts, len(calls), sum(map(bytes_of, calls))) as group:
+            tests = await run_cases(calls, cases, group, run_all=config.extra.run_all_cases)
         accepted = bool(tests) and all(test.passed for test in tests)
         return SubmitAnswer(request.id, accepted, code, tests, full_code=code, extracted_type=found)
 
@@ -265,12 +265,12 @@ class SubmitEndpoint(FusionEndpoint):
         return self._call(request)
 
 
-async def run_cases(calls: list[Call], cases: list[Case], errand: Errand, *, run_all: bool) -> list[TestAnswer]:
+async def run_cases(calls: list[Call], cases: list[Case], group: CallGroup, *, run_all: bool) -> list[TestAnswer]:
     """Run the cases in order, up to the first failure. The first one runs alone, so that it compiles for all."""
     tests: list[TestAnswer] = []
     alone = 0 if calls and calls[0].language in INTERPRETED else 1
     for batch in (range(alone), range(alone, len(calls))):
-        tasks = [asyncio.create_task(errand.run(calls[index])) for index in batch if index < len(calls)]
+        tasks = [asyncio.create_task(group.run(calls[index])) for index in batch if index < len(calls)]
         try:
             for task in tasks:
                 result, case = raise_if_infra(await task), cases[len(tests)]

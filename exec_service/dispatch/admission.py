@@ -104,7 +104,7 @@ class Admission:
         return round(min(self._retry_after_max_s, max(waits)), 1)
 
 
-class Arriving:
+class ArrivingBody:
     """A body on its way in, charged as it comes. Use as a context manager: what is accepted of it is charged on its own."""
 
     __slots__ = ("_admission", "_bytes")
@@ -112,7 +112,7 @@ class Arriving:
     def __init__(self, admission: Admission) -> None:
         self._admission, self._bytes = admission, 0
 
-    def __enter__(self) -> Arriving:
+    def __enter__(self) -> ArrivingBody:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,11 +135,11 @@ class Arriving:
         self._admission.charge(0, bytes_)
 
 
-class Room:
+class Reservation:
     """Admitted in one go for calls that are handed over one by one. Use as a context manager."""
 
     def __init__(
-        self, admission: Admission, account: Account | None, calls: int, bytes_: int, closed: Callable[[Room], None]
+        self, admission: Admission, account: Account | None, calls: int, bytes_: int, closed: Callable[[Reservation], None]
     ) -> None:
         admission.check(calls, bytes_)
         if account is not None:
@@ -148,7 +148,7 @@ class Room:
         admission.charge(calls, bytes_)
         self._admission, self._account, self._calls, self._bytes, self._closed = admission, account, calls, bytes_, closed
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *_: object) -> None:

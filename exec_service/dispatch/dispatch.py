@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from exec_service.config import GatewayConfig
-from exec_service.dispatch.admission import Admission, Room
+from exec_service.dispatch.admission import Admission, Reservation
 from exec_service.dispatch.call_table import CallTable
 from exec_service.dispatch.cancellation import Cancellation
 from exec_service.dispatch.deadlines import Deadlines
@@ -29,7 +29,7 @@ from exec_service.dispatch.idempotency import Idempotency, PayloadDiffers, Recor
 from exec_service.dispatch.release import RETRY_S, Release
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest, Origin
 from exec_service.dispatch.tickets import JobState, Key, PendingJob, Ticket
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Draining, IdempotencyConflict, NotPermitted, NotReady, Overloaded
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
@@ -58,14 +58,20 @@ class Dispatch:
         self,
         config: GatewayConfig,
         queue: GatewayQueue,
-        fleet: Fleet,
+        worker_registry: WorkerRegistry,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         weight_of: Callable[[str], float] = same_weight,
         supervisor: Supervisor | None = None,
     ) -> None:
         self._supervisor = supervisor or Supervisor()
-        self._config, self._queue, self._fleet, self._metrics, self._clock = config, queue, fleet, metrics, clock
+        self._config, self._queue, self._worker_registry, self._metrics, self._clock = (
+            config,
+            queue,
+            worker_registry,
+            metrics,
+            clock,
+        )
         arriving = max(config.max_bytes // 2, config.max_body_bytes)  # the rest is for requests that come in one piece
         self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock, arriving)
         self.table = CallTable(
@@ -74,11 +80,11 @@ class Dispatch:
             Deadlines(self._supervisor.guarded("deadlines", self._overdue), clock),
         )
         self._cancellation = Cancellation(self.table, queue, self._cancel, clock)
-        self.release = Release(self.table, queue, fleet, self.admission, metrics, self._give_up, clock)
+        self.release = Release(self.table, queue, worker_registry, self.admission, metrics, self._give_up, clock)
         self.draining, self.draining_because = False, ""  # the reason if nobody asked for it
         self.not_ready_because = ""  # not empty while nothing can be run here: the reason
         self._asked: dict[str, asyncio.Future[Answer]] = {}  # jobs for one worker that are no calls, by id
-        self._rooms: set[Room] = set()  # of requests that make their calls one by one
+        self._rooms: set[Reservation] = set()  # of requests that make their calls one by one
         self._stopping = False
         self._emptied = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,7 +133,7 @@ class Dispatch:
         self,
         calls: Sequence[Call],
         origin: Origin,
-        room: Room | None = None,
+        room: Reservation | None = None,
         *,
         request: CallRequest | None = None,
         first_index: int = 0,
@@ -153,14 +159,16 @@ class Dispatch:
         self.release.wake()
         return request
 
-    def _admit_calls(self, calls: Sequence[Call], origin: Origin, room: Room | None) -> tuple[Sequence[Call], list[bytes]]:
+    def _admit_calls(
+        self, calls: Sequence[Call], origin: Origin, room: Reservation | None
+    ) -> tuple[Sequence[Call], list[bytes]]:
         """The calls as the tenant's own, and their programs, if all of them are permitted and there is room for them."""
         account = origin.account
         if room is None:
             self.check_open()
             self._admit(len(calls))  # before the work of packing
         if account is not None:
-            calls = _permitted(calls, account, reserved=room is not None, lower=bool(origin.door))
+            calls = _permitted(calls, account, reserved=room is not None, lower=bool(origin.adapter))
         programs = [program_of(call) for call in calls]
         self._check_keys(calls, programs)
         bytes_ = sum(map(len, programs))
@@ -252,7 +260,7 @@ class Dispatch:
         self.table.deadlines.remove(ticket)
         self.admission.charge(0, bytes_ - ticket.bytes)  # from now on it is the result that takes room
         ticket.bytes = bytes_
-        self._metrics.finished(result, origin.door, ticket.tenant, ticket.tags)
+        self._metrics.finished(result, origin.adapter, ticket.tenant, ticket.tags)
         request.deliver(ticket, result)
 
     # -- admission --------------------------------------------------------------------------------------------------------
@@ -275,7 +283,7 @@ class Dispatch:
     @property
     def window(self) -> int:
         """How many jobs can be with the workers at once."""
-        return self._fleet.window
+        return self._worker_registry.window
 
     @property
     def oldest_wait_s(self) -> float:
@@ -296,11 +304,11 @@ class Dispatch:
         if self.away_because:
             self._admit(1)
 
-    def reserve(self, calls: int, bytes_: int, origin: Origin) -> Room:
+    def reserve(self, calls: int, bytes_: int, origin: Origin) -> Reservation:
         """Admit calls that are accepted later, or raise a `Refusal`."""
         self.check_open()
         self._admit(calls, bytes_)
-        room = Room(self.admission, origin.account, calls, bytes_, self._vacated)
+        room = Reservation(self.admission, origin.account, calls, bytes_, self._vacated)
         self._rooms.add(room)
         return room
 
@@ -339,13 +347,13 @@ class Dispatch:
         """Its caller has everything or is gone: nobody waits for what is pending."""
         for ticket in request.pending:
             request.give_back(1, ticket.bytes)
-            self._metrics.cancelled(request.origin.door, ticket.tenant, ticket.tags)
+            self._metrics.cancelled(request.origin.adapter, ticket.tenant, ticket.tags)
             self._leave(ticket)
         request.pending.clear()
         self.table.remove_request(request)
         self._emptied.set()
 
-    def _vacated(self, room: Room) -> None:
+    def _vacated(self, room: Reservation) -> None:
         self._rooms.discard(room)
         self._emptied.set()
 

@@ -19,13 +19,13 @@ from exec_wire.queue.protocol import PRIORITY_WEIGHTS
 LEAST_WEIGHT = 0.001
 LINES_KEPT = 1000  # of tenants that have nothing waiting, per priority
 
-Room = Callable[[str], int]  # of a class: how many more may be released
+CreditOf = Callable[[str], int]  # of a class: how many more may be released
 
 
 class Places:
     """How many may be taken in all, and of each class, which is asked once."""
 
-    def __init__(self, most: int, of_class: Room) -> None:
+    def __init__(self, most: int, of_class: CreditOf) -> None:
         self.left, self._of_class = most, of_class
         self._left_of: dict[str, int] = {}
 
@@ -150,7 +150,7 @@ class FairQueue:
             line.move_to_end(job, last=False)
             self._count += 1
 
-    def take(self, most: int, room: Room, bulk: Places | None = None) -> list[PendingJob]:
+    def take(self, most: int, room: CreditOf, bulk: Places | None = None) -> list[PendingJob]:
         """Up to `most` of them, of each class as many as it has room for, in the order in which they shall be released.
 
         Those of bulk need a place in `bulk` too, if it is given.

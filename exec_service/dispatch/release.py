@@ -14,7 +14,7 @@ from exec_service.dispatch.admission import Admission
 from exec_service.dispatch.call_table import CallTable
 from exec_service.dispatch.fair_queue import Places
 from exec_service.dispatch.tickets import JobState, PendingJob, Ticket
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.telemetry.metrics import Metrics
 from exec_wire.messages.calls import MAX_STARTS, Result, verdict
 from exec_wire.queue.protocol import FORGOTTEN_S, RECONCILE_S, RENEW_S, GatewayQueue, Job, QueueUnavailable, record_name
@@ -30,14 +30,20 @@ class Release:
         self,
         table: CallTable,
         queue: GatewayQueue,
-        fleet: Fleet,
+        worker_registry: WorkerRegistry,
         admission: Admission,
         metrics: Metrics,
         give_up: Callable[[Ticket, Result], None],
         clock: Callable[[], float],
     ) -> None:
         """`give_up` answers a ticket without a worker."""
-        self._table, self._queue, self._fleet, self._admission, self._metrics = table, queue, fleet, admission, metrics
+        self._table, self._queue, self._worker_registry, self._admission, self._metrics = (
+            table,
+            queue,
+            worker_registry,
+            admission,
+            metrics,
+        )
         self._give_up, self._clock = give_up, clock
         self.unavailable_because = ""  # not empty while the queue is unavailable: the reason
         self.to_cancel: list[str] = []  # ids of jobs that nobody waits for
@@ -96,13 +102,13 @@ class Release:
                     raise
 
     def _take_by_credit(self) -> list[PendingJob]:
-        table, fleet = self._table, self._fleet
-        window = fleet.window
+        table, worker_registry = self._table, self._worker_registry
+        window = worker_registry.window
         credit = window - len(table.released)
         if credit <= 0 or not table.waiting or self._admission.is_full:
             return []
         # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
-        window_for, bulk_released = fleet.window_for.get, table.bulk_released_of
+        window_for, bulk_released = worker_registry.window_for.get, table.bulk_released_of
         bulk = Places(
             max(window - 1, 1) - table.bulk_released, lambda needs: max(window_for(needs, 0) - 1, 1) - bulk_released[needs]
         )

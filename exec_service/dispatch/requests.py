@@ -20,7 +20,7 @@ class Origin(Struct, frozen=True):
 
     request_id: str = ""
     traceparent: str = ""
-    door: str = ""  # the adapter for another service's clients, if it came through one (`exec_service.compat`)
+    adapter: str = ""  # the adapter for another service's clients, if it came through one (`exec_service.compat`)
     account: Account | None = None  # of the caller's key; None where no keys are required
     warnings: dict[int, list[str]] = {}  # unknown fields of the request's calls, by the index of the call
 

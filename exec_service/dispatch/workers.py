@@ -17,7 +17,7 @@ def strength(tier: str) -> int:
     return len(TIERS) - TIERS.index(tier) if tier in TIERS else 0
 
 
-class Fleet:
+class WorkerRegistry:
     def __init__(self, queue: GatewayQueue, refresh_s: float, release_factor: float, keys: Keys | None = None) -> None:
         self._queue, self._refresh_s, self._release_factor, self._keys = queue, refresh_s, release_factor, keys
         self.workers: list[WorkerInfo] = []

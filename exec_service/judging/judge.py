@@ -12,7 +12,7 @@ import base64
 import time
 from typing import Any
 
-from exec_service.dispatch.errand import LEAST_PLACES, Errand, raise_first
+from exec_service.dispatch.call_group import LEAST_PLACES, CallGroup, raise_first
 from exec_service.judging.checkers import difference, same_value
 from exec_service.judging.harnesses import RETURNED, far_longer, harness, load, python_checker, returned_text
 from exec_wire.messages.calls import Call, Limits, Result, Sandbox, Status, cut_middle
@@ -46,8 +46,8 @@ def bytes_of(judge: Judge, most_at_once: int = LEAST_PLACES) -> int:
 
 
 class Judging:
-    def __init__(self, judge: Judge, errand: Errand) -> None:
-        self._judge, self._errand = judge, errand
+    def __init__(self, judge: Judge, group: CallGroup) -> None:
+        self._judge, self._errand = judge, group
         self._program = harness(judge.code, judge.function) if judge.function else judge.code
         self._tasks: dict[int, asyncio.Task[Verdict]] = {}
         self._checker_compiled = judge.checker.language in INTERPRETED

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from exec_service.dispatch.errand import Errand
+from exec_service.dispatch.call_group import CallGroup
 from exec_service.judging.answers import Extracted, NotComparable, as_latex, equal, extract
 from exec_wire.messages.calls import Call, Limits, Result, Timings, cut_middle
 from exec_wire.messages.verifying import Verification, Verify
@@ -47,13 +47,13 @@ def bytes_of(item: Verify) -> int:
     return len(PROGRAM) + min(len(item.answer), MATH_CHARS) + len(item.truth)
 
 
-async def verify(item: Verify, index: int, errand: Errand) -> Verification:
+async def verify(item: Verify, index: int, group: CallGroup) -> Verification:
     began = time.monotonic()
     found = extract(item.answer, item.extract)
     if found is None:
         verification = Verification(False, error=f"the text has no {item.extract} answer")
     elif item.kind == "math":
-        verification = from_result(await errand.run(_call(item, found)))
+        verification = from_result(await group.run(_call(item, found)))
     else:
         try:
             verification = Verification(equal(item, found.text))
@@ -62,7 +62,7 @@ async def verify(item: Verify, index: int, errand: Errand) -> Verification:
     verification.id, verification.index = item.id, index
     verification.extracted = None if found is None else cut_middle(found.text, SHOWN_CHARS)
     verification.timings.total_ms = round((time.monotonic() - began) * 1000, 3)
-    verification.request_id = errand.origin.request_id
+    verification.request_id = group.origin.request_id
     return verification
 
 

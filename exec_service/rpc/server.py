@@ -1,4 +1,4 @@
-"""The gRPC door: decode, dispatch, encode. `exec_wire/proto/exec.proto` says what it speaks.
+"""The gRPC endpoints: decode, dispatch, encode. `exec_wire/proto/exec.proto` says what it speaks.
 
 Handlers get and give bytes, so that bytes that are no message are answered like any other bad input. All of them take a stream
 of requests, also those that expect one: so a message is read only when the caller's key was checked. Importing this loads grpc,
@@ -28,13 +28,13 @@ from msgspec.structs import force_setattr
 from exec_service.api.encoding import portions, write_proto
 from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import origin_of
-from exec_service.api.streaming import or_sign_of_life
+from exec_service.api.streaming import or_keep_alive
 from exec_service.api.validation import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
 from exec_service.config import GatewayConfig
-from exec_service.dispatch.admission import Arriving
+from exec_service.dispatch.admission import ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import CallRequest, Origin
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Refusal
 from exec_service.sessions import SessionRouter, with_warnings
 from exec_service.telemetry.logs import log_request
@@ -109,51 +109,53 @@ SESSION_METHODS = {
     "CreateSession": SessionMethod(
         proto.SESSION_SPEC,
         proto.SESSION_INFO,
-        lambda desk, check, asked, origin: desk.create(check.read_session(asked, origin.warnings), origin),
+        lambda router, check, asked, origin: router.create(check.read_session(asked, origin.warnings), origin),
     ),
     "ListSessions": SessionMethod(
         proto.SELECTION,
         proto.SESSION_LIST,
-        lambda desk, _, asked, origin: desk.list(read(SELECTION, asked, origin.warnings), origin),
+        lambda router, _, asked, origin: router.list(read(SELECTION, asked, origin.warnings), origin),
     ),
     **{
         name: SessionMethod(proto.SESSION_REQUEST, answer, ask)
         for name, answer, ask in (
-            ("GetSession", proto.SESSION_INFO, lambda desk, _, asked, origin: desk.look(*_who(asked, origin), origin)),
-            ("EndSession", proto.ENDED, lambda desk, _, asked, origin: desk.end(*_who(asked, origin), origin)),
+            ("GetSession", proto.SESSION_INFO, lambda router, _, asked, origin: router.look(*_who(asked, origin), origin)),
+            ("EndSession", proto.ENDED, lambda router, _, asked, origin: router.end(*_who(asked, origin), origin)),
             (
                 "RollBackSession",
                 proto.SESSION_INFO,
-                lambda desk, _, asked, origin: desk.roll_back(*_who(asked, origin), origin),
+                lambda router, _, asked, origin: router.roll_back(*_who(asked, origin), origin),
             ),
             (
                 "InterruptSession",
                 proto.INTERRUPTED,
-                lambda desk, _, asked, origin: desk.interrupt(*_who(asked, origin), origin),
+                lambda router, _, asked, origin: router.interrupt(*_who(asked, origin), origin),
             ),
             (
                 "RunCell",
                 proto.RESULT,
-                lambda desk, _, asked, origin: desk.run(_id(asked), read(CELL, asked.get("cell", {}), origin.warnings), origin),
+                lambda router, _, asked, origin: router.run(
+                    _id(asked), read(CELL, asked.get("cell", {}), origin.warnings), origin
+                ),
             ),
             (
                 "ForkSession",
                 proto.SESSION_LIST,
-                lambda desk, _, asked, origin: desk.fork(
+                lambda router, _, asked, origin: router.fork(
                     _id(asked), read(FORK, asked.get("fork", {}), origin.warnings), origin
                 ),
             ),
             (
                 "PutFiles",
                 proto.FILES,
-                lambda desk, check, asked, origin: desk.put(
+                lambda router, check, asked, origin: router.put(
                     _id(asked), check.read_files(asked.get("files", {}), origin.warnings), origin
                 ),
             ),
             (
                 "FetchFiles",
                 proto.FILES,
-                lambda desk, check, asked, origin: desk.fetch(
+                lambda router, check, asked, origin: router.fetch(
                     _id(asked), check.make_fetch(asked.get("fetch", {}), origin.warnings), origin
                 ),
             ),
@@ -180,16 +182,22 @@ class GrpcServer:
         self,
         config: GatewayConfig,
         dispatch: Dispatch,
-        fleet: Fleet,
+        worker_registry: WorkerRegistry,
         metrics: Metrics,
         keys: Keys | None,
-        desk: SessionRouter,
+        router: SessionRouter,
         *,
         cluster: bool = False,
     ) -> None:
-        self._desk = desk
-        self._config, self._dispatch, self._fleet, self._metrics, self._keys = config, dispatch, fleet, metrics, keys
-        self._validator = Validator(fleet, config)
+        self._router = router
+        self._config, self._dispatch, self._worker_registry, self._metrics, self._keys = (
+            config,
+            dispatch,
+            worker_registry,
+            metrics,
+            keys,
+        )
+        self._validator = Validator(worker_registry, config)
         self._cluster = cluster
         self._server: Any = None
         self._readers: set[asyncio.Task[None]] = set()  # of open streams
@@ -246,7 +254,7 @@ class GrpcServer:
                 request = await self._message(context)
                 asked = self._read(method.request, request)
                 with self._dispatch.reserve(1, len(request), origin):
-                    answer = await method.ask(self._desk, self._validator, asked, origin)
+                    answer = await method.ask(self._router, self._validator, asked, origin)
                 answer = with_warnings(answer, origin.warnings)
                 return await write_proto([answer], lambda: method.answer.write(**proto.plain(answer)))
 
@@ -334,7 +342,7 @@ class GrpcServer:
 
     async def _info(self, _: object, context: Context) -> bytes:
         async def info(origin: Origin) -> bytes:
-            return proto.INFO.write(**proto.plain(info_of(self._config, self._fleet, origin.account)))
+            return proto.INFO.write(**proto.plain(info_of(self._config, self._worker_registry, origin.account)))
 
         return await self._serve("Info", context, info)
 
@@ -351,7 +359,7 @@ class GrpcServer:
                 refused.append(refusal)
                 limit.reschedule(loop.time())
 
-        with Arriving(self._dispatch.admission) as arriving:
+        with ArrivingBody(self._dispatch.admission) as arriving:
             slow = loop.call_later(SLOW_S, charge)
             try:
                 async with asyncio.timeout(self._config.body_s) as limit:
@@ -397,7 +405,7 @@ class GrpcServer:
     # -- out --------------------------------------------------------------------------------------------------------------
 
     async def _write_all(self, request: CallRequest, context: Context, writing: asyncio.Lock) -> None:
-        while arrived := await or_sign_of_life(request.take, partial(self._write, b"", context, writing)):
+        while arrived := await or_keep_alive(request.take, partial(self._write, b"", context, writing)):
             await self._write_results(arrived, context, writing)
 
     async def _write_results(self, results: list[Result], context: Context, writing: asyncio.Lock) -> None:
@@ -516,7 +524,7 @@ class GrpcServer:
 
     def _health(self) -> str:
         try:
-            check_ready(self._dispatch, self._fleet, cluster=self._cluster)
+            check_ready(self._dispatch, self._worker_registry, cluster=self._cluster)
         except Refusal:
             return "NOT_SERVING"
         return "SERVING"

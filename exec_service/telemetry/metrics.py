@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from exec_service.api.web_page import PAGE_ROUTES
-from exec_service.dispatch.workers import Fleet
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.telemetry.live_stats import LiveStats, slot_ms
 from exec_service.telemetry.logs import log_infra
 from exec_service.telemetry.metric_types import BoundedLabels, FastCounter, FastHistogram, counter_of, gauge_of, process_metrics
@@ -93,11 +93,11 @@ class Metrics:
         for code in PROBLEMS:
             self._rejected.begin(code)
 
-    def watch(self, fleet: Fleet, **gauges: Callable[[], float]) -> None:
+    def watch(self, worker_registry: WorkerRegistry, **gauges: Callable[[], float]) -> None:
         """Gauges that are read at each scrape: a function for each name of `GAUGES`."""
         for name, read in gauges.items():
             Gauge(f"exec_{name}", GAUGES[name], registry=self.registry).set_function(read)
-        self.registry.register(WorkersCollector(fleet))
+        self.registry.register(WorkersCollector(worker_registry))
 
     def watch_tasks(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
         self.registry.register(FaultsCollector(supervisor, queue))
@@ -183,17 +183,17 @@ class Metrics:
 class WorkersCollector(Collector):
     """What the live workers report in their heartbeats."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, worker_registry: WorkerRegistry) -> None:
+        self._worker_registry = worker_registry
 
     def collect(self) -> Iterator[Metric]:
-        fleet, workers = self._fleet, self._fleet.workers
+        worker_registry, workers = self._worker_registry, self._worker_registry.workers
         yield GaugeMetricFamily("exec_workers", "Live workers", len(workers))
-        yield GaugeMetricFamily("exec_slots", "Slots of all live workers", fleet.slots)
-        tiers = {tier: fleet.workers_of(tier) for tier in TIERS}
+        yield GaugeMetricFamily("exec_slots", "Slots of all live workers", worker_registry.slots)
+        tiers = {tier: worker_registry.workers_of(tier) for tier in TIERS}
         yield gauge_of("exec_sandbox_tier", "Live workers by the isolation tier they offer", "tier", tiers)
         help = "1 if every live worker has this layer of isolation"
-        yield gauge_of("exec_sandbox_layer", help, "layer", fleet.layer_everywhere())
+        yield gauge_of("exec_sandbox_layer", help, "layer", worker_registry.layer_everywhere())
         sessions = {worker.id: worker.sessions for worker in workers}
         yield gauge_of("exec_sessions", "Live sessions and forks of sessions", "worker", sessions)
         memory = {worker.id: worker.session_memory_bytes for worker in workers}

@@ -23,7 +23,7 @@ from worker.echo import EchoPool
 
 async def settled(*doors: Door, workers: int) -> None:
     for door in doors:
-        await until(lambda door=door: len(door.gateway.fleet.workers) == workers)  # type: ignore[misc]
+        await until(lambda door=door: len(door.gateway.worker_registry.workers) == workers)  # type: ignore[misc]
 
 
 def metric(door: Door, name: str) -> float:
@@ -81,9 +81,9 @@ async def test_gateways_with_calls_waiting_share_the_slots(cluster: Cluster) -> 
     worker = await cluster.add_worker(slots=8)
     await settled(one, two, workers=1)
     first = soon(one.batch(*({"code": "hold"} for _ in range(30))))
-    await until(lambda: len(one.gateway.dispatch.released) == 10 and two.gateway.fleet.window == 5)
+    await until(lambda: len(one.gateway.dispatch.released) == 10 and two.gateway.worker_registry.window == 5)
     second = soon(two.batch(*({"code": "hold"} for _ in range(30))))
-    await until(lambda: one.gateway.fleet.window == two.gateway.fleet.window == 5)
+    await until(lambda: one.gateway.worker_registry.window == two.gateway.worker_registry.window == 5)
     await until(lambda: len(two.gateway.dispatch.released) == 5)
     worker.let_go.set()
     assert (len(await first), len(await second)) == (30, 30)
@@ -345,7 +345,7 @@ async def test_a_draining_worker_finishes_what_runs_and_others_take_the_rest(clu
         await consumer.drain(5)
     async with cluster.echo_worker("stays"):
         assert (await door.run("y")).json()["worker"] == "stays"
-        await until(lambda: [worker.id for worker in door.gateway.fleet.workers] == ["stays"])
+        await until(lambda: [worker.id for worker in door.gateway.worker_registry.workers] == ["stays"])
 
 
 async def test_a_gateway_that_drains_finishes_what_it_accepted_and_leaves(cluster: Cluster, moved_server: MovedServer) -> None:

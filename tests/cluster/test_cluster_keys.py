@@ -43,7 +43,7 @@ async def test_the_weight_of_a_key_is_its_share_of_the_line(cluster: Cluster, tm
     file = tmp_path / "keys.json"
     keys = {"heavy": add_key(file, "heavy", weight=3)[0], "light": add_key(file, "light")[0]}
     door, worker = await cluster.add_gateway(keys=str(file)), await cluster.add_worker(slots=1)
-    await until(lambda: door.gateway.fleet.slots == 1)
+    await until(lambda: door.gateway.worker_registry.slots == 1)
     batches = {tenant: {"calls": [{"code": "hold"}] * 40} for tenant in keys}
     sent = [
         soon(door.client.post("/v1/batch", json=batches[tenant], headers={"authorization": f"Bearer {key}"}))
@@ -62,7 +62,7 @@ async def test_the_limits_of_a_tenant_hold_for_all_gateways_together(cluster: Cl
     headers = {"authorization": f"Bearer {add_key(file, 'small', max_calls=3, calls_per_minute=5)[0]}"}
     one, two = await cluster.add_gateway(keys=str(file)), await cluster.add_gateway(keys=str(file))
     worker = await cluster.add_worker()
-    await until(lambda: one.gateway.fleet.slots == two.gateway.fleet.slots == 4)
+    await until(lambda: one.gateway.worker_registry.slots == two.gateway.worker_registry.slots == 4)
     held = [soon(one.client.post("/v1/run", json={"code": f"hold {n}"}, headers=headers)) for n in range(3)]
     await until(lambda: len(worker.jobs) == 3)
 

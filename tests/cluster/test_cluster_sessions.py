@@ -28,9 +28,9 @@ SLOW = Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k")
 
 async def seen(gateway: Gateway, workers: int) -> None:
     async with asyncio.timeout(30):
-        while len(gateway.fleet.workers) != workers:
+        while len(gateway.worker_registry.workers) != workers:
             await asyncio.sleep(0.05)
-            await gateway.fleet.refresh()
+            await gateway.worker_registry.refresh()
 
 
 async def test_any_gateway_reaches_a_session_and_it_ends_with_its_worker(own_server: RedisServer) -> None:

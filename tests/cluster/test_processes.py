@@ -199,13 +199,13 @@ RedisWorkerEnd.take = take_until_broken
 """
 BREAK_REFRESH = """
 import os
-from exec_service.dispatch.workers import Fleet
-refresh = Fleet.refresh
+from exec_service.dispatch.workers import WorkerRegistry
+refresh = WorkerRegistry.refresh
 async def refresh_until_broken(self, *arguments):
     if os.path.exists({flag!r}):
         raise ZeroDivisionError("broken on purpose")
     await refresh(self, *arguments)
-Fleet.refresh = refresh_until_broken
+WorkerRegistry.refresh = refresh_until_broken
 """
 LONG_MS = 12_000  # what runs while the part gives up
 
@@ -266,8 +266,8 @@ def test_a_gateway_whose_task_keeps_failing_is_not_ready_drains_and_exits_with_7
             running = run_long(gateway)
             wait_for(lambda: gateway.metrics()["exec_released"] == 1)
             breakable.flag.touch()
-            assert "'fleet' failed 5 times" in breakable.wait_not_ready(gateway)
-            assert gateway.metrics()['exec_task_failures_total{task="fleet"}'] >= 5
+            assert "'worker_registry' failed 5 times" in breakable.wait_not_ready(gateway)
+            assert gateway.metrics()['exec_task_failures_total{task="worker_registry"}'] >= 5
             assert running.result(60) == "ok"
             assert gateway.wait() == 70
             assert "ZeroDivisionError: broken on purpose" in gateway.words and "Traceback" in gateway.words

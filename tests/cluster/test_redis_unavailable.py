@@ -111,7 +111,7 @@ async def test_calls_that_were_flushed_are_published_again_long_before_they_are_
     monkeypatch.setattr("exec_service.dispatch.release.FORGOTTEN_S", 0.3)
     door = await cluster.add_gateway()
     worker = await cluster.add_worker(slots=4)
-    await until(lambda: door.gateway.fleet.slots == 4)
+    await until(lambda: door.gateway.worker_registry.slots == 4)
     answering = soon(door.batch(*({"code": f"hold {number}"} for number in range(5))))
     await until(lambda: len(worker.jobs) == 4)
     own_server.say("FLUSHALL")

@@ -133,7 +133,7 @@ async def test_gateway_that_never_saw_the_session_finds_it_by_its_name(here: Vis
 
 def other_gateway(here: Visitor) -> Notebooks:
     """What another one would know of the sessions: nothing yet."""
-    return Notebooks("nemo-skills", here.gateway.desk)
+    return Notebooks("nemo-skills", here.gateway.sessions)
 
 
 async def test_first_cells_sent_at_once_share_one_session(here: Visitor) -> None:

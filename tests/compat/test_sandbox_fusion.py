@@ -111,7 +111,7 @@ async def test_bash_runs(here: Visitor) -> None:
 @pytest.mark.parametrize("language", ["js", "javascript", "nodejs"])
 async def test_names_of_javascript(here: Visitor, language: str) -> None:
     made = await run(here, "console.log(6 * 7)", language=language)
-    if "javascript" in here.gateway.fleet.languages:
+    if "javascript" in here.gateway.worker_registry.languages:
         assert made["run_result"]["stdout"] == "42\n"
     else:
         assert made["status"] == "SandboxError" and language in made["message"]

@@ -212,7 +212,7 @@ async def running(
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         if worker:
-            await gateway.fleet.refresh()
+            await gateway.worker_registry.refresh()
             gateway.dispatch.release.look_again()
         yield Service(url, client, gateway, queue, scripted, stop)
 

@@ -256,7 +256,7 @@ async def test_a_call_cancelled_after_a_publication_of_unknown_outcome_is_not_ru
         with monkeypatch.context() as patch:
             patch.setattr(queue, "publish", publish)
             order = accept(service, Call("say never", tags=Tags("r")))
-            await service.gateway.fleet.refresh()
+            await service.gateway.worker_registry.refresh()
             dispatch.release.look_again()
             await until(lambda: published.is_set() and len(dispatch.waiting) == 1)
             assert await dispatch.cancel(Selection(run="r")) == 1

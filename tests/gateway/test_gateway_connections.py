@@ -14,7 +14,7 @@ from gateway_harness import JSON, Service, lines, raw_request, running, soon, un
 from grpc_harness import caller, calls, drained, refused, results
 
 from exec_client import AsyncClient, Call
-from exec_service.api import streaming as sign_of_life
+from exec_service.api import streaming
 from exec_service.rpc import server as grpc_api
 from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
 from exec_wire import proto
@@ -302,14 +302,14 @@ async def nothing() -> AsyncIterator[bytes]:
     [("/v1/batch", {"calls": [{"code": "hold"}]}), ("/v1/verify", {"items": [{"answer": "1", "truth": "1"}]})],
 )
 async def test_stream_without_results_sends_empty_lines(monkeypatch: pytest.MonkeyPatch, path: str, body: object) -> None:
-    monkeypatch.setattr(sign_of_life, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     async with running(worker=path == "/v1/batch") as service, service.client.stream("POST", path, json=body) as answer:
         pieces = answer.aiter_raw()
         assert [await anext(pieces), await anext(pieces)] == [b"\n", b"\n"]
 
 
 async def test_client_skips_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sign_of_life, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     async with running() as service, AsyncClient(service.url) as client:
         running_ = soon(client.run(Call("hold")))
         await until(lambda: len(service.worker.calls) == 1)
@@ -321,7 +321,7 @@ async def test_client_skips_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_grpc_stream_without_results_sends_empty_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sign_of_life, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     async with running(grpc=True) as service, caller(service.grpc_target) as one:
         answer = one.run_batch_(calls("hold"), timeout=30)
         assert [await answer.read(), await answer.read()] == [b"", b""]

@@ -83,7 +83,7 @@ async def test_fields_of_the_judgement_reach_its_calls(service: Service) -> None
 
 async def test_first_test_of_a_compiled_program_goes_alone(service: Service) -> None:
     service.worker.info = msgspec.structs.replace(service.worker.info, needs=["python", "cpp"])
-    await until(lambda: "cpp" in service.gateway.fleet.languages)
+    await until(lambda: "cpp" in service.gateway.worker_registry.languages)
     asking = soon(judge(service, "hold", *[("", "")] * 4, language="cpp"))
     await until(lambda: len(service.worker.jobs) == 1)
     await asyncio.sleep(0.05)
@@ -139,7 +139,7 @@ async def test_wrong_requests_are_422_and_name_the_field(
 
 async def test_functions_are_pythons(service: Service) -> None:
     service.worker.info = msgspec.structs.replace(service.worker.info, needs=["python", "cpp"])
-    await until(lambda: "cpp" in service.gateway.fleet.languages)
+    await until(lambda: "cpp" in service.gateway.worker_registry.languages)
     response = await judge(service, "x", ("[]", "1"), language="cpp", function="solve")
     assert problem(response, 422, "bad_field")["field"] == "$.function"
 

@@ -244,7 +244,7 @@ async def test_a_session_has_the_priority_that_its_key_allows_and_its_cells_the_
 ) -> None:
     add_key(service.file, "small", weight=3)
     service.worker.info = msgspec.structs.replace(service.worker.info, max_sessions=1)
-    await until(lambda: service.gateway.fleet.workers[0].max_sessions == 1)
+    await until(lambda: service.gateway.worker_registry.workers[0].max_sessions == 1)
     await until(lambda: service.gateway.dispatch.waiting.weight_of("small") == 3)
     asked: list[Order] = []
 
@@ -252,7 +252,7 @@ async def test_a_session_has_the_priority_that_its_key_allows_and_its_cells_the_
         asked.append(order)
         raise Refusal("not_ready")
 
-    monkeypatch.setattr(service.gateway.desk, "_ask", ask)
+    monkeypatch.setattr(service.gateway.sessions, "_ask", ask)
     for path, body in (("", {"limits": SMALL}), (f"/{new_session_id('w1', 'life')}/run", {"code": "pass"})):
         await service.client.post(f"/v1/sessions{path}", json=body, headers=service.as_("small"))
     created, cell = asked

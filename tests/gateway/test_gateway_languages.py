@@ -14,14 +14,14 @@ async def languages(service: Service) -> list[str]:
 
 async def test_languages_are_those_of_all_live_workers(service: Service) -> None:
     async with ScriptedWorker(service.queue, "w2", needs=("python", "cpp")):
-        await until(lambda: len(service.gateway.fleet.workers) == 2)
+        await until(lambda: len(service.gateway.worker_registry.workers) == 2)
         assert await languages(service) == ["cpp", "python"]
         assert (await service.run("say hi", language="cpp")).json()["worker"] == "w2"
 
 
 async def test_missing_language_is_422_and_lists_what_is_there(service: Service) -> None:
     service.worker.info = msgspec.structs.replace(service.worker.info, needs=["python", "bash"])
-    await until(lambda: service.gateway.fleet.languages == ["bash", "python"])
+    await until(lambda: service.gateway.worker_registry.languages == ["bash", "python"])
     body = problem(await service.run(language="cpp"), 422, "unknown_language")
     assert (body["field"], body["detail"]) == ("$.language", "'cpp' is not one of bash, python")
     body = problem(await service.batch({"code": "say x"}, {"code": "say x", "language": "c++"}), 422, "unknown_language")
@@ -32,9 +32,9 @@ async def test_without_a_worker_what_was_last_known_is_accepted() -> None:
     async with running(worker=False) as service:
         assert await languages(service) == ["python"]
         await service.queue.worker("w2").announce(WorkerInfo("w2", 1, needs=["python", "cpp"]))
-        await until(lambda: service.gateway.fleet.alive)
+        await until(lambda: service.gateway.worker_registry.alive)
         await service.queue.worker("w2").leave()
-        await until(lambda: not service.gateway.fleet.alive)
+        await until(lambda: not service.gateway.worker_registry.alive)
         assert await languages(service) == ["cpp", "python"]
         problem(await service.run(language="bash"), 422, "unknown_language")
 

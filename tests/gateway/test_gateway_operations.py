@@ -26,9 +26,9 @@ async def test_readyz_is_200_only_with_a_live_worker() -> None:
     async with running(worker=False) as service:
         problem(await service.client.get("/readyz"), 503, "not_ready")
         async with service.worker:
-            await until(lambda: service.gateway.fleet.alive)
+            await until(lambda: service.gateway.worker_registry.alive)
             assert (await service.client.get("/readyz")).json() == {"status": "ready", "tier": "A"}
-        await until(lambda: not service.gateway.fleet.alive)
+        await until(lambda: not service.gateway.worker_registry.alive)
         problem(await service.client.get("/readyz"), 503, "not_ready")
 
 
@@ -89,7 +89,7 @@ async def test_info_says_what_is_here(service: Service) -> None:
 async def test_info_of_several_workers_promises_only_what_all_of_them_have(service: Service) -> None:
     second = service.queue.worker("w2")
     await second.announce(WorkerInfo("w2", 6, tier="C", layers=["landlock"], profiles=["math"]))
-    await until(lambda: len(service.gateway.fleet.workers) == 2)
+    await until(lambda: len(service.gateway.worker_registry.workers) == 2)
     info = (await service.client.get("/v1/info")).json()
     assert (info["tier"], info["layers"], info["slots"], info["profiles"]) == ("C", ["landlock"], 10, ["bare", "math"])
     assert (info["workers"], [(worker["id"], worker["tier"]) for worker in info["worker_list"]]) == (
@@ -100,13 +100,13 @@ async def test_info_of_several_workers_promises_only_what_all_of_them_have(servi
     text = (await service.client.get("/metrics")).text.splitlines()
     assert {'exec_sandbox_layer{layer="seccomp"} 0.0', 'exec_sandbox_layer{layer="landlock"} 1.0'} <= set(text)
     assert {'exec_sandbox_tier{tier="A"} 1.0', 'exec_sandbox_tier{tier="C"} 1.0'} <= set(text)
-    assert service.gateway.fleet.best_tier == "A"
-    assert service.gateway.fleet.window == 13  # ceil(1.25 x 10)
+    assert service.gateway.worker_registry.best_tier == "A"
+    assert service.gateway.worker_registry.window == 13  # ceil(1.25 x 10)
 
 
 async def test_the_list_of_workers_is_not_read_per_request(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.sleep(0.05)  # whatever refresh is under way
-    service.gateway.fleet._refresh_s = 60
+    service.gateway.worker_registry._refresh_s = 60
     await asyncio.sleep(0.05)
     reads = 0
 
@@ -115,7 +115,7 @@ async def test_the_list_of_workers_is_not_read_per_request(service: Service, mon
         reads += 1
         return []
 
-    monkeypatch.setattr(service.gateway.fleet._queue, "workers", counted)
+    monkeypatch.setattr(service.gateway.worker_registry._queue, "workers", counted)
     for route in ("/readyz", "/v1/info"):
         assert (await service.client.get(route)).status_code == 200
     assert (await service.run()).status_code == 200
@@ -126,7 +126,7 @@ async def test_a_list_of_workers_that_cannot_be_read_is_kept(service: Service, m
     async def broken() -> list[WorkerInfo]:
         raise ConnectionError("the queue is away")
 
-    monkeypatch.setattr(service.gateway.fleet._queue, "workers", broken)
+    monkeypatch.setattr(service.gateway.worker_registry._queue, "workers", broken)
     await asyncio.sleep(0.1)
     assert (await service.client.get("/readyz")).status_code == 200
 

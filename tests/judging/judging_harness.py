@@ -43,7 +43,7 @@ async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIter
             if serving.done():
                 await serving  # which says why it does not serve
             async with Sessions("w", pool) as sessions, Consumer("w", pool, queue.worker("w"), sessions):
-                await gateway.fleet.refresh()
+                await gateway.worker_registry.refresh()
                 gateway.dispatch.release.look_again()
                 async with AsyncClient(await url) as client:
                     yield Court(client, pool, gateway, await url)

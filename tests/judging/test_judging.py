@@ -12,7 +12,7 @@ from sandbox_harness import until
 
 from exec_client import BadRequest, Checker, Limits, Tags
 from exec_client import Test as T
-from exec_service.dispatch.errand import Errand
+from exec_service.dispatch.call_group import CallGroup
 from exec_wire import Call, Result
 from worker.compile_cache import CompileCache
 
@@ -216,11 +216,13 @@ async def test_checker_that_fails_on_an_output_but_accepts_the_expected_one_says
 ) -> None:
     runs: list[Call] = []
 
-    async def run(self: Errand, call: Call, run_it: Callable[[Errand, Call], Awaitable[Result]] = Errand.run) -> Result:
+    async def run(
+        self: CallGroup, call: Call, run_it: Callable[[CallGroup, Call], Awaitable[Result]] = CallGroup.run
+    ) -> Result:
         runs.append(call)
         return await run_it(self, call)
 
-    monkeypatch.setattr(Errand, "run", run)
+    monkeypatch.setattr(CallGroup, "run", run)
     tests = [T("6", "6"), T("7", "6"), T("six", "6"), T("abort", "6")]
     judgement = await here.client.judge("print(input())", tests, checker=Checker("program", code=BRITTLE))
     assert (verdicts(judgement), judgement.score, judgement.verdict) == ("AC WA WA WA", 0.25, "WA")

@@ -392,7 +392,7 @@ async def test_death_of_a_gateway_is_no_event_for_a_session_and_that_of_its_work
         await pool.wait_ready()
         async with Gateway(config, queue.gateway("two")) as second:
             async with Sessions("w", pool) as sessions, Consumer("w", pool, queue.worker("w"), sessions):
-                await second.fleet.refresh()
+                await second.worker_registry.refresh()
                 async with Gateway(config, queue.gateway("one")) as first:
                     id = (await first.desk.create(SessionSpec(limits=Limits(memory_mb=256)))).id
                     await first.desk.run(id, Cell("x = 1"))
@@ -408,7 +408,7 @@ async def test_death_of_a_gateway_is_no_event_for_a_session_and_that_of_its_work
                 running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
                 await until(lambda: not pool.free_slots, "the cell runs")
                 started = time.monotonic()
-            await second.fleet.refresh()
+            await second.worker_registry.refresh()
             result = await running
             assert (result.status, result.blame, result.retryable) == ("session_lost", "infra", False)
             assert time.monotonic() - started < 20

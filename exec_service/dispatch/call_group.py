@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from exec_service.dispatch.admission import Room
+from exec_service.dispatch.admission import Reservation
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import Origin
 from exec_wire.messages.calls import Call, Result, Tags, verdict
@@ -18,14 +18,14 @@ PAUSE_S = 0.1  # before the first retry; doubled each time
 LEAST_PLACES = 16
 
 
-class Errand:
-    """`run` makes a call, and makes it again when we were at fault. A call's `deadline_s` counts from the errand's beginning.
+class CallGroup:
+    """`run` makes a call, and makes it again when we were at fault. A call's `deadline_s` counts from the group's beginning.
 
-    Only as many calls of an errand are in the line at once as keep the workers busy: a judgement of a thousand tests holds few
+    Only as many calls of an group are in the line at once as keep the workers busy: a judgement of a thousand tests holds few
     copies of its program, and lets others pass.
     """
 
-    def __init__(self, dispatch: Dispatch, room: Room, origin: Origin) -> None:
+    def __init__(self, dispatch: Dispatch, room: Reservation, origin: Origin) -> None:
         self._dispatch, self._room, self.origin = dispatch, room, origin
         self._began_at = asyncio.get_running_loop().time()
         self._places = asyncio.Semaphore(places(dispatch))
