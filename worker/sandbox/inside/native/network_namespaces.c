@@ -1,0 +1,46 @@
+/* Network namespaces: programs that run at the same time must not meet by the names of sockets. */
+#define _GNU_SOURCE
+#include "zygote.h"
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+
+static int new_network(void) {
+    if (unshare(CLONE_NEWNET))
+        return -1;
+    int network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (setns(own_netns_fd, CLONE_NEWNET))
+        _exit(1); /* cannot go on: this process would be in a program's namespace */
+    return network;
+}
+
+int take_network(struct slot *s) {
+    s->network = -1;
+    if (!(house.layers & LAYER_MOUNTS))
+        return 0;
+    s->network = book->networks_idle ? book->networks[--book->networks_idle] : new_network();
+    return s->network < 0 ? -1 : 0;
+}
+
+/* A socket outlives its program while it is in flight to somebody, for example to itself. The next program would see its name. */
+static int has_no_sockets(int network) {
+    char text[256];
+    if (setns(network, CLONE_NEWNET))
+        return 0;
+    int fd = open("/proc/self/net/unix", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    if (fd >= 0)
+        close(fd);
+    if (setns(own_netns_fd, CLONE_NEWNET))
+        _exit(1);
+    return n > 0 && memchr(text, '\n', (size_t)n) == text + n - 1; /* nothing but the names of the columns */
+}
+
+void give_back_network(struct slot *s) {
+    if (s->network >= 0 && book->networks_idle < NETWORKS_KEPT && has_no_sockets(s->network))
+        book->networks[book->networks_idle++] = s->network;
+    else if (s->network >= 0)
+        close(s->network);
+    s->network = -1;
+}
