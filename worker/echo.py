@@ -1,6 +1,6 @@
-"""A pool that runs nothing: every call is answered with its own code. For measuring the path to a worker and back.
+"""A pool that runs nothing and answers every call with its own code, to measure the path to a worker and back.
 
-Not a sandbox, and its results say so: their tier is `none`.
+It is not a sandbox: the tier of its results is `none`.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ async def _pool(
 
 
 def _cannot_work_because(consumer: Consumer) -> str:
-    return consumer.cannot_take_because or ("the queue is away" if consumer.queue_is_away else "")
+    return consumer.cannot_take_because or ("the queue is away" if consumer.queue_unavailable else "")
 
 
 def open_queue(url: str) -> RedisQueue:

@@ -28,7 +28,7 @@ from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
 from worker.sandbox.runner import SLOTS_PER_ZYGOTE
-from worker.sandbox.session_tree import GRACE_S
+from worker.sandbox.session_member import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
 from worker.sessions import Sessions
 
@@ -258,7 +258,7 @@ class Cage:
         id = await self._session(SessionSpec(limits=CANARY_LIMITS))
         for number in itertools.count():
             began = time.monotonic()
-            ran = await self.sessions.obey(RunCell(id, Cell("n = n + 1 if 'n' in globals() else 0\nn")), DEADLINE_S)
+            ran = await self.sessions.handle(RunCell(id, Cell("n = n + 1 if 'n' in globals() else 0\nn")), DEADLINE_S)
             self.canary.latencies_s.append(time.monotonic() - began)
             if not isinstance(ran, Ran) or ran.result.value != str(number):
                 self.canary.wrong.append(f"the session's cell {number}: {ran}")
@@ -266,20 +266,20 @@ class Cage:
             if stop.is_set():
                 break
             await asyncio.sleep(0.01)
-        await self.sessions.obey(End(id, ""), DEADLINE_S)
+        await self.sessions.handle(End(id, ""), DEADLINE_S)
 
     async def look_in_session(self) -> list[str]:
         """What a new session finds before it has done anything."""
         env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
         id = await self._session(SessionSpec(limits=LOOK_LIMITS, env=env))
-        ran = await self.sessions.obey(RunCell(id, Cell(LOOK_IN_SESSION)), DEADLINE_S)
-        await self.sessions.obey(End(id, ""), DEADLINE_S)
+        ran = await self.sessions.handle(RunCell(id, Cell(LOOK_IN_SESSION)), DEADLINE_S)
+        await self.sessions.handle(End(id, ""), DEADLINE_S)
         if isinstance(ran, Ran) and (ran.result.status, ran.result.stdout) == ("ok", "contained\n"):
             return []
         return [f"a new session: {ran}"]
 
     async def _session(self, spec: SessionSpec) -> str:
-        told = await self.sessions.obey(Create(spec), DEADLINE_S)
+        told = await self.sessions.handle(Create(spec), DEADLINE_S)
         if not isinstance(told, Told):
             raise AssertionError(f"no session can be had: {told}")
         return told.sessions[0].id
@@ -292,13 +292,13 @@ class Cage:
                 id = await self._session(spec)
             except AssertionError as error:
                 return verdict("internal_error", error=str(error), sandbox=self.sandbox)
-            ran = await self.sessions.obey(RunCell(id, Cell(program.code, stdin=program.stdin)), DEADLINE_S)
+            ran = await self.sessions.handle(RunCell(id, Cell(program.code, stdin=program.stdin)), DEADLINE_S)
             result = ran.result if isinstance(ran, Ran) else verdict("internal_error", error=str(ran))
             result.sandbox = self.sandbox
             if program.fetch:
-                got = await self.sessions.obey(FetchFiles(id, list(program.fetch), ""), DEADLINE_S)
+                got = await self.sessions.handle(FetchFiles(id, list(program.fetch), ""), DEADLINE_S)
                 result.files = got.files if isinstance(got, Got) else {}
-            if (ended := await self.sessions.obey(End(id, ""), DEADLINE_S)) != Did(True):
+            if (ended := await self.sessions.handle(End(id, ""), DEADLINE_S)) != Did(True):
                 result.stdout += f"\nescaped: its session does not end: {ended}\n"
             if words := was_touched():
                 result.stdout += f"\nescaped: {words}\n"

@@ -22,7 +22,7 @@ from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox import cgroups, protocol
-from worker.sandbox.runner_client import RunnerLink
+from worker.sandbox.runner_client import RunnerClient
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
 START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine
@@ -157,10 +157,10 @@ def has_come_this_far(pids: Iterable[int]) -> bool:
     return False
 
 
-async def scripted_runner() -> tuple[RunnerLink, socket.socket]:
+async def scripted_runner() -> tuple[RunnerClient, socket.socket]:
     """A worker's link to a runner, and the runner's end, at which a test speaks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = RunnerLink(ours, None)
+    link = RunnerClient(ours, None)
     configuring = asyncio.create_task(link.configure({}, lambda *_: None))
     assert await asyncio.to_thread(theirs.recv, 1000)
     protocol.send_message(theirs, {"ready": {"tier": "A", "layers": [], "steps": [], "missing": {}, "languages": {}}})

@@ -1,6 +1,6 @@
-"""The languages a worker can run. One file each: what it is called, whether it is here, and how its program is started.
+"""The languages that a worker can run, one file each: name, command, flags.
 
-Python runs in a fork of a warm interpreter. The others are started by exec in the same sandbox, from the smallest zygote.
+Python runs in a fork of a warm interpreter. The others start by exec in the same sandbox, from the smallest zygote.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ LANGUAGES: dict[str, Language] = {language.name: language for language in (PYTHO
 
 
 def installed() -> list[str]:
-    """The languages whose programs can be run on this machine."""
+    """The languages that are installed on this machine."""
     return [name for name, language in LANGUAGES.items() if language.installed()]
 
 
 def paths() -> dict[str, str]:
-    """Of each of them the command that starts or compiles its programs; nothing for Python, which needs none."""
+    """Installed language -> the command that starts or compiles its programs; empty for Python."""
     return {name: LANGUAGES[name].path() or "" for name in installed()}
 
 

@@ -1,4 +1,4 @@
-"""The three ways in which a program is started."""
+"""The three kinds of languages: how their programs start."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from exec_wire import Limits
 
-# What the jail shows of the system; an interpreter elsewhere cannot be started in there.
+# Folders that are visible in the jail; an interpreter elsewhere cannot start there.
 _VISIBLE = ("/usr/", "/bin/")
 
 
 @dataclass(frozen=True)
 class Language:
-    """Run by the zygote's own interpreter."""
+    """Runs in the zygote's own interpreter."""
 
     name: str
 
@@ -41,7 +41,7 @@ class Interpreted(Language):
 
 @dataclass(frozen=True)
 class Compiled(Language):
-    """`compiler flags -o output source` in a sandboxed call of its own; then what it made, passed as a sealed file."""
+    """`compiler flags -o output source` in a sandboxed call of its own; then its output runs, passed as a sealed file."""
 
     compiler: str
     flags: tuple[str, ...]
@@ -57,6 +57,6 @@ class Compiled(Language):
 
 @functools.cache
 def find(command: str) -> str | None:
-    """Looked up once: a worker says what it has with every sign of life."""
+    """Cached: a worker announces its languages with every heartbeat."""
     path = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin")
     return path if path is not None and path.startswith(_VISIBLE) else None

@@ -1,4 +1,4 @@
-"""What a script and a cell have in common: from source to code, and from an exit to its code."""
+"""Used by scripts and cells: compile source, and turn a SystemExit into an exit code."""
 
 import ast
 import sys
@@ -10,7 +10,7 @@ def compile_all(code: str, name: str) -> types.CodeType:
 
 
 def compile_with_value(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """All but the last expression, and that by itself, if it stands alone at the end."""
+    """Returns everything before a final expression, and that expression, if there is one."""
     tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
     last: types.CodeType | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):

@@ -1,5 +1,3 @@
-#ifndef FOLDER_H
-#define FOLDER_H
-/* Remove a folder and all below it; it may not be there. No link is followed, whatever a program made of it. */
+#pragma once
+/* Removes a folder and everything below it, if it exists. Follows no link: a hostile program may have made the contents. */
 int remove_folder(const char *path);
-#endif

@@ -1,13 +1,11 @@
-/* Forking without libc's handlers and locks. They write to pages that parent and child share, and which then have to be copied; and
- * there is one thread, so they have nothing to do. */
-#ifndef FORKING_H
-#define FORKING_H
+/* Forks without libc's handlers and locks: with one thread they have nothing to do, and they write to shared pages, which
+ * the kernel would then copy. */
+#pragma once
 #include <sys/types.h>
 
-/* Once, before anything is forked. */
-void learn_thread_addresses(void);
+/* Call once, before the first fork. */
+void find_thread_addresses(void);
 /* As fork(2). */
-pid_t fork_alone(void);
-/* In a session: a fork that is a child of this process's own parent. As fork(2). */
-pid_t fork_beside(void);
-#endif
+pid_t fork_without_libc(void);
+/* In a session: a fork whose parent is this process's parent. As fork(2). */
+pid_t fork_sibling(void);

@@ -1,7 +1,5 @@
-#ifndef HEAP_H
-#define HEAP_H
+#pragma once
 #include <stddef.h>
-int heap_init(size_t most);
-void heap_settle(void);
-void heap_mend(void);
-#endif
+int huge_pages_init(size_t most);
+void huge_pages_settle(void);
+void huge_pages_collapse(void);

@@ -1,5 +1,10 @@
-/* The init stub: PID 1 of a program's PID namespace. Killing it kills all processes of the program. Also the stubs that outlive
- * the end of their program. */
+/* The init stub: PID 1 of a program's PID namespace. Killing it kills all processes of the program.
+ *
+ * Lingering stubs: the last process to leave a mount namespace blocks in synchronize_rcu_expedited(), 2 to 7 ms on a busy
+ * machine. The stub is in the program's mount namespace and leaves it last, so the stub blocks. The zygote does not wait for
+ * a stub if the kernel counts no other process of the program, and if the program's files use little memory (it would count
+ * for the next program of the slot). Such a stub lingers. Stubs are killed in batches, because concurrent calls share one
+ * grace period (3 % less CPU time for a short program than one by one). */
 #define _GNU_SOURCE
 #include "raw.h"
 #include "zygote.h"
@@ -12,12 +17,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LEAVERS_TOGETHER 8
-#define LEFT_MOST_BYTES (256 << 10)
-#define LEFT_MOST_FILES 256
+#define LINGERING_BATCH 8
+#define MAX_LEFT_BYTES (256 << 10)
+#define MAX_LEFT_FILES 256
 
-/* Shares memory with the zygote (CLONE_VM), so: no libc, nothing on the heap. SIGCHLD is ignored, which makes the kernel
- * reap what is re-parented to it; every other signal is blocked and only SIGKILL from outside ends it. */
+/* Shares memory with the zygote (CLONE_VM), so it uses no libc and no heap. SIGCHLD is ignored: the kernel reaps the
+ * processes that are re-parented to it. Every other signal is blocked; only SIGKILL from outside ends it. */
 int stub_main(void *argument) {
     long uid = (long)(intptr_t)argument;
     struct { void (*handler)(int); unsigned long flags; void (*restorer)(void); unsigned long mask; } ignore = {SIG_IGN, 0, NULL, 0};
@@ -25,7 +30,7 @@ int stub_main(void *argument) {
     raw4(SYS_rt_sigprocmask, SIG_SETMASK, (long)&every_signal, 0, 8);
     raw4(SYS_rt_sigaction, SIGCHLD, (long)&ignore, 0, 8);
     raw4(SYS_close_range, 0, ~0U, 0, 0);
-    if (house.layers & LAYER_UID) {
+    if (config.layers & LAYER_UID) {
         raw4(SYS_setresgid, uid, uid, uid, 0);
         raw4(SYS_setresuid, uid, uid, uid, 0);
     }
@@ -35,7 +40,7 @@ int stub_main(void *argument) {
     return 0;
 }
 
-/* No fork needs it: a stub shares the zygote's memory. */
+/* Forks do not copy it: only a stub uses it, and that shares the zygote's memory. */
 char *new_stack(void) {
     char *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (stack == MAP_FAILED)
@@ -44,29 +49,21 @@ char *new_stack(void) {
     return stack;
 }
 
-/* ---- stubs that outlive their program's end ----
- *
- * Whoever leaves a mount namespace last waits until every core has passed a point of rest (synchronize_rcu_expedited), 2 to 7 ms
- * on a busy machine. The stub is in the program's, so that it is the stub who waits. Nobody waits for the stub where the kernel's
- * count says that no process of the program is left and its files take no memory to speak of, which would count as the next
- * program's: then the program is over, and the stub leaves later. Some leave together, since those who wait at the same time wait
- * for the same point (3 % less CPU time for a short program than one by one). */
-
-struct leaver *leaver_by_pid(pid_t pid) {
-    for (int i = 0; i < LEAVERS_MOST; i++)
-        if (book->leavers[i].stub == pid)
-            return &book->leavers[i];
+struct lingering_stub *lingering_stub_by_pid(pid_t pid) {
+    for (int i = 0; i < MAX_LINGERING_STUBS; i++)
+        if (loop->lingering_stubs[i].stub == pid)
+            return &loop->lingering_stubs[i];
     return NULL;
 }
 
-void dismiss_leavers(void) {
-    for (int i = 0; book->leavers_idle && i < LEAVERS_MOST; i++) {
-        struct leaver *one = &book->leavers[i];
+void kill_lingering_stubs(void) {
+    for (int i = 0; loop->lingering_alive && i < MAX_LINGERING_STUBS; i++) {
+        struct lingering_stub *one = &loop->lingering_stubs[i];
         if (!one->stub || one->is_killed)
             continue;
         kill(one->stub, SIGKILL);
         one->is_killed = 1;
-        book->leavers_idle--;
+        loop->lingering_alive--;
     }
 }
 
@@ -75,33 +72,33 @@ static int has_no_process(struct slot *s) {
     return s->cgroup[CG_PIDS_NOW] >= 0 && pread(s->cgroup[CG_PIDS_NOW], now, sizeof now, 0) == 2 && now[0] == '0';
 }
 
-/* As the stub sees them. */
+/* The workspace as the stub sees it. */
 static int has_few_files(struct slot *s) {
     char path[64];
     struct statfs files;
     snprintf(path, sizeof path, "/proc/%d/root" WORKSPACE, (int)s->stub);
-    return !statfs(path, &files) && (int64_t)(files.f_blocks - files.f_bfree) * files.f_bsize <= LEFT_MOST_BYTES &&
-           files.f_files - files.f_ffree <= LEFT_MOST_FILES;
+    return !statfs(path, &files) && (int64_t)(files.f_blocks - files.f_bfree) * files.f_bsize <= MAX_LEFT_BYTES &&
+           files.f_files - files.f_ffree <= MAX_LEFT_FILES;
 }
 
-/* 0 if its stub has to be waited for. */
-int let_leave(struct slot *s) {
-    struct leaver *place = leaver_by_pid(0);
-    if (!place || s->is_session || !(house.layers & LAYER_MOUNTS) || !has_no_process(s) || !has_few_files(s))
+/* Returns 0 if the zygote has to wait for the stub. */
+int let_stub_linger(struct slot *s) {
+    struct lingering_stub *entry = lingering_stub_by_pid(0);
+    if (!entry || s->is_session || !(config.layers & LAYER_MOUNTS) || !has_no_process(s) || !has_few_files(s))
         return 0;
-    char *spare = place->stack;
-    *place = (struct leaver){s->stub, 0, s->stub_stack};
+    char *spare = entry->stack;
+    *entry = (struct lingering_stub){s->stub, 0, s->stub_stack};
     s->stub_stack = spare;
-    if (++book->leavers_idle >= LEAVERS_TOGETHER)
-        dismiss_leavers();
+    if (++loop->lingering_alive >= LINGERING_BATCH)
+        kill_lingering_stubs();
     return 1;
 }
 
-int has_left(pid_t pid) {
-    struct leaver *one = leaver_by_pid(pid);
+int reap_lingering_stub(pid_t pid) {
+    struct lingering_stub *one = lingering_stub_by_pid(pid);
     if (!one)
         return 0;
     one->stub = 0;
-    book->leavers_idle -= !one->is_killed;
+    loop->lingering_alive -= !one->is_killed;
     return 1;
 }

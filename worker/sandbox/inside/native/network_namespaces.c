@@ -1,4 +1,5 @@
-/* Network namespaces: programs that run at the same time must not meet by the names of sockets. */
+/* One network namespace for each running program: abstract socket names are per network namespace, so no two programs can
+ * meet. */
 #define _GNU_SOURCE
 #include "zygote.h"
 #include <fcntl.h>
@@ -10,20 +11,21 @@ static int new_network(void) {
     if (unshare(CLONE_NEWNET))
         return -1;
     int network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    if (setns(own_netns_fd, CLONE_NEWNET))
-        _exit(1); /* cannot go on: this process would be in a program's namespace */
+    if (setns(loop->own_netns_fd, CLONE_NEWNET))
+        _exit(1); /* fail closed: this process would stay in a program's namespace */
     return network;
 }
 
 int take_network(struct slot *s) {
     s->network = -1;
-    if (!(house.layers & LAYER_MOUNTS))
+    if (!(config.layers & LAYER_MOUNTS))
         return 0;
-    s->network = book->networks_idle ? book->networks[--book->networks_idle] : new_network();
+    s->network = loop->networks_idle ? loop->networks[--loop->networks_idle] : new_network();
     return s->network < 0 ? -1 : 0;
 }
 
-/* A socket outlives its program while it is in flight to somebody, for example to itself. The next program would see its name. */
+/* A socket outlives its program while it is in flight (SCM_RIGHTS), for example to itself. The next program would see its
+ * name. */
 static int has_no_sockets(int network) {
     char text[256];
     if (setns(network, CLONE_NEWNET))
@@ -32,14 +34,14 @@ static int has_no_sockets(int network) {
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
     if (fd >= 0)
         close(fd);
-    if (setns(own_netns_fd, CLONE_NEWNET))
+    if (setns(loop->own_netns_fd, CLONE_NEWNET))
         _exit(1);
-    return n > 0 && memchr(text, '\n', (size_t)n) == text + n - 1; /* nothing but the names of the columns */
+    return n > 0 && memchr(text, '\n', (size_t)n) == text + n - 1; /* only the header line */
 }
 
 void give_back_network(struct slot *s) {
-    if (s->network >= 0 && book->networks_idle < NETWORKS_KEPT && has_no_sockets(s->network))
-        book->networks[book->networks_idle++] = s->network;
+    if (s->network >= 0 && loop->networks_idle < MAX_IDLE_NETWORKS && has_no_sockets(s->network))
+        loop->networks[loop->networks_idle++] = s->network;
     else if (s->network >= 0)
         close(s->network);
     s->network = -1;

@@ -29,10 +29,8 @@
 #define PLAIN_PAYLOAD 'p'
 enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
 
-struct house house = {.landlock_fd = -1};
-struct book *book;
-int control_fd = -1, signal_fd = -1, own_pidns_fd = -1, own_mntns_fd = -1, own_netns_fd = -1;
-sigset_t python_signals;
+struct zygote_config config = {.landlock_fd = -1};
+struct loop_state *loop;
 struct progress *own_progress;
 static char *own_page; /* in a program */
 
@@ -49,42 +47,42 @@ static int64_t own_address_space(void) {
 static int read_rules(PyObject *rules) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rules); i++) {
         const char *path, *access;
-        struct rule *rule = &house.rules[house.rule_count];
+        struct rule *rule = &config.rules[config.rule_count];
         if (!PyArg_ParseTuple(PyList_GET_ITEM(rules, i), "ss", &path, &access))
             return -1;
-        if (house.rule_count >= (int)(sizeof house.rules / sizeof *house.rules) || strlen(path) >= sizeof rule->path)
+        if (config.rule_count >= (int)(sizeof config.rules / sizeof *config.rules) || strlen(path) >= sizeof rule->path)
             return PyErr_SetString(PyExc_ValueError, "too many or too long Landlock rules"), -1;
         strcpy(rule->path, path);
         rule->access = *access;
-        house.rule_count++;
+        config.rule_count++;
     }
     return 0;
 }
 
-/* With mount namespaces all programs write to the same path, so that one ruleset serves all. */
+/* With mount namespaces all programs write to the same path, so one ruleset serves all of them. */
 static int make_ruleset(void) {
-    if (!(house.layers & LAYER_LANDLOCK) || !(house.layers & LAYER_MOUNTS))
+    if (!(config.layers & LAYER_LANDLOCK) || !(config.layers & LAYER_MOUNTS))
         return 0;
-    house.landlock_fd = landlock_new_ruleset();
-    if (house.landlock_fd < 0)
+    config.landlock_fd = landlock_new_ruleset();
+    if (config.landlock_fd < 0)
         return fail("landlock_create_ruleset"), -1;
-    for (int i = 0; i < house.rule_count; i++)
-        if (landlock_allow(house.landlock_fd, house.rules[i].path, house.rules[i].access))
-            return fail(house.rules[i].path), -1;
+    for (int i = 0; i < config.rule_count; i++)
+        if (landlock_allow(config.landlock_fd, config.rules[i].path, config.rules[i].access))
+            return fail(config.rules[i].path), -1;
     return 0;
 }
 
-/* The bytes are those of Python objects that live as long as the zygote. */
+/* `bytes` belongs to a Python object that lives as long as the zygote. */
 static struct sock_fprog as_filter(const char *bytes, Py_ssize_t size) {
     return (struct sock_fprog){(unsigned short)((size_t)size / sizeof(struct sock_filter)), (struct sock_filter *)bytes};
 }
 
-/* Inherited by every child, which adds the rest (seccomp.py). */
+/* Every child inherits this filter and adds the second one (seccomp.py). */
 static int put_on_filter(struct sock_fprog filter) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
 }
 
-/* In the child, before the program runs: nothing is in its way yet. */
+/* In the child, before the program runs. */
 static int write_new_file(const char *path, const char *data, Py_ssize_t size) {
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     ssize_t n = 0;
@@ -93,14 +91,14 @@ static int write_new_file(const char *path, const char *data, Py_ssize_t size) {
     return fd < 0 || n < 0 || close(fd) ? -1 : 0;
 }
 
-/* Plain code goes to its place right away, where that is the same for all. */
+/* Writes plain code to its file at once, where all programs have the same path. */
 static PyObject *take_code(const char *code, Py_ssize_t size) {
-    if (house.layers & LAYER_MOUNTS && write_new_file(MAIN_FILE, code, size))
+    if (config.layers & LAYER_MOUNTS && write_new_file(MAIN_FILE, code, size))
         return fail(MAIN_FILE);
     return PyUnicode_DecodeUTF8(code, size, "surrogatepass");
 }
 
-/* In the child, when it is confined: the first bytes of the caller's (payload.py). */
+/* In the confined child: reads the caller's first bytes (payload.py). */
 static PyObject *read_payload(void) {
     struct stat st;
     ssize_t size = fstat(CHILD_FD_PAYLOAD, &st) ? 0 : st.st_size - PAGE_BYTES;
@@ -112,7 +110,7 @@ static PyObject *read_payload(void) {
         }
     if (!data)
         return fail("payload");
-    if (*data != PLAIN_PAYLOAD && ftruncate(CHILD_FD_PAYLOAD, PAGE_BYTES)) /* a session would keep its files here as long as it lives */
+    if (*data != PLAIN_PAYLOAD && ftruncate(CHILD_FD_PAYLOAD, PAGE_BYTES)) /* else a session would hold this memory */
         return fail("payload");
     close(CHILD_FD_PAYLOAD);
     PyObject *payload = *data == PLAIN_PAYLOAD ? take_code(data + 1, size - 1) : PyBytes_FromStringAndSize(data + 1, size - 1);
@@ -120,74 +118,88 @@ static PyObject *read_payload(void) {
     return payload;
 }
 
-static PyObject *py_serve(PyObject *self, PyObject *args) {
-    (void)self;
-    const char *early, *late, *scratch;
-    Py_ssize_t early_bytes, late_bytes;
-    PyObject *rules;
-    if (!PyArg_ParseTuple(args, "iIO!y#y#sLpLL", &control_fd, &house.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
-                          &late_bytes, &scratch, &house.foreign_processes, &house.faults, &house.first_uid, &house.last_uid))
-        return NULL;
-    if (read_rules(rules))
-        return NULL;
-    snprintf(house.scratch, sizeof house.scratch, "%s", scratch);
-    house.filter = as_filter(late, late_bytes);
-    heap_settle();
-    house.progress = mmap(NULL, sizeof(struct progress) * MAX_SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    book = mmap(NULL, sizeof *book, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (house.progress == MAP_FAILED || book == MAP_FAILED)
+static PyObject *map_state(int control_fd) {
+    config.progress = mmap(NULL, sizeof(struct progress) * MAX_SLOTS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    loop = mmap(NULL, sizeof *loop, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (config.progress == MAP_FAILED || loop == MAP_FAILED)
         return fail("mmap");
-    nursery_prepare();
-    house.base_address_space = own_address_space(); /* without what was reserved for the warm heap */
-    remember_own_memory();
-    learn_thread_addresses();
+    loop->control_fd = control_fd;
+    loop->signal_fd = loop->own_pidns_fd = loop->own_mntns_fd = loop->own_netns_fd = -1;
+    return Py_None;
+}
+
+/* Opens what the loop needs: its own namespaces, to return to after a fork, and the signals of its children. */
+static PyObject *open_descriptors(void) {
     for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < FIRST_FREE_FD;)
         if (fd < 0)
             return fail("/dev/null");
     if (make_ruleset()) /* after the fillers, so that its number is high */
         return NULL;
-    if (house.layers & LAYER_PIDNS && (own_pidns_fd = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)) < 0)
+    if (config.layers & LAYER_PIDNS && (loop->own_pidns_fd = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC)) < 0)
         return fail("/proc/self/ns/pid");
-    if (house.layers & LAYER_MOUNTS && /* and there is a way back */
-        ((own_mntns_fd = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0 || setns(own_mntns_fd, CLONE_NEWNS)))
+    if (config.layers & LAYER_MOUNTS && /* setns checks that returning is possible */
+        ((loop->own_mntns_fd = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0 || setns(loop->own_mntns_fd, CLONE_NEWNS)))
         return fail("/proc/self/ns/mnt");
-    if (house.layers & LAYER_MOUNTS && (own_netns_fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
+    if (config.layers & LAYER_MOUNTS && (loop->own_netns_fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
         return fail("/proc/self/ns/net");
     sigset_t child_signal;
     sigemptyset(&child_signal);
     sigaddset(&child_signal, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &child_signal, &python_signals);
-    signal_fd = signalfd(-1, &child_signal, SFD_NONBLOCK | SFD_CLOEXEC);
-    if (signal_fd < 0)
-        return fail("signalfd");
-    if (house.layers & LAYER_SECCOMP && put_on_filter(as_filter(early, early_bytes)))
-        house.filter_error = errno; /* of every child, whose step it belongs to */
-    say(&(struct say){.kind = SAY_READY, .call = getpid()});
+    sigprocmask(SIG_BLOCK, &child_signal, &loop->python_signals);
+    loop->signal_fd = signalfd(-1, &child_signal, SFD_NONBLOCK | SFD_CLOEXEC);
+    return loop->signal_fd < 0 ? fail("signalfd") : Py_None;
+}
+
+static PyObject *py_serve(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *early, *late, *scratch;
+    int control_fd;
+    Py_ssize_t early_bytes, late_bytes;
+    PyObject *rules;
+    if (!PyArg_ParseTuple(args, "iIO!y#y#sLpLL", &control_fd, &config.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
+                          &late_bytes, &scratch, &config.foreign_processes, &config.faults, &config.first_uid, &config.last_uid))
+        return NULL;
+    if (read_rules(rules))
+        return NULL;
+    snprintf(config.scratch, sizeof config.scratch, "%s", scratch);
+    config.filter = as_filter(late, late_bytes);
+    huge_pages_settle();
+    if (!map_state(control_fd))
+        return NULL;
+    small_objects_prepare();
+    config.base_address_space = own_address_space(); /* without the reservation for the warm heap */
+    remember_own_memory();
+    find_thread_addresses();
+    if (!open_descriptors())
+        return NULL;
+    if (config.layers & LAYER_SECCOMP && put_on_filter(as_filter(early, early_bytes)))
+        config.filter_error = errno; /* every child fails with it at its step `seccomp` */
+    send_report(&(struct report){.kind = REPORT_READY, .call = getpid()});
     void *page = serve_loop();
     if (!page)
         _exit(0);
     own_page = page;
-    nursery_open();
+    small_objects_open();
     return read_payload();
 }
 
-/* In the child, when everything is ready: from here on the process belongs to the program, and so does its word. */
+/* In the child, when everything is ready. From here on the process is the program's and nothing that it reports is trusted. */
 static PyObject *py_begin(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     own_progress->ready_ns = now_ns();
-    if (munmap(house.progress, sizeof(struct progress) * MAX_SLOTS))
+    if (munmap(config.progress, sizeof(struct progress) * MAX_SLOTS))
         _exit(EXIT_NOT_CONFINED);
     Py_RETURN_NONE;
 }
 
-/* What the program says of itself, laid out as page.py reads it. */
-static PyObject *py_say_completed(PyObject *self, PyObject *none) {
+/* The program's own report, in the layout of page.py. */
+static PyObject *py_report_completed(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     own_page[0] = 1;
     Py_RETURN_NONE;
 }
 
-static PyObject *py_say_value(PyObject *self, PyObject *value) {
+static PyObject *py_report_value(PyObject *self, PyObject *value) {
     (void)self;
     char *data;
     Py_ssize_t size;
@@ -210,11 +222,11 @@ static PyObject *py_write_file(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* In a session, which has one thread: 0 in the fork. */
-static PyObject *py_fork_beside(PyObject *self, PyObject *none) {
+/* In a session, which has one thread. Returns 0 in the fork. */
+static PyObject *py_fork_sibling(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     PyOS_BeforeFork();
-    pid_t pid = fork_beside();
+    pid_t pid = fork_sibling();
     int error = errno;
     if (pid == 0)
         PyOS_AfterFork_Child();
@@ -236,7 +248,7 @@ static PyObject *fd_list(struct msghdr *message) {
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-            if (fd < FIRST_FREE_FD) { /* a cell has closed one of the numbers that mean something */
+            if (fd < FIRST_FREE_FD) { /* a cell closed one of the reserved numbers */
                 int low = fd;
                 fd = fcntl(low, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
                 close(low);
@@ -252,8 +264,8 @@ static PyObject *fd_list(struct msghdr *message) {
     return list;
 }
 
-/* In a session: the next message of its worker and the descriptors that came with it; no bytes when the worker is gone. In C
- * because the module `socket` is not loaded in every zygote. */
+/* In a session: returns the next message of the worker and its descriptors; no bytes when the worker is gone. In C because
+ * not every zygote has loaded the module `socket`. */
 static PyObject *py_receive(PyObject *self, PyObject *args) {
     (void)self;
     int fd;
@@ -287,9 +299,9 @@ static PyObject *py_receive(PyObject *self, PyObject *args) {
     return Py_BuildValue("NN", data, fds);
 }
 
-/* A session lives long: what its children leave behind becomes its own, and what it frees is given back, unlike in the zygote
- * (jail.py) and in programs, which are over before that would pay. */
-static PyObject *py_settle_down(PyObject *self, PyObject *none) {
+/* A session adopts the orphans of its children, and returns freed memory to the kernel. The zygote (jail.py) and programs do
+ * not return it: programs end before that would pay. */
+static PyObject *py_become_session(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
         return fail("PR_SET_CHILD_SUBREAPER");
@@ -311,8 +323,8 @@ static PyObject *py_landlock_abi(PyObject *self, PyObject *none) {
     return PyLong_FromLong(landlock_abi());
 }
 
-/* For good, for this process and all that it forks: what an executed file could give, and these of its own. False: it may not. */
-static PyObject *py_give_up_capabilities(PyObject *self, PyObject *args) {
+/* Empties the bounding set and drops these capabilities, for this process and its children. False: not permitted. */
+static PyObject *py_drop_capabilities(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long given_up;
     if (!PyArg_ParseTuple(args, "K", &given_up))
@@ -323,7 +335,7 @@ static PyObject *py_give_up_capabilities(PyObject *self, PyObject *args) {
         return fail("capget");
     for (int capability = 0, is_bounded; (is_bounded = prctl(PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0; capability++)
         if (is_bounded && prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
-            Py_RETURN_FALSE; /* without CAP_SETPCAP: no_new_privs has to do */
+            Py_RETURN_FALSE; /* without CAP_SETPCAP; no_new_privs still protects */
     for (int i = 0; i < 2; i++) {
         unsigned kept = ~(unsigned)(given_up >> 32 * i);
         sets[i].effective &= kept, sets[i].permitted &= kept, sets[i].inheritable = 0;
@@ -338,7 +350,7 @@ static PyObject *py_use_huge_pages(PyObject *self, PyObject *args) {
     Py_ssize_t most;
     if (!PyArg_ParseTuple(args, "n", &most))
         return NULL;
-    if (heap_init((size_t)most))
+    if (huge_pages_init((size_t)most))
         return fail("mmap");
     Py_RETURN_NONE;
 }
@@ -361,20 +373,20 @@ static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"serve", py_serve, METH_VARARGS, "Fork programs; returns in a child: plain code, or the bytes of a payload."},
-    {"begin", py_begin, METH_NOARGS, "Mark the program as started, and give up the means to say so."},
-    {"say_completed", py_say_completed, METH_NOARGS, "The program's last line was reached."},
-    {"say_value", py_say_value, METH_O, "The bytes of its value, cut to what fits."},
+    {"serve", py_serve, METH_VARARGS, "Fork programs. Returns in a child: plain code, or the bytes of a payload."},
+    {"begin", py_begin, METH_NOARGS, "Mark the program as started and unmap the progress page."},
+    {"report_completed", py_report_completed, METH_NOARGS, "Report that the program reached its last line."},
+    {"report_value", py_report_value, METH_O, "Report the bytes of the program's value, cut to the page."},
     {"write_file", py_write_file, METH_VARARGS, "Write a new file."},
-    {"fork_beside", py_fork_beside, METH_NOARGS, "In a session: fork a sibling of this process; 0 in it."},
-    {"receive", py_receive, METH_VARARGS, "In a session: the next message of its worker, and its descriptors."},
-    {"settle_down", py_settle_down, METH_NOARGS, "In a session: adopt orphans, give back memory."},
+    {"fork_sibling", py_fork_sibling, METH_NOARGS, "In a session: fork a sibling of this process. Returns 0 in it."},
+    {"receive", py_receive, METH_VARARGS, "In a session: receive the next message of the worker and its descriptors."},
+    {"become_session", py_become_session, METH_NOARGS, "In a session: adopt orphans, return freed memory to the kernel."},
     {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
-    {"give_up_capabilities", py_give_up_capabilities, METH_VARARGS, "Empty the bounding set and give up these, a bit for each."},
-    {"use_huge_pages", py_use_huge_pages, METH_VARARGS, "Put Python's objects on huge pages, up to so many bytes, until `serve`."},
-    {"remove_folder", py_remove_folder, METH_VARARGS, "Remove a folder, if it is there, and all below it; follows no link."},
-    {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Keep /proc/PID of this process to root."},
+    {"drop_capabilities", py_drop_capabilities, METH_VARARGS, "Empty the bounding set and drop the capabilities of this bit set."},
+    {"use_huge_pages", py_use_huge_pages, METH_VARARGS, "Put Python's objects on huge pages, up to this many bytes, until `serve`."},
+    {"remove_folder", py_remove_folder, METH_VARARGS, "Remove a folder and everything below it, if it exists. Follows no link."},
+    {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Make /proc/PID of this process readable by root only."},
     {0},
 };
 

@@ -1,32 +1,33 @@
-/* The zygote's messages to its worker. */
+/* The zygote's reports to its worker. */
 #define _GNU_SOURCE
 #include "zygote.h"
 #include <errno.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* 0 if it has to be tried again: the socket is full, or the kernel lacks memory. A worker that is gone needs no answer. */
-static int sent(const struct say *message) {
-    return send(control_fd, message, sizeof *message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EPIPE || errno == ECONNRESET ||
-           errno == ENOTCONN;
+/* Returns 0 if the caller has to try again: the socket is full, or the kernel lacks memory. A worker that is gone needs no
+ * report. */
+static int try_send(const struct report *report) {
+    return send(loop->control_fd, report, sizeof *report, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EPIPE ||
+           errno == ECONNRESET || errno == ENOTCONN;
 }
 
-/* Never waits for the worker: meanwhile nobody would enforce a limit. What does not fit into the socket is sent when there is room.
- * Until then no request is read, so that only ends can be added, of which there are no more than slots and members. */
-void say(const struct say *message) {
-    if (!book->says && sent(message))
+/* Never blocks: a blocked zygote enforces no limits. Reports that do not fit into the socket are sent later. Until then the
+ * loop reads no request, so only reports of ends can be added, at most one for each slot and member. */
+void send_report(const struct report *report) {
+    if (!loop->pending && try_send(report))
         return;
-    if (book->says == SAYS_MOST)
+    if (loop->pending == MAX_PENDING_REPORTS)
         _exit(1); /* unreachable */
-    book->waiting_says[(book->first_say + book->says++) % SAYS_MOST] = *message;
+    loop->pending_reports[(loop->first_pending + loop->pending++) % MAX_PENDING_REPORTS] = *report;
 }
 
-void send_waiting_says(void) {
-    for (; book->says && sent(&book->waiting_says[book->first_say]); book->says--)
-        book->first_say = (book->first_say + 1) % SAYS_MOST;
+void send_pending_reports(void) {
+    for (; loop->pending && try_send(&loop->pending_reports[loop->first_pending]); loop->pending--)
+        loop->first_pending = (loop->first_pending + 1) % MAX_PENDING_REPORTS;
 }
 
-void say_not_started(struct ask *ask, int step, int error) {
-    struct say message = {.kind = SAY_ENDED, .slot = ask->slot, .call = ask->call, .step = step, .error = error};
-    say(&message);
+void report_not_started(struct request *request, int step, int error) {
+    struct report report = {.kind = REPORT_ENDED, .slot = request->slot, .call = request->call, .step = step, .error = error};
+    send_report(&report);
 }

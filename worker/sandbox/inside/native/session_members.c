@@ -11,10 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define KILL_PASSES 4 /* a process that was being forked during one pass is seen in the next */
+#define KILL_PASSES 4 /* a pass may miss a process that is being forked */
 
-static struct member members[MOST_MEMBERS];
-static int known; /* highest place that was ever used + 1 */
+static struct member members[MAX_MEMBERS];
+static int known; /* highest used entry + 1 */
 
 struct member *member_by_pid(pid_t pid) {
     for (int i = 0; i < known; i++)
@@ -31,7 +31,7 @@ struct member *member_by_number(int64_t number) {
 }
 
 struct member *member_add(int slot, int64_t number, pid_t pid) {
-    for (int i = 0; i < MOST_MEMBERS; i++)
+    for (int i = 0; i < MAX_MEMBERS; i++)
         if (!members[i].pid) {
             members[i] = (struct member){.pid = pid, .slot = slot, .number = number, .leaf_processes = -1, .leaf_kill = -1,
                                          .leaf_usage = -1, .leaf_threads = -1};
@@ -57,12 +57,12 @@ int members_of(int slot) {
     return count;
 }
 
-/* The kernel shows ids as this process's own PID namespace has them. */
-int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
+/* The kernel lists ids of this process's own PID namespace. */
+int for_each_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
     char text[8192], again[32];
     int count = 0;
     snprintf(again, sizeof again, "/proc/self/fd/%d", list_fd);
-    int fd = open(again, O_RDONLY | O_CLOEXEC); /* anew each time: version 1 shows who reads twice the same list for a second */
+    int fd = open(again, O_RDONLY | O_CLOEXEC); /* opened each time: version 1 caches the list of an open file for a second */
     if (fd < 0)
         return 0;
     for (ssize_t n; (n = read(fd, text, sizeof text - 1)) > 0;) {
@@ -71,7 +71,7 @@ int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
             long pid = strtol(at, &next, 10);
             if (next == at)
                 break;
-            if (pid > 1) /* 0: of another namespace, which cannot be */
+            if (pid > 1) /* 0: a process of another namespace */
                 act((pid_t)pid, about);
         }
     }
@@ -79,19 +79,19 @@ int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
     return count;
 }
 
-static void note_if_it_is(pid_t pid, void *wanted) {
+static void clear_if_equal(pid_t pid, void *wanted) {
     if (pid == *(pid_t *)wanted)
         *(pid_t *)wanted = 0;
 }
 
-static void kill_it(pid_t pid, void *none) {
+static void kill_listed(pid_t pid, void *none) {
     (void)none;
     kill(pid, SIGKILL);
 }
 
 static int is_listed(int list_fd, pid_t pid) {
     pid_t wanted = pid;
-    for_listed(list_fd, note_if_it_is, &wanted);
+    for_each_listed(list_fd, clear_if_equal, &wanted);
     return !wanted;
 }
 
@@ -101,7 +101,7 @@ static int move(pid_t pid, int processes_fd) {
     return write(processes_fd, text, (size_t)n) == n ? 0 : -1;
 }
 
-/* A process that could stay out of the group whose CPU time is counted would never use up its time. */
+/* A process outside the group that counts CPU time would never use up its time, so membership is verified. */
 int member_enter_leaf(struct member *m, pid_t program, const int *leaf, int flags) {
     m->leaf_processes = leaf[0], m->leaf_kill = leaf[1], m->leaf_usage = leaf[2], m->leaf_threads = leaf[3];
     m->by_pids = flags & LEAF_BY_PIDS;
@@ -116,8 +116,8 @@ static void kill_leaf(struct member *m) {
         (void)!pwrite(m->leaf_kill, "1", 1, 0);
         return;
     }
-    (void)!pwrite(m->leaf_kill, "0", 1, 0); /* nobody forks in there any more */
-    for (int pass = 0; pass < KILL_PASSES && for_listed(m->leaf_processes, kill_it, NULL); pass++)
+    (void)!pwrite(m->leaf_kill, "0", 1, 0); /* no process in the group can fork any more */
+    for (int pass = 0; pass < KILL_PASSES && for_each_listed(m->leaf_processes, kill_listed, NULL); pass++)
         ;
 }
 
@@ -126,7 +126,7 @@ void member_kill(struct member *m) {
         kill_leaf(m);
     else
         for (int pass = 0; pass < KILL_PASSES && kill_descendants(m->pid); pass++)
-            ; /* they come before it: it adopts what its own children leave */
+            ; /* before the member itself, which adopts their orphans */
     kill(m->pid, SIGKILL);
 }
 
@@ -143,11 +143,11 @@ void member_forget(struct member *m) {
         known--;
 }
 
-pid_t sender_of_hello(int fd, int64_t *uid) {
+pid_t hello_sender(int fd, int64_t *uid) {
     char byte;
     union {
         struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(struct ucred))]; /* room for nothing else: descriptors that come along are dropped */
+        char bytes[CMSG_SPACE(sizeof(struct ucred))]; /* no room for descriptors, so the kernel drops them */
     } control = {0};
     struct iovec data = {&byte, 1};
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -158,7 +158,7 @@ pid_t sender_of_hello(int fd, int64_t *uid) {
         return -1;
     struct ucred *who = (struct ucred *)CMSG_DATA(c);
     siginfo_t info = {0};
-    /* A child of ours keeps its pid until we reap it, so this is still the one that said hello. */
+    /* A child keeps its pid until it is reaped, so this is still the sender. */
     if (who->pid <= 1 || waitid(P_PID, (id_t)who->pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL))
         return -1;
     *uid = who->uid;

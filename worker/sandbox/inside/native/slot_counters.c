@@ -1,4 +1,4 @@
-/* What the kernel counts for a slot, read through files that the runner opened. */
+/* The kernel's counters of a slot. The runner opened the files that they are read from. */
 #define _GNU_SOURCE
 #include "session_members.h"
 #include "watchdog.h"
@@ -32,14 +32,14 @@ int64_t read_number(int fd) {
     return read_text(fd, text, sizeof text) ? strtoll(text, NULL, 10) : 0;
 }
 
-struct ooms read_ooms(struct slot *s) {
+struct oom_counts read_oom_counts(struct slot *s) {
     char text[512];
     read_text(s->cgroup[CG_MEMORY_EVENTS], text, sizeof text);
-    return (struct ooms){number_after(text, "\noom_kill ", 0), number_after(text, "\noom ", -1)};
+    return (struct oom_counts){number_after(text, "\noom_kill ", 0), number_after(text, "\noom ", -1)};
 }
 
-/* Whose memory ended when the kernel killed a process of the slot: the slot's, or that of the machine or pod. */
-int64_t oom_by(struct ooms before, struct ooms now) {
+/* Which limit made the kernel kill a process of the slot: the slot's own, or that of the machine or pod. */
+int64_t oom_by(struct oom_counts before, struct oom_counts now) {
     if (now.kills == before.kills || now.limit_hits < 0)
         return OOM_BY_UNKNOWN;
     return now.limit_hits > before.limit_hits ? OOM_BY_LIMIT : OOM_BY_MACHINE;
@@ -58,20 +58,21 @@ static void note_processes(struct slot *s, int64_t n) {
 
 void sample_processes(struct slot *s) { note_processes(s, read_number(s->cgroup[CG_PIDS_NOW])); }
 
-/* Where no control group counts. The keeper, if there is one, is not of the program's. */
-int too_much_memory(struct slot *s) {
+/* For slots without a control group. The supervisor, if there is one, does not count. */
+int exceeds_memory_limit(struct slot *s) {
     int64_t processes = 0;
     pid_t roots[256];
-    int count = s->is_session ? member_pids((int)(s - book->slots), roots, 256) : 1;
+    int count = s->is_session ? member_pids((int)(s - loop->slots), roots, 256) : 1;
     if (!s->is_session || !count)
         roots[0] = s->child, count = 1;
-    int too_much = uses_more_memory(roots, count, s->stub, s->ask.memory_bytes, &processes);
+    int too_much = uses_more_memory(roots, count, s->stub, s->request.memory_bytes, &processes);
     note_processes(s, s->stub ? processes : processes - 1);
     return too_much;
 }
 
-/* How long the program has starved so far. The stub adopts its orphans and has no children of its own, the keeper has one. */
-int64_t look_at_cpu(struct slot *s, int64_t now) {
+/* How long the program has starved so far. The stub adopts orphans and has no children of its own; the supervisor has one
+ * child. */
+int64_t measure_starvation(struct slot *s, int64_t now) {
     if (s->cgroup[CG_CPU_USAGE] >= 0)
         return meter_group(&s->meter, s->cgroup[CG_CPU_USAGE], s->cgroup[CG_THREADS], NULL, now);
     return s->stub ? meter_one(&s->meter, s->child, s->stub, 0, now)

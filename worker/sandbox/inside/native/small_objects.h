@@ -1,7 +1,5 @@
-#ifndef NURSERY_H
-#define NURSERY_H
-/* In the zygote, after the imports. */
-void nursery_prepare(void);
-/* In a child, before its first object. */
-void nursery_open(void);
-#endif
+#pragma once
+/* Call in the zygote, after the imports. */
+void small_objects_prepare(void);
+/* Call in a child, before its first object. */
+void small_objects_open(void);

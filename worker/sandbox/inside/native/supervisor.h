@@ -1,8 +1,6 @@
-#ifndef KEEPER_H
-#define KEEPER_H
+#pragma once
 #include "sandbox.h"
-/* Where there is no PID namespace. Called in a process of its own: forks the program and returns 0 in it; the keeper itself does
- * not return. It adopts whatever the program leaves behind, kills it when the program ends or on SIGTERM, and reports.
- * `pids_limit_fd`: the limit of the slot's processes, or -1. */
-pid_t keep(struct progress *progress, int pids_limit_fd);
-#endif
+/* Replaces the init stub where there is no PID namespace. Called in a process of its own: forks the program and returns 0 in
+ * it; the supervisor does not return. It adopts the program's orphans, kills them when the program ends or on SIGTERM, and
+ * reports. `pids_limit_fd`: the file with the slot's process limit, or -1. */
+pid_t supervise(struct progress *progress, int pids_limit_fd);
