@@ -3,8 +3,6 @@
 Concurrent calls with the same program wait for one compilation and share its compile error. Compile errors are not cached.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import copy

@@ -1,7 +1,5 @@
 """The settings of a worker."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -9,14 +9,12 @@ free when its program has ended: the next job is taken while the answer is being
 continue and their results are kept until they can be sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
@@ -61,7 +59,7 @@ class Consumer:
         self._background: list[asyncio.Task[None]] = []
         self._draining = False
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Self:
         await self._announce()
         start = self._supervisor.start
         self._take_task = start("take", self._take_forever)

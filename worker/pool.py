@@ -4,8 +4,6 @@ A slot (`worker.slots`) is the right to run one program, with a uid and control 
 any.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools
@@ -16,7 +14,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from exec_wire import Call, Limits, Result, Sandbox, verdict
 from exec_wire.supervisor import Supervisor, logged, stop
@@ -79,7 +77,7 @@ class Pool(Slots):
         self.sandbox = Sandbox()
         self.zygote_restarts = 0
 
-    async def __aenter__(self) -> Pool:
+    async def __aenter__(self) -> Self:
         await self._start_runner()
         start = self._supervisor.start
         self._tasks = [start("zygotes", self._ping_forever), start("runner", self._keep_runner)]

@@ -3,8 +3,6 @@
 The check is cheap and may be wrong: a program in the wrong zygote still runs, it only imports by itself.
 """
 
-from __future__ import annotations
-
 import re
 
 PROFILES: dict[str, list[str]] = {

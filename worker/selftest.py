@@ -3,8 +3,6 @@
 Each program tries an attack and prints `contained` if that failed. An attack runs if the layer that stops it is on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import platform
 from typing import NamedTuple

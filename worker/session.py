@@ -1,7 +1,5 @@
 """One session of a worker: its state, and the records of its finished cells."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -4,14 +4,12 @@ A session is one process of a sandbox (`sandbox.session_tree`): the first one or
 it and the records of its finished cells in memory; they end together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
 import time
 from collections import Counter
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import msgspec
 
@@ -67,7 +65,7 @@ class Sessions:
         self._starting = 0  # sessions that are being started
         self.counts: Counter[str] = Counter({"started": 0, "forks": 0, "rollbacks": 0, "expired": 0, "lost": 0})
 
-    async def __aenter__(self) -> Sessions:
+    async def __aenter__(self) -> Self:
         self._sweeper = self._supervisor.start("sessions", self._sweep_forever)
         return self
 

@@ -4,8 +4,6 @@ The order is the same as in the gateway (`exec_service.dispatch.fair_queue`): pr
 by theirs, and within a tenant the oldest comes first. Cells and calls are equal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -403,7 +403,7 @@ async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> As
 
 
 def _features(pool: Pool) -> set[str]:
-    found = {platform.machine(), *languages.installed()}
+    found = {platform.machine(), *languages.paths()}
     if "cgroup" in pool.sandbox.layers and any(" cgroup " in line and "cpu" in line for line in _mount_lines()):
         found.add("cpu_shares")
     return found

@@ -1,12 +1,10 @@
 """One cell in one process of a session: run it, end it by its limits, judge it, read its output."""
 
-from __future__ import annotations
-
 import asyncio
 import marshal
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -54,7 +52,7 @@ class CellRun:
         self._given = [sealed("payload", marshal.dumps(code, 2)), sealed("stdin", stdin.encode("utf-8", "surrogatepass"))]
         self._kept = [output("stdout"), output("stderr"), output("extras")]
 
-    def __enter__(self) -> CellRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

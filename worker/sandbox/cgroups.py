@@ -3,8 +3,6 @@
 The runner makes the groups once and opens their files; zygotes get the descriptors and never see the file system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

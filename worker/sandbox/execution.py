@@ -3,8 +3,6 @@
 `worker.sandbox.verdict` decides what its end means.
 """
 
-from __future__ import annotations
-
 import base64
 import logging
 import math

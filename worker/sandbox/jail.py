@@ -7,8 +7,6 @@ Three kinds, from strong to weak: `range` maps a block of uids (root only), `sin
 jail: the zygote is an ordinary process, and its programs have Landlock, seccomp and limits.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """Kernel calls that Python 3.11's `os` does not have."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """Large results: a thread makes them in slices, so that the event loop is not blocked; their total memory is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How much memory programs can use: the machine's, or the limit of a control group above this process (version 1 or 2)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import NamedTuple

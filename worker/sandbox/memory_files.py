@@ -1,7 +1,5 @@
 """Memory files (memfd) that carry a program's input and output, and their contents as text."""
 
-from __future__ import annotations
-
 import base64
 import codecs
 import errno

@@ -4,8 +4,6 @@ Starts a temporary zygote in the strongest jail and runs an empty program. A lay
 the probe tries again; if the jail itself fails, it tries the next weaker one.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -3,8 +3,6 @@
 Worker and zygote: fixed integers plus descriptors over SOCK_SEQPACKET. Worker and runner: JSON, some with descriptors.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -16,8 +16,6 @@ get, and each message is checked (`runner_requests.py`). A message that is not a
     runner: {"leaf": [...], ...} + fds
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

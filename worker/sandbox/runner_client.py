@@ -1,7 +1,5 @@
 """The worker's connection to its runner: start or join one, learn the tier, receive the sockets of zygotes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -13,11 +11,12 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from exec_wire import Tier
 from worker.sandbox import protocol
 from worker.sandbox.memory import Memory
+from worker.sandbox.memory_files import close_all
 from worker.sandbox.runner_options import RunnerOptions
 
 log = logging.getLogger("worker")
@@ -51,8 +50,7 @@ class Leaf(NamedTuple):
     join_fds: list[int]  # a process moves there itself by writing to them
 
     def close(self) -> None:
-        for fd in (*self.fds, *self.join_fds):
-            os.close(fd)
+        close_all([*self.fds, *self.join_fds])
 
 
 Answer = asyncio.Future[tuple[dict[str, Any], list[int]]]
@@ -62,11 +60,6 @@ def _close_late(future: Answer) -> None:
     """The answer to a request that was cancelled."""
     if not future.cancelled() and future.exception() is None:
         close_all(future.result()[1])
-
-
-def close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 class RunnerClient:
@@ -85,7 +78,7 @@ class RunnerClient:
         self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
 
     @classmethod
-    def start(cls, options: RunnerOptions) -> RunnerClient:
+    def start(cls, options: RunnerOptions) -> Self:
         """Start a runner, with an environment that contains only what it needs to find its code."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).parents[2]
@@ -100,7 +93,7 @@ class RunnerClient:
         return cls(ours, process)
 
     @classmethod
-    async def join(cls, path: Path, patience_s: float = JOIN_S) -> RunnerClient:
+    async def join(cls, path: Path, patience_s: float = JOIN_S) -> Self:
         """Connect to the runner that listens at `path`, or will soon."""
         give_up = time.monotonic() + patience_s
         while True:

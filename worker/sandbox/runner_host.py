@@ -4,8 +4,6 @@ As root: a private mount namespace, an empty network namespace, a block of uids,
 permitted. Leaving the context removes everything that it made.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -14,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Self
 
 from worker.sandbox import cgroups, jail, kernel, protocol, uids
 from worker.sandbox.inside import _zygote
@@ -34,7 +33,7 @@ class RunnerHost:
         self.missing: dict[str, str] = {}
         self.outers: list[Outer] = []
 
-    def __enter__(self) -> RunnerHost:
+    def __enter__(self) -> Self:
         if not self._packages.is_dir():
             raise OSError(f"the folder of packages for programs is missing: {self._packages} (run `make install`)")
         try:

@@ -1,14 +1,13 @@
-"""The runner's command line: limits that whoever starts a runner sets, and that a worker cannot exceed.
+"""The runner's command line: the limits that its operator sets and a worker cannot exceed.
 
 A worker that starts its own runner passes its settings as these arguments. A worker that joins a runner on a socket can only
 ask for less.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from exec_wire import Tier
 from worker.sandbox.tiers import ALL_LAYERS
@@ -29,13 +28,13 @@ class RunnerOptions:
 
     def arguments(self) -> list[str]:
         """The command line that `read` turns into these options."""
-        words = ["--packages", str(self.packages), "--uid-base", str(self.uid_base), "--min-tier", self.min_tier]
-        words += ["--max-slots", str(self.max_slots), "--max-sessions", str(self.max_sessions)]
-        words += ["--mask-layers", ",".join(self.mask_layers)] if self.mask_layers else []
-        return [*words, *(["--fault-injection"] if self.fault_injection else [])]
+        arguments = ["--packages", str(self.packages), "--uid-base", str(self.uid_base), "--min-tier", self.min_tier]
+        arguments += ["--max-slots", str(self.max_slots), "--max-sessions", str(self.max_sessions)]
+        arguments += ["--mask-layers", ",".join(self.mask_layers)] if self.mask_layers else []
+        return [*arguments, *(["--fault-injection"] if self.fault_injection else [])]
 
     @classmethod
-    def read(cls, options: argparse.Namespace) -> RunnerOptions:
+    def read(cls, options: argparse.Namespace) -> Self:
         return cls(**{name: getattr(options, name) for name in cls.__dataclass_fields__})
 
 

@@ -4,8 +4,6 @@ Every message is one JSON object with one field of a known name, type and range.
 connection. The runner itself checks what depends on its state (how many slots there are).
 """
 
-from __future__ import annotations
-
 import socket
 from typing import Annotated, Literal
 

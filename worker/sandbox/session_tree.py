@@ -1,7 +1,5 @@
 """A session's sandbox, seen from the worker: its first process and its forks, one sandbox and one trust domain."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import errno

@@ -3,8 +3,6 @@
 The tier is never inferred from a uid or a kernel version: `probe.py` tries each layer.
 """
 
-from __future__ import annotations
-
 from exec_wire import Tier
 
 NAMESPACES = ["pidns", "mntns", "ipcns", "utsns", "netns"]

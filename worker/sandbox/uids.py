@@ -6,8 +6,6 @@ uids; then its lock file is marked. The kernel releases the lock when its owner 
 the file. So a marked file without a lock belongs to a dead owner, and processes under its uids are that owner's leftovers.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os
@@ -80,7 +78,9 @@ def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBloc
             kill_all_of(block.uids)
         elif foreign := list(processes_of(block.uids)):
             block.release()
-            refused = f"processes {foreign} run under uids of {first}-{first + BLOCK_SIZE - 1} and are not ours"
+            refused = (
+                f"processes {foreign} of other owners run under uids {first}-{first + BLOCK_SIZE - 1}"
+            )
             log.warning("skipping uid block %s: %s", first, refused)
             continue
         block.mark()

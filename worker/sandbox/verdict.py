@@ -4,8 +4,6 @@
 program's own output never counts.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -16,7 +14,7 @@ from worker.sandbox import protocol
 from worker.sandbox.protocol import ZygoteReport
 
 KILL_AT_OUTPUT = 8  # times the cap: output beyond the cap is cut, a program far beyond it is killed
-CPU_USED_UP = 0.75  # of the CPU limit, which the kernel counts in ticks: on a busy machine 0.90 s of ours were 1 s of its own
+CPU_USED_UP = 0.75  # of the CPU limit, which the kernel counts in ticks: on a busy machine it counted 1 s for a measured 0.90 s
 OWN_LIMIT_REACHED = 0.9  # of the memory limit; a lower peak means that a kill was not for the program's own memory
 
 

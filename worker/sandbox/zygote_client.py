@@ -1,7 +1,5 @@
 """The worker's connection to one zygote: requests, reports, and a heartbeat that finds a hung zygote."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

@@ -140,12 +140,12 @@ def _become(command: list[str], argv: list[str]) -> None:
     """Replace this process by a program in another language."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # restores the defaults that Python changed
         signal.signal(number, signal.SIG_DFL)
-    words = [part or "program" for part in command] + argv
+    arguments = [part or "program" for part in command] + argv
     _begin()
     try:
-        os.execve(command[0] or BINARY_FD, words, dict(os.environ))
+        os.execve(command[0] or BINARY_FD, arguments, dict(os.environ))
     except OSError as error:
-        print(f"{words[0]}: {error.strerror}", file=sys.stderr)
+        print(f"{arguments[0]}: {error.strerror}", file=sys.stderr)
         os._exit(126)
 
 

@@ -48,7 +48,7 @@ def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
     leave = os._exit
     try:
         session = Session()
-        session.place(files)
+        session.write_files(files)
         _zygote.become_session()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         begin()
@@ -69,7 +69,6 @@ class Session:
         main.__dict__.update(__builtins__=builtins, __annotations__={}, display=self.display)
         sys.modules["__main__"] = main
         self._names = main.__dict__
-        self._answer_to = 0
         self._handlers: dict[str, Handler] = {
             "run": self._run,
             "files": self._files,
@@ -113,11 +112,11 @@ class Session:
         if "tempfile" in sys.modules:
             setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
 
-    def place(self, files: dict[str, bytes]) -> None:
+    def write_files(self, files: dict[str, bytes]) -> None:
         for path, content in files.items():
-            place = os.path.join(self._work, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
-            os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120
-            with open(place, "wb") as file:
+            file_path = os.path.join(self._work, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
+            os.makedirs(os.path.dirname(file_path), exist_ok=True)  # noqa: PTH103, PTH120
+            with open(file_path, "wb") as file:
                 file.write(content)
 
     def _files(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply:
@@ -125,7 +124,7 @@ class Session:
         payload_fd, out_fd = fds
         try:
             put, fetch = marshal.loads(_read_all(payload_fd))
-            self.place(put)
+            self.write_files(put)
             index, contents, left = [], [], arguments["most"]
             for path in dict.fromkeys(fetch):
                 content = self._read(path, left)
@@ -146,11 +145,11 @@ class Session:
     def _read(self, path: str, most: int) -> bytes | str:
         """Read a regular file in one of the session's folders (reading a pipe would block). Returns the reason why not as a
         string."""
-        place = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
-        if not place.startswith(self._open_folders):
+        real_path = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
+        if not real_path.startswith(self._open_folders):
             return "it is not in a folder of the session"
         try:
-            fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(real_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             return "no such file" if isinstance(error, FileNotFoundError) else f"it cannot be opened: {_error_text(error)}"
         with io.FileIO(fd) as file:
@@ -352,16 +351,16 @@ def _copy_tree(source: str, target: str, most: int | None) -> int:
         os.makedirs(there, exist_ok=True)  # noqa: PTH103
         with os.scandir(here) as entries:
             for entry in entries:
-                place = f"{there}/{entry.name}"
+                copy = f"{there}/{entry.name}"
                 if entry.is_symlink():
-                    os.symlink(os.readlink(entry.path), place)  # noqa: PTH115, PTH211
+                    os.symlink(os.readlink(entry.path), copy)  # noqa: PTH115, PTH211
                 elif entry.is_dir(follow_symlinks=False):
-                    folders.append((entry.path, place))
+                    folders.append((entry.path, copy))
                 elif entry.is_file(follow_symlinks=False):
                     taken += entry.stat().st_size
                     if most is not None and taken > most:
                         raise OSError(f"more than {most} bytes")
-                    _copy_file(entry.path, place)
+                    _copy_file(entry.path, copy)
     return taken
 
 

@@ -1,7 +1,6 @@
 /* Ends a program, reaps its processes and reports what the kernel measured. */
 #define _GNU_SOURCE
 #include "raw.h"
-#include "session_members.h"
 #include "zygote.h"
 #include <signal.h>
 #include <sys/resource.h>

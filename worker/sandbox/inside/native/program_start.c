@@ -3,7 +3,6 @@
 #include <Python.h>
 #include "forking.h"
 #include "huge_pages.h"
-#include "session_members.h"
 #include "supervisor.h"
 #include "zygote.h"
 #include <errno.h>

@@ -150,8 +150,7 @@ static PyObject *open_descriptors(void) {
     return loop->signal_fd < 0 ? fail("signalfd") : Py_None;
 }
 
-static PyObject *py_serve(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *py_serve(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *early, *late, *scratch;
     int control_fd;
     Py_ssize_t early_bytes, late_bytes;
@@ -184,8 +183,7 @@ static PyObject *py_serve(PyObject *self, PyObject *args) {
 }
 
 /* In the child, when everything is ready. From here on the process is the program's and nothing that it reports is trusted. */
-static PyObject *py_begin(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_begin(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     own_progress->ready_ns = now_ns();
     if (munmap(config.progress, sizeof(struct progress) * MAX_SLOTS))
         _exit(EXIT_NOT_CONFINED);
@@ -193,14 +191,12 @@ static PyObject *py_begin(PyObject *self, PyObject *none) {
 }
 
 /* The program's own report, in the layout of page.py. */
-static PyObject *py_report_completed(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_report_completed(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     own_page[0] = 1;
     Py_RETURN_NONE;
 }
 
-static PyObject *py_report_value(PyObject *self, PyObject *value) {
-    (void)self;
+static PyObject *py_report_value(PyObject *Py_UNUSED(self), PyObject *value) {
     char *data;
     Py_ssize_t size;
     if (PyBytes_AsStringAndSize(value, &data, &size))
@@ -211,8 +207,7 @@ static PyObject *py_report_value(PyObject *self, PyObject *value) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_write_file(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *py_write_file(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *path, *data;
     Py_ssize_t size;
     if (!PyArg_ParseTuple(args, "sy#", &path, &data, &size))
@@ -223,8 +218,7 @@ static PyObject *py_write_file(PyObject *self, PyObject *args) {
 }
 
 /* In a session, which has one thread. Returns 0 in the fork. */
-static PyObject *py_fork_sibling(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_fork_sibling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     PyOS_BeforeFork();
     pid_t pid = fork_sibling();
     int error = errno;
@@ -266,8 +260,7 @@ static PyObject *fd_list(struct msghdr *message) {
 
 /* In a session: returns the next message of the worker and its descriptors; no bytes when the worker is gone. In C because
  * not every zygote has loaded the module `socket`. */
-static PyObject *py_receive(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *py_receive(PyObject *Py_UNUSED(self), PyObject *args) {
     int fd;
     if (!PyArg_ParseTuple(args, "i", &fd))
         return NULL;
@@ -301,8 +294,7 @@ static PyObject *py_receive(PyObject *self, PyObject *args) {
 
 /* A session adopts the orphans of its children, and returns freed memory to the kernel. The zygote (jail.py) and programs do
  * not return it: programs end before that would pay. */
-static PyObject *py_become_session(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_become_session(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
         return fail("PR_SET_CHILD_SUBREAPER");
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
@@ -310,22 +302,19 @@ static PyObject *py_become_session(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_steps(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_steps(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     PyObject *names = PyTuple_New(step_count());
     for (int i = 0; names && i < step_count(); i++)
         PyTuple_SET_ITEM(names, i, PyUnicode_FromString(step_name(i)));
     return names;
 }
 
-static PyObject *py_landlock_abi(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_landlock_abi(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     return PyLong_FromLong(landlock_abi());
 }
 
 /* Empties the bounding set and drops these capabilities, for this process and its children. False: not permitted. */
-static PyObject *py_drop_capabilities(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *py_drop_capabilities(PyObject *Py_UNUSED(self), PyObject *args) {
     unsigned long long given_up;
     if (!PyArg_ParseTuple(args, "K", &given_up))
         return NULL;
@@ -345,8 +334,7 @@ static PyObject *py_drop_capabilities(PyObject *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
-static PyObject *py_use_huge_pages(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *py_use_huge_pages(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_ssize_t most;
     if (!PyArg_ParseTuple(args, "n", &most))
         return NULL;
@@ -355,15 +343,13 @@ static PyObject *py_use_huge_pages(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_forbid_dumps(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
+static PyObject *py_forbid_dumps(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     if (prctl(PR_SET_DUMPABLE, 0))
         return fail("PR_SET_DUMPABLE");
     Py_RETURN_NONE;
 }
 
-static PyObject *py_remove_folder(PyObject *self, PyObject *args) {
-    (void)self;
+static PyObject *py_remove_folder(PyObject *Py_UNUSED(self), PyObject *args) {
     const char *path;
     if (!PyArg_ParseTuple(args, "s", &path))
         return NULL;
@@ -406,12 +392,10 @@ PyMODINIT_FUNC PyInit__zygote(void) {
     if (PyModule_AddObject(module, "SYSCALLS", table))
         return NULL;
     PyModule_AddStringConstant(module, "MAIN_FILE", MAIN_FILE);
-    PyModule_AddIntConstant(module, "LAYER_PIDNS", LAYER_PIDNS);
-    PyModule_AddIntConstant(module, "LAYER_MOUNTS", LAYER_MOUNTS);
-    PyModule_AddIntConstant(module, "LAYER_UID", LAYER_UID);
-    PyModule_AddIntConstant(module, "LAYER_CGROUP", LAYER_CGROUP);
-    PyModule_AddIntConstant(module, "LAYER_LANDLOCK", LAYER_LANDLOCK);
-    PyModule_AddIntConstant(module, "LAYER_SECCOMP", LAYER_SECCOMP);
-    PyModule_AddIntConstant(module, "CONTROL_FD", CHILD_FD_CONTROL);
+    const struct { const char *name; long value; } numbers[] = {
+        {"LAYER_PIDNS", LAYER_PIDNS}, {"LAYER_MOUNTS", LAYER_MOUNTS}, {"LAYER_UID", LAYER_UID}, {"LAYER_CGROUP", LAYER_CGROUP},
+        {"LAYER_LANDLOCK", LAYER_LANDLOCK}, {"LAYER_SECCOMP", LAYER_SECCOMP}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value);
     return module;
 }

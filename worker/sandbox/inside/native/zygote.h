@@ -62,7 +62,7 @@ void give_back_network(struct slot *s);
 void send_report(const struct report *report);
 void send_pending_reports(void);
 void report_not_started(struct request *request, int step, int error);
-/* session_requests.c */
+/* session_members.c */
 void handle_member_request(struct request *request, int *fd);
 /* slot_counters.c */
 int64_t read_number(int fd);
