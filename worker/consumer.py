@@ -13,14 +13,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import NoReturn, Self
 
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
 from exec_wire.queue.early_cancels import EarlyCancels
 from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueAway, WorkerInfo, WorkerQueue
-from exec_wire.supervisor import Supervisor, stop
+from exec_wire.supervisor import Supervisor, logged, stop
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.sessions import Sessions
@@ -142,9 +141,9 @@ class Consumer:
             self._slot_of[job.id] = self._pool.take_slot()
         else:
             self._slotless.add(job.id)
-        task = asyncio.create_task(self._work(job))
-        self._running[job.id] = task
-        task.add_done_callback(self._ended(job.id))
+        task = self._running[job.id] = asyncio.create_task(self._work(job))
+        task.add_done_callback(lambda _: self._ended(job.id))
+        logged(task, "a job was not answered")
 
     async def _pause_for_queue(self, away: QueueAway) -> None:
         if not self._queue_unavailable:
@@ -157,16 +156,11 @@ class Consumer:
             log.warning("job queue available again")
         self._queue_unavailable = False
 
-    def _ended(self, id: str) -> Callable[[asyncio.Task[None]], None]:
-        def end(task: asyncio.Task[None]) -> None:
-            del self._running[id]
-            self._slotless.discard(id)
-            self._give_back_slot(id)
-            self._wake.set()
-            if not task.cancelled() and task.exception() is not None:
-                log.error("a job was not answered", exc_info=task.exception())
-
-        return end
+    def _ended(self, id: str) -> None:
+        del self._running[id]
+        self._slotless.discard(id)
+        self._give_back_slot(id)
+        self._wake.set()
 
     def _give_back_slot(self, id: str) -> None:
         if (slot := self._slot_of.pop(id, None)) is not None:
@@ -249,15 +243,8 @@ class Consumer:
                 continue
             for job in jobs:
                 task = self._directed[job.id] = asyncio.create_task(self._handle_directed(sessions, job))
-                task.add_done_callback(self._directed_ended(job.id))
-
-    def _directed_ended(self, id: str) -> Callable[[asyncio.Task[None]], None]:
-        def end(task: asyncio.Task[None]) -> None:
-            del self._directed[id]
-            if not task.cancelled() and task.exception() is not None:
-                log.error("a session's answer was not sent", exc_info=task.exception())
-
-        return end
+                task.add_done_callback(lambda _, id=job.id: self._directed.pop(id))  # type: ignore[misc]
+                logged(task, "a session's answer was not sent")
 
     async def _handle_directed(self, sessions: Sessions, job: Job) -> None:
         received = time.monotonic()

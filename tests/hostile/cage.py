@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import itertools
 import os
 import platform
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corpus import Program, judge
-from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
+from sandbox_harness import canary_song, cgroups_of, host_mounts, open_fds, processes_in, tree_of
 
 from exec_wire import Call, Limits, Result, verdict
 from exec_wire.messages.sessions import Cell, Create, Did, End, FetchFiles, Got, Ran, RunCell, SessionSpec, Told
@@ -71,13 +70,6 @@ if "JAIL" in os.environ:
     found += [f"process {name}" for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 print(*found or ["contained"])
 """
-
-
-def canary_song() -> str:
-    digest = b""
-    for i in range(20000):
-        digest = hashlib.sha256(digest + b"%d" % i).digest()
-    return digest.hex() + "\n"
 
 
 @dataclass

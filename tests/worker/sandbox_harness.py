@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
 import importlib.util
 import os
 import socket
@@ -210,12 +211,12 @@ async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **se
 def children_of(pid: int) -> list[int]:
     """Those that live: what a killed jail leaves is given to the runner, which reaps it a moment later."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if is_alive(int(child))]
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if alive(int(child))]
     except OSError:
         return []
 
 
-def is_alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -228,13 +229,6 @@ def tree_of(pid: int) -> list[int]:
 
 def uid_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("\nUid:", 1)[1].split()[0])
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def open_fds(pid: int) -> int:
@@ -261,6 +255,14 @@ def processes_in(cgroups: list[Path]) -> list[int]:
 def host_mounts() -> list[str]:
     """Where something is mounted; what a mount's line says beyond that may change by itself."""
     return sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def canary_song() -> str:
+    """The right output of a canary program."""
+    digest = b""
+    for i in range(20000):
+        digest = hashlib.sha256(digest + b"%d" % i).digest()
+    return digest.hex() + "\n"
 
 
 async def until(true: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:

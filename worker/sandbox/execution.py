@@ -78,7 +78,18 @@ class Execution:
         if self._binary is not None:
             fds.append(self._binary)
             flags |= protocol.HAS_BINARY
-        request = _run_request(self.call.limits, self._remaining_s, slot, self.number, flags, self._fail_step)
+        limits = self.call.limits
+        request = run_request(
+            limits,
+            slot,
+            self.number,
+            wall_ns=int(limits.wall_s * 1e9),
+            deadline_ns=max(1, int(self._remaining_s * 1e9)),
+            cpu_s=math.ceil(limits.cpu_limit_s),
+            output_bytes=(limits.output_kb << 10) * KILL_AT_OUTPUT,
+            flags=flags,
+            fail_step=self._fail_step,
+        )
         protocol.send_request(link, request, fds)
         close_all(self._given)
 
@@ -146,22 +157,18 @@ class Execution:
             self._folder.close()
 
 
-def _run_request(limits: Limits, remaining_s: float, slot: int, number: int, flags: int, fail_step: int) -> ZygoteRequest:
+def run_request(limits: Limits, slot: int, number: int, **fields: int) -> ZygoteRequest:
+    """The request to start a program or a session with these limits; `fields`: those in which the two differ."""
     return ZygoteRequest(
         protocol.REQUEST_RUN,
         slot,
         number,
-        wall_ns=int(limits.wall_s * 1e9),
-        deadline_ns=max(1, int(remaining_s * 1e9)),
-        cpu_s=math.ceil(limits.cpu_limit_s),
         memory_bytes=limits.memory_mb << 20,
         file_bytes=max(limits.file_mb << 20, (limits.output_kb << 10) * KILL_AT_OUTPUT * 2),
         folder_bytes=limits.file_mb << 20,
-        output_bytes=(limits.output_kb << 10) * KILL_AT_OUTPUT,
         processes=limits.processes,
         open_files=OPEN_FILES,
-        flags=flags,
-        fail_step=fail_step,
+        **fields,
     )
 
 

@@ -105,21 +105,9 @@ def _run_nothing(link: socket.socket, steps: list[str]) -> None:
     fds = [os.memfd_create(name) for name in ("stdout", "stderr", "page")]
     try:
         os.pwrite(fds[-1], payload_.pack(payload_.Payload("", [], {}, {}, False)), page_.SIZE)
-        megabyte = 1 << 20
-        request = protocol.ZygoteRequest(
-            protocol.REQUEST_RUN,
-            0,
-            1,
-            int(10e9),
-            int(10e9),
-            10,
-            256 * megabyte,
-            16 * megabyte,
-            16 * megabyte,
-            megabyte,
-            processes=8,
-            open_files=64,
-        )
+        times = {"wall_ns": int(10e9), "deadline_ns": int(10e9), "cpu_s": 10}
+        sizes = {"memory_bytes": 256 << 20, "file_bytes": 16 << 20, "folder_bytes": 16 << 20, "output_bytes": 1 << 20}
+        request = protocol.ZygoteRequest(protocol.REQUEST_RUN, 0, 1, **times, **sizes, processes=8, open_files=64)
         protocol.send_request(link, request, fds)
         report = _next_report(link)
     finally:

@@ -16,14 +16,14 @@ import msgspec
 from exec_wire import Limits
 from exec_wire.messages.bounds import normal_path
 from worker.sandbox import protocol
-from worker.sandbox.execution import OPEN_FILES
+from worker.sandbox.execution import run_request
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.large_results import LargeResults
 from worker.sandbox.memory_files import base64_of, close_all, output, page_file, sealed
 from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
 from worker.sandbox.runner_client import Leaf, RunnerClient
 from worker.sandbox.session_member import DEATH_S, Member, MemberEnded, MemberReply, decode_untrusted
-from worker.sandbox.verdict import KILL_AT_OUTPUT, OWN_LIMIT_REACHED, Outcome, judge, setup_failed
+from worker.sandbox.verdict import OWN_LIMIT_REACHED, Outcome, judge, setup_failed
 from worker.sandbox.zygote_client import ZygoteClient, ZygoteLost
 
 WHY_CHARS = 200  # of the reason why a file was not fetched
@@ -117,7 +117,9 @@ class SessionTree:
             fds.append(theirs.detach())
             started.append(self._member(ours, FIRST_FOLDER, self._next_leaf()))
             [member] = started
-            self.zygote.start_session(self._run_request(member), slot.uid, slot.files, fds)
+            fields = {"cpu_s": NEVER_CPU_S, "flags": protocol.HAS_CONTROL, "member": member.number}
+            request = run_request(self.limits, self.index, self.number, **fields)
+            self.zygote.start_session(request, slot.uid, slot.files, fds)
             return member
         except BaseException:
             for number, ended in [(self.number, self.ended), *((one.number, one.ended) for one in started)]:
@@ -149,22 +151,6 @@ class SessionTree:
         killed = os.WIFSIGNALED(report.status) and os.WTERMSIG(report.status) == signal.SIGKILL
         in_prepare = setup_failed(report) and report.step == len(steps) and (full or not killed)
         return StartFailed(how.error or "it ended at once", by_request=in_prepare or how.blame == "model")
-
-    def _run_request(self, member: Member) -> ZygoteRequest:
-        limits = self.limits
-        return ZygoteRequest(
-            protocol.REQUEST_RUN,
-            self.index,
-            self.number,
-            cpu_s=NEVER_CPU_S,
-            memory_bytes=limits.memory_mb << 20,
-            file_bytes=max(limits.file_mb << 20, (limits.output_kb << 10) * KILL_AT_OUTPUT * 2),
-            folder_bytes=limits.file_mb << 20,
-            processes=limits.processes,
-            open_files=OPEN_FILES,
-            flags=protocol.HAS_CONTROL,
-            member=member.number,
-        )
 
     def _member(self, control: socket.socket, folder: str | None, leaf: int) -> Member:
         number = next(self.numbers)

@@ -78,9 +78,7 @@ def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBloc
             kill_all_of(block.uids)
         elif foreign := list(processes_of(block.uids)):
             block.release()
-            refused = (
-                f"processes {foreign} of other owners run under uids {first}-{first + BLOCK_SIZE - 1}"
-            )
+            refused = f"processes {foreign} of other owners run under uids {first}-{first + BLOCK_SIZE - 1}"
             log.warning("skipping uid block %s: %s", first, refused)
             continue
         block.mark()

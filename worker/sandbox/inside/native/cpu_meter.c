@@ -1,7 +1,5 @@
 #define _GNU_SOURCE
-#include "cpu_meter.h"
-#include "session_members.h"
-#include "watchdog.h"
+#include "zygote.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "folder.h"
+#include "zygote.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "forking.h"
+#include "zygote.h"
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>

@@ -3,14 +3,14 @@
  * torn down again.
  *
  *   huge_pages_init      before the imports: Python's objects go to huge pages
- *   huge_pages_settle    after the imports: fewer mappings, libraries on huge pages too. A program's own allocations come from small
- *                        pages (the kernel would clear a whole huge page for the first byte), close together: malloc's
- *                        here, Python's objects in small_objects.c
+ *   huge_pages_settle    after the imports: fewer mappings, libraries on huge pages too. A program's own allocations come
+ *                        from small pages (the kernel would clear a whole huge page for the first byte), close
+ *                        together: malloc's here, Python's objects in small_objects.c
  *   huge_pages_collapse  every few hundred forks: restores the huge pages that this process split by writing to them
  *
  * All of it is optional: where the kernel refuses, everything works and costs more. */
 #define _GNU_SOURCE
-#include "huge_pages.h"
+#include "zygote.h"
 #include <Python.h>
 #include <fcntl.h>
 #include <malloc.h>

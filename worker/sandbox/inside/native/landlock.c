@@ -1,6 +1,6 @@
 /* The Landlock ruleset of every program. The structs are defined here because distribution headers lag behind the kernel. */
 #define _GNU_SOURCE
-#include "landlock.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,9 +1,6 @@
 /* Starts a program: limits, namespaces, init stub or supervisor, then the fork. */
 #define _GNU_SOURCE
 #include <Python.h>
-#include "forking.h"
-#include "huge_pages.h"
-#include "supervisor.h"
 #include "zygote.h"
 #include <errno.h>
 #include <sched.h>

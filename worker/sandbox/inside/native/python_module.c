@@ -2,13 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
-#include "folder.h"
-#include "forking.h"
-#include "huge_pages.h"
-#include "landlock.h"
-#include "small_objects.h"
 #include "syscall_table.h"
-#include "watchdog.h"
 #include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,5 @@
 /* The table of session members, and the requests about them: add, interrupt, end, measure. */
 #define _GNU_SOURCE
-#include "watchdog.h"
 #include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>

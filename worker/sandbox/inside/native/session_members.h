@@ -1,4 +1,4 @@
-/* The processes of sessions: the first one of each, and its forks. All are children of the zygote (see forking.h): the
+/* The processes of sessions: the first one of each, and its forks. All are children of the zygote (see forking.c): the
  * zygote reaps each of them, and the kernel reuses no pid before that. */
 #pragma once
 #include "cpu_meter.h"

@@ -1,6 +1,5 @@
 /* The kernel's counters of a slot. The runner opened the files that they are read from. */
 #define _GNU_SOURCE
-#include "watchdog.h"
 #include "zygote.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  *
  * Called with the interpreter's lock held. From 3.12 on there may be several interpreters with a lock each, so it is not
  * used. */
-#include "small_objects.h"
+#include "zygote.h"
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,9 +1,7 @@
 /* The confinement of one program, as an ordered list of steps (bottom of this file). Runs in the forked child, before it
  * reads any byte of the caller's data. Every step that is on must succeed: `confine` stops at the first failure. */
 #define _GNU_SOURCE
-#include "folder.h"
-#include "landlock.h"
-#include "sandbox.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>

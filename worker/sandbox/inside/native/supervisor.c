@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "supervisor.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -74,3 +74,38 @@ int exceeds_memory_limit(struct slot *s);
 int64_t measure_starvation(struct slot *s, int64_t now);
 int64_t file_size(int fd);
 int64_t cpu_ns_of(struct rusage *u);
+/* small_objects.c: called in the zygote, after the imports */
+void small_objects_prepare(void);
+/* called in a child, before its first object */
+void small_objects_open(void);
+/* huge_pages.c */
+int huge_pages_init(size_t most);
+void huge_pages_settle(void);
+void huge_pages_collapse(void);
+/* forking.c: forks without libc's handlers and locks. With one thread they have nothing to do, and they write to shared pages,
+ * which the kernel would then copy. */
+void find_thread_addresses(void); /* once, before the first fork */
+pid_t fork_without_libc(void);    /* as fork(2) */
+pid_t fork_sibling(void);         /* in a session: as fork(2), but the parent is this process's parent */
+/* supervisor.c: replaces the init stub where there is no PID namespace. Called in a process of its own: forks the program and
+ * returns 0 in it; the supervisor does not return. It adopts the program's orphans, kills them when the program ends or on
+ * SIGTERM, and reports. `pids_limit_fd`: the file with the slot's process limit, or -1. */
+pid_t supervise(struct progress *progress, int pids_limit_fd);
+/* landlock.c */
+int landlock_abi(void);
+int landlock_new_ruleset(void);
+int landlock_allow(int ruleset, const char *path, char access);
+/* folder.c: removes a folder and everything below it, if it exists. Follows no link: its contents may be hostile. */
+int remove_folder(const char *path);
+/* watchdog.c: replaces control groups where there are none */
+void remember_own_memory(void); /* once, before the first fork */
+/* Do `roots` and their descendants (and those of `other`, if not 0) use more than `most` bytes beyond the memory that they
+ * share with the zygote? Sets `processes` to their number. */
+int uses_more_memory(const pid_t *roots, int root_count, pid_t other, int64_t most, int64_t *processes);
+/* Sends SIGKILL to all descendants of a process. Returns how many there were. */
+int kill_descendants(pid_t pid);
+/* Returns the oldest child of a process, or 0. */
+pid_t first_child(pid_t pid);
+int count_children(pid_t pid);
+/* Reads /proc/PID/NAME as a string. Returns its length, or -1. */
+ssize_t read_proc_file(pid_t pid, const char *name, char *text, size_t size);
