@@ -140,7 +140,7 @@ class Cage:
     # -- running ----------------------------------------------------------------------------------------------------------
 
     async def run_alone(self, program: Program, crowd: bool = False) -> tuple[list[str], Result]:
-        """What is wrong, and what became of it. With its partners, if it has any. `crowd`: while other programs run."""
+        """Run a program and its partners. Returns the problems and its result. `crowd`: while other programs run."""
         wrong, result = await self._run_set(program, crowd)
         if program.expect.differs:
             again, second = await self._run_set(program, crowd)
@@ -157,7 +157,7 @@ class Cage:
         run: Callable[[], Awaitable[tuple[list[str], Result]]],
         beside: Callable[[int, asyncio.Event], Awaitable[object]],
     ) -> tuple[list[str], list[Result]]:
-        """Many of `run`, and what is `beside` them until they have ended, with a slot of its own."""
+        """Run many copies, and `beside` in a slot of its own until they have ended."""
         stop = asyncio.Event()
         async with self._take_slots(1) as (canary_slot,):
             singing = asyncio.ensure_future(beside(canary_slot, stop))
@@ -353,7 +353,7 @@ class Cage:
         return now
 
     async def differences(self, before: Node) -> list[str]:
-        """What is not as it was: at once, or after the moment that dying takes."""
+        """Describes what differs from the state before, after the time that killed processes need to die."""
         give_up = time.monotonic() + CLEAN_WITHIN_S
         while found := self.look().differences(before):
             if time.monotonic() > give_up:
@@ -362,7 +362,7 @@ class Cage:
         return []
 
     async def leftovers(self) -> list[str]:
-        """What the next program finds in each slot, and what has not been told before."""
+        """What the next program finds in each slot, without problems that were reported before."""
         env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
         found = []
         for slot in range(self.pool.slots):
@@ -430,7 +430,7 @@ def _descriptors(pid: int) -> int:
 
 @contextmanager
 def _bait(program: Program) -> Iterator[tuple[dict[str, str], Callable[[], str]]]:
-    """A file, two sockets and a process of the host (this one) that a program is told of and must not reach."""
+    """A file, two sockets and a process of the host (this one), whose names a program gets and that it must not reach."""
     if not program.bait:
         yield {}, lambda: ""
         return

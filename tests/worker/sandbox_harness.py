@@ -33,7 +33,7 @@ SLOWNESS = float(os.environ.get("EXEC_TEST_SLOWNESS", "1"))  # of this machine: 
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
 OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
 OWN_BASE = OWN_UIDS.start
-# A line of a program that tells whoever looks at the machine: it has come this far.
+# A line of a program that renames its process, so that a test sees that the program runs.
 NAME_ITSELF = "import ctypes; ctypes.CDLL(None).prctl(15, b'this-far')"
 
 
@@ -84,7 +84,7 @@ def has_cgroups_v1() -> bool:
 
 
 def call_of(code: str, **fields: Any) -> Call:
-    """Fields of a call and of its limits, side by side; short limits unless said otherwise."""
+    """A call from its fields and those of its limits. The default limits are short."""
     limits = {"wall_s": 5.0 * SLOWNESS, "cpu_s": 5.0 * SLOWNESS} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
     return Call(code=textwrap.dedent(code), limits=Limits(**limits), **fields)
 

@@ -1,4 +1,4 @@
-"""Programs of other languages than Python: the same sandbox, the same statuses; what is compiled is compiled once."""
+"""Programs in other languages than Python: the same sandbox and statuses; each program is compiled once."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def connect(path: Path) -> socket.socket:
     while True:
         try:
             link.connect(str(path))
-        except OSError:  # it has not begun to listen, or still cleans up after somebody
+        except OSError:  # it does not listen yet, or still cleans up after another worker
             assert time.monotonic() < give_up
             time.sleep(0.02)
         else:
@@ -362,7 +362,7 @@ async def test_descriptors_that_come_with_a_message_are_closed() -> None:
             socket.send_fds(link._socket, [b'{"session_slot": 1}'], [write] * 16)
             os.close(write)
             assert await asyncio.to_thread(select.select, [read], [], [], PATIENCE_S) == ([read], [], [])
-            assert os.read(read, 1) == b""  # nobody has the other end
+            assert os.read(read, 1) == b""  # the other end is closed
             os.close(read)
         await until(lambda: open_fds(lab.runner_pid) <= before + 4, "the runner has closed what came and what it sent")
         assert (await lab.run("print(1)")).stdout == "1\n"

@@ -68,10 +68,10 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
         [zygote_pid] = lab.zygote_pids
         before = open_fds(zygote_pid)
         for _ in range(5):
-            place = await lab.pool._runner.session_slot(tree.index)
-            ask, fds = protocol.slot_request(tree.index, place.uid, place.files)
-            protocol.send_request(tree.zygote._socket, ask, fds)
-            for fd in (*fds, place.memory_fd, place.cpu_fd, place.events_fd):
+            slot = await lab.pool._runner.session_slot(tree.index)
+            request, fds = protocol.slot_request(tree.index, slot.uid, slot.files)
+            protocol.send_request(tree.zygote._socket, request, fds)
+            for fd in (*fds, slot.memory_fd, slot.cpu_fd, slot.events_fd):
                 if fd is not None:
                     os.close(fd)
         await session.ok("1")  # it has read all of them
@@ -79,7 +79,7 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
 
 
 async def test_control_groups_that_are_no_longer_waited_for_are_closed() -> None:
-    """Two were asked for; one was there when the wait for the other ended, and both are asked for again."""
+    """Two are requested; the caller is cancelled after the first answer, and both are requested again."""
     link, theirs = await scripted_runner()
     zygote, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     tree = SessionTree(ZygoteClient(0, "", zygote), link, 1, Limits(), itertools.count())
