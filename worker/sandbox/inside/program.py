@@ -80,7 +80,7 @@ def run(payload: str | bytes) -> None:
                 _shutdown_threads()
             _run_exit_functions()
         except BaseException as error:  # from the program's own exit function
-            exit_code = _show(error, sys.excepthook)
+            exit_code = source.show_error(error, __file__, sys.excepthook)
         if "__del__" in code:
             _main.__dict__.clear()  # runs finalizers, as at the end of a script
         exit_code = _flush(exit_code)
@@ -174,22 +174,9 @@ def _execute(code: str, echo_value: bool) -> int:
     except SystemExit as error:
         return source.exit_code(error)
     except BaseException as error:
-        return _show(error, sys.excepthook)
+        return source.show_error(error, __file__, sys.excepthook)
     _report_completed()
     return 0
-
-
-def _show(error: BaseException, excepthook: Callable[..., object]) -> int:
-    """Print the traceback of the program's own frames."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    error.__traceback__ = trace
-    try:
-        excepthook(type(error), error, trace)
-    except BaseException:
-        sys.__excepthook__(type(error), error, trace)
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _flush(code: int) -> int:

@@ -208,8 +208,10 @@ class Session:
         except SystemExit as error:
             return source.exit_code(error), None, False
         except BaseException as error:
-            _print_error(error)
-            return 130 if isinstance(error, KeyboardInterrupt) else 1, None, False
+            # Python's own printer, in C, does not know the lines of a cell.
+            is_own = sys.excepthook is sys.__excepthook__
+            hook = traceback.print_exception if is_own else sys.excepthook
+            return source.show_error(error, __file__, hook), None, False
         return 0, None if shown is None else _valid_unicode(shown[:VALUE_CHARS]), True
 
     # -- display data -------------------------------------------------------------------------------------------------------
@@ -369,21 +371,6 @@ def _copy_file(source: str, target: str) -> None:
         os.fchmod(to.fileno(), os.fstat(from_.fileno()).st_mode & 0o777)
         while os.sendfile(to.fileno(), from_.fileno(), None, 1 << 30):
             pass
-
-
-def _print_error(error: BaseException) -> None:
-    """Print the traceback of the cell's own frames. Python's printer in C does not know the lines of a cell."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    error.__traceback__ = trace
-    try:
-        if sys.excepthook is sys.__excepthook__:
-            traceback.print_exception(type(error), error, trace)
-        else:
-            sys.excepthook(type(error), error, trace)
-    except BaseException:
-        sys.__excepthook__(type(error), error, trace)
 
 
 def _valid_unicode(text: str) -> str:

@@ -1,8 +1,9 @@
-"""Used by scripts and cells: compile source, and turn a SystemExit into an exit code."""
+"""Used by scripts and cells: compile source, print tracebacks, and turn a SystemExit into an exit code."""
 
 import ast
 import sys
 import types
+from collections.abc import Callable
 
 
 def compile_all(code: str, name: str) -> types.CodeType:
@@ -30,6 +31,19 @@ def _future_flags(tree: ast.Module) -> int:
         feature = getattr(__future__, name, None)
         flags |= feature.compiler_flag if feature is not None else 0
     return flags
+
+
+def show_error(error: BaseException, own_file: str, excepthook: Callable[..., object]) -> int:
+    """Print the traceback of the program's own frames, those after `own_file`. Returns the exit code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == own_file:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    try:
+        excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def exit_code(error: SystemExit) -> int:
