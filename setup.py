@@ -43,7 +43,7 @@ setup(
             "worker.sandbox.inside._zygote",
             sources=sorted(str(path) for path in NATIVE.glob("*.c")),
             depends=[str(path) for path in NATIVE.glob("*.h")],
-            extra_compile_args=["-O2", "-Wall", "-Wextra"],
+            extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
             optional=True,
         )
     ],

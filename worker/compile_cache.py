@@ -1,10 +1,7 @@
-"""Programs that were compiled before, by content: a sealed file in memory each, the least recently used ones dropped.
+"""A cache of compiled programs by content, each a sealed memory file; the least recently used ones are dropped.
 
-Calls that want the same program at the same time wait for one compilation, and share what the compiler says against it; whoever
-comes later has it compiled again.
+Concurrent calls with the same program wait for one compilation and share its compile error. Compile errors are not cached.
 """
-
-from __future__ import annotations
 
 import asyncio
 import base64
@@ -16,16 +13,16 @@ from collections.abc import Awaitable, Callable
 
 from exec_wire import Call, Result, verdict
 from worker.languages import Compiled
-from worker.sandbox.execution import sealed_program
+from worker.sandbox.memory_files import sealed_program
 
-OUTPUT = "program"  # what the compiler is told to make, in its own folder
-MAX_PROGRAMS = 256  # each is a descriptor, of which a process has 1024 if nobody says otherwise
+OUTPUT = "program"  # the compiler's output file, in its own folder
+MAX_PROGRAMS = 256  # each is a descriptor, of which a process has 1024 by default
 
 Compile = Callable[[Call], Awaitable[Result]]
 
 
 class CompileFailed(Exception):
-    """`result` is what the caller gets: the compiler's words, or our own failure."""
+    """`result` is for the caller: a compile error, or a failure of the service."""
 
     def __init__(self, result: Result) -> None:
         self.result = result
@@ -36,10 +33,10 @@ class CompileCache:
         self._max_bytes, self._max_programs = max_bytes, max_programs
         self._bytes = 0
         self._programs: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> descriptor and size
-        self._running: dict[str, asyncio.Future[Result | None]] = {}  # a compile error, if that is what came of it
+        self._running: dict[str, asyncio.Future[Result | None]] = {}  # the compile error, or None
 
     async def program(self, language: Compiled, call: Call, compile: Compile) -> int:
-        """A descriptor of the compiled program, the caller's own to close. `compile` runs the compiler."""
+        """A descriptor of the compiled program, which the caller closes. `compile` runs the compiler."""
         key = _key(language, call)
         while key not in self._programs:
             if key not in self._running:
@@ -56,7 +53,7 @@ class CompileCache:
             result = await compile(compiler_call(language, call))
             if result.status != "ok" or OUTPUT not in result.files:
                 failed = _as_compile_error(result)
-                # Not what happened to this one call alone, such as the end of its time.
+                # Failures of this one call, such as a timeout, are not shared.
                 error = failed if failed.status == "compile_error" else None
                 raise CompileFailed(failed)
             self._keep(key, base64.b64decode(result.files[OUTPUT]))
@@ -79,7 +76,7 @@ class CompileCache:
 
 
 def compiler_call(language: Compiled, call: Call) -> Call:
-    """The call that compiles: the same source, the compiler's limits; the pool sees to the caller's deadline."""
+    """The call that compiles: the same source with the compiler's limits; the pool enforces the caller's deadline."""
     return Call(code=call.code, language=language.name, argv=call.compile_args, limits=language.limits, fetch_files=[OUTPUT])
 
 
@@ -89,10 +86,10 @@ def _key(language: Compiled, call: Call) -> str:
 
 
 def _as_compile_error(result: Result) -> Result:
-    """Whatever the compiler did to itself is the program's fault; what we did to it is not."""
+    """A failure of the compiler is the program's fault; a failure of the service is not."""
     if result.blame not in ("model", "none"):
         return result
-    words = result.stderr or f"the compiler ended with {result.status}"
-    failed = verdict("compile_error", exit_code=result.exit_code, stderr=words, truncated=result.truncated)
+    stderr = result.stderr or f"the compiler ended with {result.status}"
+    failed = verdict("compile_error", exit_code=result.exit_code, stderr=stderr, truncated=result.truncated)
     failed.sandbox, failed.usage, failed.timings = result.sandbox, result.usage, result.timings
     return failed

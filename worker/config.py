@@ -1,6 +1,4 @@
-"""Everything that can be set about a worker."""
-
-from __future__ import annotations
+"""The settings of a worker."""
 
 import os
 import sys
@@ -11,7 +9,7 @@ from msgspec import Meta, Struct, field
 
 from worker.profiles import PROFILES
 from worker.sandbox import memory
-from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, LEAST_UID, MOST_BASE
+from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, MAX_BASE, MIN_UID
 
 UIDS = BLOCK_SIZE - 1
 MAX_SESSIONS = 128
@@ -21,8 +19,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# Between two programs a slot waits for the kernel to clean up, and its core is idle meanwhile. Three slots per core keep the
-# cores busy; programs that share a core are not charged for that (native/cpu_meter.h). docs/results/slots.md has the figures.
+# Between two programs a slot waits for the kernel to clean up, and its core is idle. Three slots per core keep the cores busy;
+# the time that a program starves meanwhile does not count (native/cpu_meter.h). docs/results/slots.md has the figures.
 def default_slots() -> int:
     """Three for every core."""
     return min(3 * usable_cores(), UIDS - MAX_SESSIONS)
@@ -52,7 +50,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health, in a cluster")] = "127.0.0.1"
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="That port; 0 takes a free one")] = 0
-    drain_s: Annotated[float, Meta(ge=0, description="How long a shutdown waits for what runs before it is handed back")] = 30.0
+    drain_s: Annotated[
+        float, Meta(ge=0, description="How long a shutdown waits for running calls before it hands them back")
+    ] = 30.0
     runtime: Annotated[
         Literal["sandbox", "echo"],
         Meta(description="echo: run nothing and answer at once, to measure the path to a worker; only with --insecure"),
@@ -62,15 +62,19 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         default_factory=default_packages
     )
     profiles: Annotated[
-        dict[str, list[str]], Meta(description="Warm interpreters: a name, and what each has imported (JSON)")
+        dict[str, list[str]], Meta(description="Warm interpreters: name and imported modules of each (JSON)")
     ] = field(default_factory=lambda: dict(PROFILES))
     uid_base: Annotated[
         int,
-        Meta(ge=LEAST_UID, le=MOST_BASE, description="First of the user ids that sandboxes run under; of our own runner only"),
+        Meta(
+            ge=MIN_UID,
+            le=MAX_BASE,
+            description="First user id that sandboxes run under; only for the worker's own runner",
+        ),
     ] = DEFAULT_BASE
     runner_socket: Annotated[
         str,
-        Meta(description="Join the runner that listens here instead of starting one; its command line says what we can have"),
+        Meta(description="Join the runner that listens here instead of starting one; its command line limits this worker"),
     ] = ""
     compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
     max_result_bytes: Annotated[
@@ -78,7 +82,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1 << 20,
             le=1 << 30,
-            description="Bytes of one result's output and files, these as base64; what does not fit is named in files_missing",
+            description="Bytes of one result's output and files (as base64); files that do not fit are named in files_missing",
         ),
     ] = 32 << 20
     results_bytes: Annotated[
@@ -95,7 +99,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     max_sessions_per_tenant: Annotated[int, Meta(ge=0, description="Of these, by one tenant")] = 128
     session_memory_mb: Annotated[
         int,
-        Meta(ge=0, description="Memory in use by all sessions from which on none is added"),
+        Meta(ge=0, description="Memory in use by all sessions above which no session is added"),
     ] = field(default_factory=half_of_memory_mb)
     session_memory_per_tenant_mb: Annotated[int, Meta(ge=0, description="Of this, by one tenant")] = field(
         default_factory=half_of_memory_mb
@@ -104,7 +108,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Run nothing if programs in all slots, each with the default of limits.memory_mb, need more memory "
-            "than the machine or pod has; else that is only said"
+            "than the machine or pod has; else only a warning is logged"
         ),
     ] = False
     min_tier: Annotated[
@@ -113,18 +117,18 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = "B"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="From which level on log lines are written, see docs/operations.md"),
+        Meta(description="Lowest level of log lines that are written, see docs/operations.md"),
     ] = "warning"
     log_format: Annotated[
         Literal["json", "text"], Meta(description="Format of every log line; text on a terminal, else json, if not set")
     ] = field(default_factory=default_log_format)
     mask_layers: Annotated[
-        list[str], Meta(description="For tests, with our own runner: act as if these layers did not work (JSON)")
+        list[str], Meta(description="For tests, with the worker's own runner: act as if these layers did not work (JSON)")
     ] = field(default_factory=list)
     fault_injection: Annotated[
-        bool, Meta(description="For tests, with our own runner: a call may name the set-up step that is to fail")
+        bool, Meta(description="For tests, with the worker's own runner: a call may name a set-up step that fails")
     ] = False
 
     def __post_init__(self) -> None:
         if self.slots + self.max_sessions > UIDS:
-            raise ValueError(f"slots and max_sessions together are more than {UIDS}, the user ids that a worker has")
+            raise ValueError(f"slots and max_sessions together are more than {UIDS}, the number of user ids of a worker")

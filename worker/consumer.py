@@ -1,27 +1,25 @@
-"""Takes jobs from the queue as slots become free, has them run, and answers each exactly once.
+"""Takes jobs from the queue as slots become free, runs them, and answers each exactly once.
 
-While cells of sessions wait for a slot, it also takes jobs that it has no slot for: as many as cells wait, at most one a slot.
-They wait for a slot beside the cells (`worker.slots`). It does not wait for such jobs, so an idle worker gets them first.
+While cells of sessions wait for a slot, it also takes jobs without having a slot for them: as many as cells wait, at most one
+per slot. They wait for a slot together with the cells (`worker.slots`). It does not block on the queue for such jobs, so an
+idle worker gets them first.
 
-What was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. A slot is free when its
-program has ended: the next job is asked for while the answer is on its way. While the queue is away, what runs goes on, and
-its results are kept until they can be sent.
+A program that was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. A slot is
+free when its program has ended: the next job is taken while the answer is being sent. While the queue is unavailable, programs
+continue and their results are kept until they can be sent.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
 from exec_wire.queue.early_cancels import EarlyCancels
 from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueUnavailable, WorkerInfo, WorkerQueue
-from exec_wire.supervisor import Supervisor, stop
+from exec_wire.supervisor import Supervisor, logged, stop
 from worker.echo import EchoPool
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.sessions import Sessions
@@ -30,8 +28,8 @@ from worker.slots import Claim
 log = logging.getLogger("worker")
 
 BUSY_PAUSE_S = 0.02
-AWAY_PAUSE_S = 0.3
-LATE_S = 10.0  # after its deadline nobody waits for a result that could not be sent
+QUEUE_PAUSE_S = 0.3
+LATE_S = 10.0  # after its deadline a result that could not be sent is dropped
 
 
 class Consumer:
@@ -46,27 +44,27 @@ class Consumer:
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
         self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
-        self._without_slot: set[str] = set()  # jobs that were taken and wait for a slot, beside cells
-        self._directed: dict[str, asyncio.Task[None]] = {}  # what is asked of sessions
+        self._slotless: set[str] = set()  # jobs that were taken and wait for a slot
+        self._directed: dict[str, asyncio.Task[None]] = {}  # requests to sessions
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._killable: set[str] = set()  # have begun, have not ended, and were not cancelled
-        self._cancelled: EarlyCancels[str] = EarlyCancels()  # also jobs of other workers, and jobs that come later
-        self._away = False
+        self._killable: set[str] = set()  # jobs that have begun, have not ended, and were not cancelled
+        self._cancelled: EarlyCancels[str] = EarlyCancels()  # also jobs of other workers and jobs that arrive later
+        self._queue_unavailable = False
         self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
-        self.taken = self.taken_again = 0  # the latter: had been delivered before, here or elsewhere
-        self.started_again = 0  # here, because the interpreter with the program in it was lost
-        self._look_for_jobs = asyncio.Event()
-        pool.when_changed = self._look_for_jobs.set
+        self.taken = self.taken_again = 0  # taken_again: had been delivered before, here or elsewhere
+        self.started_again = 0  # programs started again here because their zygote was lost
+        self._wake = asyncio.Event()
+        pool.on_change = self._wake.set
         self._background: list[asyncio.Task[None]] = []
         self._draining = False
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Self:
         await self._announce()
         start = self._supervisor.start
         self._take_task = start("take", self._take_forever)
         self._background = [start("renew", self._renew_forever), start("cancel", self._cancel_forever)]
         if (sessions := self._sessions) is not None:
-            self._background.append(start("directed", lambda: self._obey_forever(sessions)))
+            self._background.append(start("directed", lambda: self._serve_sessions_forever(sessions)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,7 +73,7 @@ class Consumer:
         await self._queue.leave()
 
     async def drain(self, patience_s: float) -> None:
-        """Stop taking; finish what runs, or after `patience_s` hand it back to be run elsewhere."""
+        """Stop taking jobs; finish those that run, or hand them back after `patience_s`."""
         self._draining = True
         self._take_task.cancel()
         if patience_s > 0:
@@ -93,8 +91,8 @@ class Consumer:
         return self._draining
 
     @property
-    def queue_is_away(self) -> bool:
-        return self._away
+    def queue_unavailable(self) -> bool:
+        return self._queue_unavailable
 
     @property
     def unreadable(self) -> Counter[str]:
@@ -102,74 +100,69 @@ class Consumer:
 
     @property
     def cannot_take_because(self) -> str:
-        """While this is not empty, no slots are announced."""
+        """The reason why no slots are announced, or empty."""
         if self._draining:
-            return "draining: what runs is finished, nothing more is taken"
+            return "draining: running calls are finished, no more are taken"
         if not self._pool.alive:
-            return "there is no runner"
+            return "the runner is not running"
         return "the task that takes jobs fails; the log says why" if self._supervisor.is_failing("take") else ""
 
     async def _take_forever(self) -> NoReturn:
-        self._look_for_jobs.set()  # after a failure there may be work left
+        self._wake.set()  # after a failure jobs may be waiting
         while True:
-            await self._look_for_jobs.wait()
-            self._look_for_jobs.clear()
+            await self._wake.wait()
+            self._wake.clear()
             room = self._room(self._pool.free_slots)
-            beside_cells = 0 if room else self._room(min(self._pool.cells_waiting, self._pool.slots) - len(self._without_slot))
+            beside_cells = 0 if room else self._room(min(self._pool.cells_waiting, self._pool.slots) - len(self._slotless))
             if not room and not beside_cells:
                 continue
             try:
                 jobs = await (self._queue.take(room) if room else self._queue.take(beside_cells, wait=False))
             except QueueUnavailable as away:
-                self._look_for_jobs.set()
-                await self._wait_for_queue(away)
+                self._wake.set()
+                await self._pause_for_queue(away)
                 continue
-            self._queue_is_back()
+            self._queue_available()
             for job in jobs:
                 self._start(job)
             if self._pool.free_slots:
-                self._look_for_jobs.set()
+                self._wake.set()
 
     def _room(self, wanted: int) -> int:
-        """For so many jobs, without more answers piling up than there are slots."""
+        """How many jobs can be taken without more unsent answers than slots."""
         return max(0, min(wanted, 2 * self._pool.slots - len(self._running)))
 
     def _start(self, job: Job) -> None:
         self.taken += 1
         self.taken_again += job.deliveries > 1
         if job.id in self._running:
-            return  # it was published twice, or its lease lapsed while this process stood still
+            return  # it was published twice, or its lease expired while this process was stopped
         if self._pool.free_slots:
             self._slot_of[job.id] = self._pool.take_slot()
         else:
-            self._without_slot.add(job.id)
-        task = asyncio.create_task(self._work(job))
-        self._running[job.id] = task
-        task.add_done_callback(self._ended(job.id))
+            self._slotless.add(job.id)
+        task = self._running[job.id] = asyncio.create_task(self._work(job))
+        task.add_done_callback(lambda _: self._ended(job.id))
+        logged(task, "a job was not answered")
 
-    async def _wait_for_queue(self, away: QueueUnavailable) -> None:
-        if not self._away:
-            log.warning("the queue is away: %s; what runs goes on", away)
-        self._away = True
-        await asyncio.sleep(AWAY_PAUSE_S)
+    async def _pause_for_queue(self, away: QueueUnavailable) -> None:
+        if not self._queue_unavailable:
+            log.warning("%s; running programs continue", away)
+        self._queue_unavailable = True
+        await asyncio.sleep(QUEUE_PAUSE_S)
 
-    def _queue_is_back(self) -> None:
-        if self._away:
-            log.warning("the queue is back")
-        self._away = False
+    def _queue_available(self) -> None:
+        if self._queue_unavailable:
+            log.warning("job queue available again")
+        self._queue_unavailable = False
 
-    def _ended(self, id: str) -> Callable[[asyncio.Task[None]], None]:
-        def end(task: asyncio.Task[None]) -> None:
-            del self._running[id]
-            self._without_slot.discard(id)
-            self._leave_slot(id)
-            self._look_for_jobs.set()
-            if not task.cancelled() and task.exception() is not None:
-                log.error("a job was not answered", exc_info=task.exception())
+    def _ended(self, id: str) -> None:
+        del self._running[id]
+        self._slotless.discard(id)
+        self._give_back_slot(id)
+        self._wake.set()
 
-        return end
-
-    def _leave_slot(self, id: str) -> None:
+    def _give_back_slot(self, id: str) -> None:
         if (slot := self._slot_of.pop(id, None)) is not None:
             self._pool.give_back(slot)
 
@@ -180,14 +173,14 @@ class Consumer:
             result = verdict("cancelled") if job.id in self._cancelled else await self._run(job, received)
         except asyncio.CancelledError:
             if self._draining and job.id not in self._cancelled:
-                raise  # handed back with the lease, to be run elsewhere
+                raise  # the lease is handed back, another worker runs it
             result = verdict("cancelled")
-        except Exception as error:  # the outermost place that can act: the job is answered, whatever happened
+        except Exception as error:  # the outermost handler: every job is answered
             log.exception("a call failed inside the worker")
             result = verdict("internal_error", error=f"{type(error).__name__} in the worker")
         finally:
             self._killable.discard(job.id)
-        self._leave_slot(job.id)
+        self._give_back_slot(job.id)
         result.worker = self._name
         await self._answer(job, result, received)
 
@@ -204,14 +197,14 @@ class Consumer:
             except QueueUnavailable as away:
                 if time.monotonic() > give_up_at:
                     raise
-                await self._wait_for_queue(away)
+                await self._pause_for_queue(away)
 
     async def _run(self, job: Job, received: float) -> Result:
         call = unpack_call(job.payload)
-        if job.id in self._without_slot and not await self._wait_for_slot(job, call, received):
+        if job.id in self._slotless and not await self._wait_for_slot(job, call, received):
             return verdict("expired", error="the deadline passed before the program started")
         slot = self._slot_of[job.id]
-        starts = job.deliveries - 1  # by workers that did not come back
+        starts = job.deliveries - 1  # by workers that were lost
         while True:
             remaining_s = job.remaining_ms / 1000 - (time.monotonic() - received)
             if starts >= MAX_STARTS:
@@ -229,7 +222,7 @@ class Consumer:
                 return verdict("expired", error="no warm interpreter before the deadline")
 
     async def _wait_for_slot(self, job: Job, call: Call, received: float) -> bool:
-        """False if its deadline came first."""
+        """False if its deadline passes first."""
         claim = Claim(call.tenant, call.priority, job.weight, received - job.waited_ms / 1000)
         try:
             async with asyncio.timeout(job.remaining_ms / 1000):
@@ -237,34 +230,27 @@ class Consumer:
         except TimeoutError:
             return False
         finally:
-            self._without_slot.discard(job.id)
+            self._slotless.discard(job.id)
         return True
 
-    async def _obey_forever(self, sessions: Sessions) -> NoReturn:
-        """What is asked of sessions: no slot is needed to take it, and it is never run twice."""
+    async def _serve_sessions_forever(self, sessions: Sessions) -> NoReturn:
+        """Requests to sessions: taking one needs no slot, and none is run twice."""
         while True:
             try:
                 jobs = await self._queue.take_directed()
             except QueueUnavailable as away:
-                await self._wait_for_queue(away)
+                await self._pause_for_queue(away)
                 continue
             for job in jobs:
-                task = self._directed[job.id] = asyncio.create_task(self._obey(sessions, job))
-                task.add_done_callback(self._obeyed(job.id))
+                task = self._directed[job.id] = asyncio.create_task(self._handle_directed(sessions, job))
+                task.add_done_callback(lambda _, id=job.id: self._directed.pop(id))  # type: ignore[misc]
+                logged(task, "a session's answer was not sent")
 
-    def _obeyed(self, id: str) -> Callable[[asyncio.Task[None]], None]:
-        def end(task: asyncio.Task[None]) -> None:
-            del self._directed[id]
-            if not task.cancelled() and task.exception() is not None:
-                log.error("a session's answer was not sent", exc_info=task.exception())
-
-        return end
-
-    async def _obey(self, sessions: Sessions, job: Job) -> None:
+    async def _handle_directed(self, sessions: Sessions, job: Job) -> None:
         received = time.monotonic()
         try:
-            reply = await sessions.obey(unpack_order(job.payload), job.remaining_ms / 1000)
-        except Exception as error:  # the outermost place that can act
+            reply = await sessions.handle(unpack_order(job.payload), job.remaining_ms / 1000)
+        except Exception as error:  # the outermost handler
             log.exception("a session failed inside the worker")
             reply = Refused("internal", f"{type(error).__name__} in the worker")
         stay_ms = (time.monotonic() - received) * 1000
@@ -276,30 +262,30 @@ class Consumer:
             try:
                 await self._queue.renew([*self._running, *self._directed])
             except QueueUnavailable as away:
-                await self._wait_for_queue(away)
+                await self._pause_for_queue(away)
                 continue
-            if not self._draining:  # else the gateways see us go, and say so
+            if not self._draining:  # while draining the gateways see this worker leave
                 await self._announce()
 
     async def _announce(self) -> None:
         try:
             await self._queue.announce(self._info())
         except QueueUnavailable as away:
-            await self._wait_for_queue(away)
+            await self._pause_for_queue(away)
 
     async def _cancel_forever(self) -> NoReturn:
         while True:
             try:
                 ids = await self._queue.cancelled()
             except QueueUnavailable as away:
-                await self._wait_for_queue(away)
+                await self._pause_for_queue(away)
                 continue
             for id in ids:
                 self._cancel(id)
 
     def _cancel(self, id: str) -> None:
-        """Kill the job, or remember not to start it. A task that was only created must not be cancelled: it would end without
-        running, and nobody would answer. Nor must one be cancelled twice: it waits for the death of its program."""
+        """Kill the job, or remember not to start it. A task that has not begun must not be cancelled: it would end without an
+        answer. Nor must a task be cancelled twice: it waits for the death of its program."""
         self._cancelled.add(id)
         if id in self._killable:
             self._killable.discard(id)

@@ -1,11 +1,10 @@
-"""A pool that runs nothing: every call is answered with its own code. For measuring the path to a worker and back.
+"""A pool that runs nothing and answers every call with its own code, to measure the path to a worker and back.
 
-Not a sandbox, and its results say so: their tier is `none`.
+It is not a sandbox: the tier of its results is `none`.
 """
 
-from __future__ import annotations
-
 import asyncio
+from typing import Self
 
 from exec_wire import Call, Result, Sandbox, verdict
 from worker.config import WorkerConfig
@@ -24,7 +23,7 @@ class EchoPool(Slots):
         super().__init__(config.slots)
         self._takes_s = config.echo_ms / 1000
 
-    async def __aenter__(self) -> EchoPool:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

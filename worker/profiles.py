@@ -1,9 +1,7 @@
-"""Which warm interpreter a program gets: the smallest one that has what the program imports.
+"""Chooses a program's profile: the smallest warm interpreter that has imported the modules that the program imports.
 
-The look is cheap and may be wrong: a program in the wrong zygote still runs, it only imports by itself.
+The check is cheap and may be wrong: a program in the wrong zygote still runs, it only imports by itself.
 """
-
-from __future__ import annotations
 
 import re
 
@@ -15,7 +13,7 @@ PROFILES: dict[str, list[str]] = {
     "data": ["numpy", "pandas", "matplotlib.pyplot"],
     "verify": ["math_verify"],
 }
-"""Name -> what its zygote has imported, from small to large."""
+"""Name -> modules that its zygotes import, from small to large."""
 
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n;#]+))", re.M)
 

@@ -1,10 +1,7 @@
-"""The start-up self-test: hostile programs through the real path, before anything else runs.
+"""The start-up self-test: runs hostile programs in the real sandbox before any other call.
 
-Each program tries something and prints what it achieved; `contained` is all that may come out. A layer that is there must show
-it.
+Each program tries an attack and prints `contained` if that failed. An attack runs if the layer that stops it is on.
 """
-
-from __future__ import annotations
 
 import asyncio
 import platform
@@ -14,13 +11,13 @@ from exec_wire import Call, Limits, Result
 from worker.pool import Pool
 
 PATIENCE_S = 60.0
-TRIES = 3  # on a machine that is too busy to start a program in time
+TRIES = 3  # if the machine is too busy to start a program in time
 
 
 class Attack(NamedTuple):
     code: str
-    ends: tuple[str, ...] = ("ok",)  # the statuses that are right
-    needs: str = ""  # a layer without which nothing is promised
+    ends: tuple[str, ...] = ("ok",)  # accepted statuses
+    needs: str = ""  # the layer that stops the attack
     limits: Limits = Limits(wall_s=5.0, memory_mb=64, processes=16)
 
 
@@ -36,7 +33,7 @@ def attempt(what, f, *arguments):
         pass
 """
 _TELL = "\nprint('escaped: ' + ', '.join(map(str, escaped)) if escaped else 'contained')\n"
-# Twice, so that two may meet: each has the name to itself, and sees no other.
+# Run twice at the same time: each program must be able to use the name, and see no other.
 _NAMES = rf"""{_TRY}
 import time
 own = socket.socket(socket.AF_UNIX)
@@ -47,7 +44,7 @@ attempt("names", lambda: len(open("/proc/self/net/unix").readlines()) != 2){_TEL
 _INT_80 = r"""
 import ctypes, mmap
 page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-page.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # getpid by the 32-bit door
+page.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # getpid by the 32-bit entry
 ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
 print("escaped: int 0x80")
 """
@@ -99,14 +96,14 @@ ATTACKS: dict[str, Attack] = {
     **{f"names of sockets {number}": Attack(_NAMES, needs="netns") for number in (1, 2)},
     "a file left behind": Attack("open('leftover', 'w').write('x')\nprint('contained')"),
 }
-# Afterwards, in every slot.
+# Run afterwards, in every slot.
 LEFTOVERS = Attack("import os\nprint(*os.listdir('.') or ['contained'])")
 if platform.machine() == "x86_64":
     ATTACKS["32-bit system call"] = Attack(_INT_80, ("signal",), needs="seccomp")
 
 
 async def self_test(pool: Pool) -> list[str]:
-    """What was not contained, in words; empty when all is well. Uses all slots of the pool, which must be idle."""
+    """Describes each attack that was not contained. Uses all slots of the pool, which must be idle."""
     slots = asyncio.Queue[int]()
     for slot in [pool.take_slot() for _ in range(pool.free_slots)]:
         slots.put_nowait(slot)
@@ -137,7 +134,7 @@ async def _attack(pool: Pool, slots: asyncio.Queue[int], name: str, attack: Atta
 def _problem(name: str, attack: Attack, result: Result) -> str:
     if result.status == "timeout" and result.blame == "infra" and "timeout" not in attack.ends:
         return f"{name}: this machine is too busy for the self-test"
-    right_words = result.status != "ok" or result.stdout.strip() == "contained"
-    if result.status in attack.ends and right_words:
+    is_contained = result.status != "ok" or result.stdout.strip() == "contained"
+    if result.status in attack.ends and is_contained:
         return ""
     return f"{name}: {result.status} {result.error or result.stdout.strip()[:200] or result.stderr.strip()[-200:]}"

@@ -1,10 +1,8 @@
-"""The slots of a worker, and who gets the next one while all are in use: cells of its sessions and calls that it has taken.
+"""The slots of a worker, and a fair queue of cells and calls that wait for one.
 
-The order is that of the gateway (`exec_service.dispatch.fair_queue`): priorities share by weight, within each the tenants by
-theirs, within each the one that was accepted first. Cells have no other right than calls.
+The order is the same as in the gateway (`exec_service.dispatch.fair_queue`): priorities share by weight, tenants of a priority
+by theirs, and within a tenant the oldest comes first. Cells and calls are equal.
 """
-
-from __future__ import annotations
 
 import asyncio
 import time
@@ -18,7 +16,7 @@ from exec_wire.queue.protocol import PRIORITY_WEIGHTS
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """Somebody who wants a slot. `since`: when it was accepted, on this machine's monotonic clock."""
+    """A cell or call that waits for a slot. `since`: when it was accepted, on this machine's monotonic clock."""
 
     tenant: str = ""
     priority: Priority = "train"
@@ -28,12 +26,12 @@ class Claim:
     slot: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Turns:
-    """Whose turn it is, each as often as its weight says. Whoever wanted nothing saves up no turns."""
+class WeightedTurns:
+    """Chooses names in proportion to their weights. A name that did not take part saves up no turns."""
 
     def __init__(self) -> None:
         self._turns: dict[str, float] = {}
-        self._now = 0.0  # the turn of the one that was served last
+        self._now = 0.0  # the turn of the name that was chosen last
 
     def take(self, weights: dict[str, float]) -> str:
         self._turns = {name: turn for name, turn in self._turns.items() if turn > self._now}
@@ -43,7 +41,7 @@ class Turns:
         return name
 
 
-class Line:
+class FairQueue:
     """Claims in a fair order."""
 
     def __init__(self) -> None:
@@ -52,8 +50,8 @@ class Line:
         self._forget()
 
     def _forget(self) -> None:
-        self._priorities = Turns()
-        self._tenants = {name: Turns() for name in PRIORITY_WEIGHTS}
+        self._priorities = WeightedTurns()
+        self._tenants = {name: WeightedTurns() for name in PRIORITY_WEIGHTS}
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -68,7 +66,7 @@ class Line:
     def remove(self, claim: Claim) -> None:
         self._claims.remove(claim)
         self.cells -= claim.is_cell
-        if not self._claims:  # nobody waits, so nobody has had too much
+        if not self._claims:  # an empty queue forgets past turns
             self._forget()
 
     def take(self) -> Claim:
@@ -81,13 +79,13 @@ class Line:
 
 
 class Slots:
-    """Taking and giving back a slot are plain state changes; only waiting for one is awaited."""
+    """Taking and giving back a slot never block; only `next_slot` waits."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = list(range(slots))
-        self._line = Line()
-        self.when_changed: Callable[[], None] = lambda: None  # told of a slot that was given back, and of a cell that waits
+        self._queue = FairQueue()
+        self.on_change: Callable[[], None] = lambda: None  # called when a slot is given back or a cell waits
 
     @property
     def free_slots(self) -> int:
@@ -95,41 +93,41 @@ class Slots:
 
     @property
     def cells_waiting(self) -> int:
-        return self._line.cells
+        return self._queue.cells
 
     def take_slot(self) -> int:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        while self._line:
-            claim = self._line.take()
-            if not claim.slot.done():  # else it was just given up
+        while self._queue:
+            claim = self._queue.take()
+            if not claim.slot.done():  # else the claim was cancelled
                 claim.slot.set_result(slot)
                 break
         else:
             self._free.append(slot)
-        self.when_changed()
+        self.on_change()
 
     async def next_slot(self, claim: Claim) -> int:
-        """One that is free, or one that becomes so when it is this claim's turn."""
+        """Take a free slot, or wait for one until it is this claim's turn."""
         if self._free:
             return self._free.pop()
-        self._line.add(claim)
+        self._queue.add(claim)
         if claim.is_cell:
-            self.when_changed()
+            self.on_change()
         try:
             return await claim.slot
         except asyncio.CancelledError:
             if not claim.slot.cancelled():
                 self.give_back(claim.slot.result())
-            elif claim in self._line:
-                self._line.remove(claim)
+            elif claim in self._queue:
+                self._queue.remove(claim)
             raise
 
     @asynccontextmanager
     async def slot_for_cell(self, claim: Claim, patience_s: float) -> AsyncIterator[None]:
-        """A slot while a cell runs; a session that waits for its next one has none. `TimeoutError` if none becomes free."""
-        if patience_s <= 0:  # a slot that is free would be had all the same
+        """Hold a slot while a cell runs; an idle session has none. `TimeoutError` if none becomes free."""
+        if patience_s <= 0:  # a free slot would be taken without waiting
             raise TimeoutError
         async with asyncio.timeout(patience_s):
             slot = await self.next_slot(claim)

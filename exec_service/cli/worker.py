@@ -98,4 +98,4 @@ async def _open_pool(
 
 
 def _cannot_work_because(consumer: Consumer) -> str:
-    return consumer.cannot_take_because or ("job queue unavailable" if consumer.queue_is_away else "")
+    return consumer.cannot_take_because or ("job queue unavailable" if consumer.queue_unavailable else "")

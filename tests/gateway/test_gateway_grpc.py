@@ -460,7 +460,7 @@ async def test_keys_hold_at_this_door_too(tmp_path: Path) -> None:
             await until(lambda: account.calls == 0)
             add_key(file, "other")
             remove_key(file, entry.id)
-            await until(lambda: "lab" not in locked.gateway.keys._tenants.values())
+            await until(lambda: all(entry.tenant != "lab" for entry in locked.gateway.keys._entries.values()))
             await stream.write(calls("say x", limits=small))
             with refused("UNAUTHENTICATED", "unauthenticated"):
                 while await stream.read() is not grpc.aio.EOF:

@@ -30,7 +30,7 @@ def escaped(what):
 
 
 def attempt(what, do, *arguments, by=()):
-    """It must fail; `by`: with one of these error numbers, where it matters who refused it."""
+    """It must fail. `by`: with one of these error numbers, if it matters which layer refuses it."""
     try:
         do(*arguments)
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import itertools
 import os
 import platform
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corpus import Program, judge
-from sandbox_harness import cgroups_of, host_mounts, open_fds, processes_in, tree_of
+from sandbox_harness import canary_song, cgroups_of, host_mounts, open_fds, processes_in, tree_of
 
 from exec_wire import Call, Limits, Result, verdict
 from exec_wire.messages.sessions import Cell, Create, Did, End, FetchFiles, Got, Ran, RunCell, SessionSpec, Told
@@ -28,7 +27,7 @@ from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
 from worker.profiles import PROFILES
 from worker.sandbox.runner import SLOTS_PER_ZYGOTE
-from worker.sandbox.session_tree import GRACE_S
+from worker.sandbox.session_member import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
 from worker.sessions import Sessions
 
@@ -71,13 +70,6 @@ if "JAIL" in os.environ:
     found += [f"process {name}" for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 print(*found or ["contained"])
 """
-
-
-def canary_song() -> str:
-    digest = b""
-    for i in range(20000):
-        digest = hashlib.sha256(digest + b"%d" % i).digest()
-    return digest.hex() + "\n"
 
 
 @dataclass
@@ -148,7 +140,7 @@ class Cage:
     # -- running ----------------------------------------------------------------------------------------------------------
 
     async def run_alone(self, program: Program, crowd: bool = False) -> tuple[list[str], Result]:
-        """What is wrong, and what became of it. With its partners, if it has any. `crowd`: while other programs run."""
+        """Run a program and its partners. Returns the problems and its result. `crowd`: while other programs run."""
         wrong, result = await self._run_set(program, crowd)
         if program.expect.differs:
             again, second = await self._run_set(program, crowd)
@@ -165,7 +157,7 @@ class Cage:
         run: Callable[[], Awaitable[tuple[list[str], Result]]],
         beside: Callable[[int, asyncio.Event], Awaitable[object]],
     ) -> tuple[list[str], list[Result]]:
-        """Many of `run`, and what is `beside` them until they have ended, with a slot of its own."""
+        """Run many copies, and `beside` in a slot of its own until they have ended."""
         stop = asyncio.Event()
         async with self._take_slots(1) as (canary_slot,):
             singing = asyncio.ensure_future(beside(canary_slot, stop))
@@ -258,7 +250,7 @@ class Cage:
         id = await self._session(SessionSpec(limits=CANARY_LIMITS))
         for number in itertools.count():
             began = time.monotonic()
-            ran = await self.sessions.obey(RunCell(id, Cell("n = n + 1 if 'n' in globals() else 0\nn")), DEADLINE_S)
+            ran = await self.sessions.handle(RunCell(id, Cell("n = n + 1 if 'n' in globals() else 0\nn")), DEADLINE_S)
             self.canary.latencies_s.append(time.monotonic() - began)
             if not isinstance(ran, Ran) or ran.result.value != str(number):
                 self.canary.wrong.append(f"the session's cell {number}: {ran}")
@@ -266,20 +258,20 @@ class Cage:
             if stop.is_set():
                 break
             await asyncio.sleep(0.01)
-        await self.sessions.obey(End(id, ""), DEADLINE_S)
+        await self.sessions.handle(End(id, ""), DEADLINE_S)
 
     async def look_in_session(self) -> list[str]:
         """What a new session finds before it has done anything."""
         env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
         id = await self._session(SessionSpec(limits=LOOK_LIMITS, env=env))
-        ran = await self.sessions.obey(RunCell(id, Cell(LOOK_IN_SESSION)), DEADLINE_S)
-        await self.sessions.obey(End(id, ""), DEADLINE_S)
+        ran = await self.sessions.handle(RunCell(id, Cell(LOOK_IN_SESSION)), DEADLINE_S)
+        await self.sessions.handle(End(id, ""), DEADLINE_S)
         if isinstance(ran, Ran) and (ran.result.status, ran.result.stdout) == ("ok", "contained\n"):
             return []
         return [f"a new session: {ran}"]
 
     async def _session(self, spec: SessionSpec) -> str:
-        told = await self.sessions.obey(Create(spec), DEADLINE_S)
+        told = await self.sessions.handle(Create(spec), DEADLINE_S)
         if not isinstance(told, Told):
             raise AssertionError(f"no session can be had: {told}")
         return told.sessions[0].id
@@ -292,13 +284,13 @@ class Cage:
                 id = await self._session(spec)
             except AssertionError as error:
                 return verdict("internal_error", error=str(error), sandbox=self.sandbox)
-            ran = await self.sessions.obey(RunCell(id, Cell(program.code, stdin=program.stdin)), DEADLINE_S)
+            ran = await self.sessions.handle(RunCell(id, Cell(program.code, stdin=program.stdin)), DEADLINE_S)
             result = ran.result if isinstance(ran, Ran) else verdict("internal_error", error=str(ran))
             result.sandbox = self.sandbox
             if program.fetch:
-                got = await self.sessions.obey(FetchFiles(id, list(program.fetch), ""), DEADLINE_S)
+                got = await self.sessions.handle(FetchFiles(id, list(program.fetch), ""), DEADLINE_S)
                 result.files = got.files if isinstance(got, Got) else {}
-            if (ended := await self.sessions.obey(End(id, ""), DEADLINE_S)) != Did(True):
+            if (ended := await self.sessions.handle(End(id, ""), DEADLINE_S)) != Did(True):
                 result.stdout += f"\nescaped: its session does not end: {ended}\n"
             if words := was_touched():
                 result.stdout += f"\nescaped: {words}\n"
@@ -361,7 +353,7 @@ class Cage:
         return now
 
     async def differences(self, before: Node) -> list[str]:
-        """What is not as it was: at once, or after the moment that dying takes."""
+        """Describes what differs from the state before, after the time that killed processes need to die."""
         give_up = time.monotonic() + CLEAN_WITHIN_S
         while found := self.look().differences(before):
             if time.monotonic() > give_up:
@@ -370,7 +362,7 @@ class Cage:
         return []
 
     async def leftovers(self) -> list[str]:
-        """What the next program finds in each slot, and what has not been told before."""
+        """What the next program finds in each slot, without problems that were reported before."""
         env = {"JAIL": "1"} if "mntns" in self.sandbox.layers else {}
         found = []
         for slot in range(self.pool.slots):
@@ -403,7 +395,7 @@ async def caged(programs: dict[str, Program], slots: int, mask: list[str]) -> As
 
 
 def _features(pool: Pool) -> set[str]:
-    found = {platform.machine(), *languages.installed()}
+    found = {platform.machine(), *languages.paths()}
     if "cgroup" in pool.sandbox.layers and any(" cgroup " in line and "cpu" in line for line in _mount_lines()):
         found.add("cpu_shares")
     return found
@@ -438,7 +430,7 @@ def _descriptors(pid: int) -> int:
 
 @contextmanager
 def _bait(program: Program) -> Iterator[tuple[dict[str, str], Callable[[], str]]]:
-    """A file, two sockets and a process of the host (this one) that a program is told of and must not reach."""
+    """A file, two sockets and a process of the host (this one), whose names a program gets and that it must not reach."""
     if not program.bait:
         yield {}, lambda: ""
         return

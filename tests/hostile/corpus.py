@@ -56,7 +56,7 @@ class BadHeader(Exception):
 
 @dataclass(frozen=True)
 class Expectation:
-    """`None`: nothing is said about it."""
+    """`None`: not specified."""
 
     status: tuple[str, ...] = ()
     exit: int | None = None
@@ -237,7 +237,7 @@ def _unescape(text: str) -> str:
 
 
 def judge(program: Program, result: Result, *, crowd: bool = False, grace_s: float = 0.0) -> list[str]:
-    """What is wrong with what became of a program; empty if all is right. `grace_s`: from the limit to the kill."""
+    """The problems with a program's result; empty if it is as expected. `grace_s`: from the limit to the kill."""
     expect = program.expectation(result.sandbox)
     limits = program.limits_in(crowd)
     wrong = []

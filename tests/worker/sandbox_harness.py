@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
 import importlib.util
 import os
 import socket
@@ -22,7 +23,7 @@ from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox import cgroups, protocol
-from worker.sandbox.runner_client import RunnerLink
+from worker.sandbox.runner_client import RunnerClient
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
 START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine
@@ -32,7 +33,7 @@ SLOWNESS = float(os.environ.get("EXEC_TEST_SLOWNESS", "1"))  # of this machine: 
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
 OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
 OWN_BASE = OWN_UIDS.start
-# A line of a program that tells whoever looks at the machine: it has come this far.
+# A line of a program that renames its process, so that a test sees that the program runs.
 NAME_ITSELF = "import ctypes; ctypes.CDLL(None).prctl(15, b'this-far')"
 
 
@@ -83,7 +84,7 @@ def has_cgroups_v1() -> bool:
 
 
 def call_of(code: str, **fields: Any) -> Call:
-    """Fields of a call and of its limits, side by side; short limits unless said otherwise."""
+    """A call from its fields and those of its limits. The default limits are short."""
     limits = {"wall_s": 5.0 * SLOWNESS, "cpu_s": 5.0 * SLOWNESS} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}
     return Call(code=textwrap.dedent(code), limits=Limits(**limits), **fields)
 
@@ -157,10 +158,10 @@ def has_come_this_far(pids: Iterable[int]) -> bool:
     return False
 
 
-async def scripted_runner() -> tuple[RunnerLink, socket.socket]:
+async def scripted_runner() -> tuple[RunnerClient, socket.socket]:
     """A worker's link to a runner, and the runner's end, at which a test speaks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = RunnerLink(ours, None)
+    link = RunnerClient(ours, None)
     configuring = asyncio.create_task(link.configure({}, lambda *_: None))
     assert await asyncio.to_thread(theirs.recv, 1000)
     protocol.send_message(theirs, {"ready": {"tier": "A", "layers": [], "steps": [], "missing": {}, "languages": {}}})
@@ -210,12 +211,12 @@ async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **se
 def children_of(pid: int) -> list[int]:
     """Those that live: what a killed jail leaves is given to the runner, which reaps it a moment later."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if is_alive(int(child))]
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if alive(int(child))]
     except OSError:
         return []
 
 
-def is_alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -228,13 +229,6 @@ def tree_of(pid: int) -> list[int]:
 
 def uid_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("\nUid:", 1)[1].split()[0])
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def open_fds(pid: int) -> int:
@@ -261,6 +255,14 @@ def processes_in(cgroups: list[Path]) -> list[int]:
 def host_mounts() -> list[str]:
     """Where something is mounted; what a mount's line says beyond that may change by itself."""
     return sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def canary_song() -> str:
+    """The right output of a canary program."""
+    digest = b""
+    for i in range(20000):
+        digest = hashlib.sha256(digest + b"%d" % i).digest()
+    return digest.hex() + "\n"
 
 
 async def until(true: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:

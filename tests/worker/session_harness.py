@@ -34,7 +34,8 @@ from exec_wire.messages.sessions import (
     SessionSpec,
     Told,
 )
-from worker.sessions import Session, Sessions
+from worker.session import Session
+from worker.sessions import Sessions
 
 _LIMITS = set(Limits.__struct_fields__)
 
@@ -45,7 +46,7 @@ class SessionLab(Lab):
         self.sessions = sessions
 
     async def ask(self, order: Order, patience_s: float = 120.0) -> Reply:
-        return await self.sessions.obey(order, patience_s)
+        return await self.sessions.handle(order, patience_s)
 
     async def ask_create(self, **fields: Any) -> Reply:
         limits = {"wall_s": 5.0, "memory_mb": 256, "file_mb": 64} | {name: fields.pop(name) for name in _LIMITS & fields.keys()}

@@ -107,7 +107,7 @@ async def test_why_a_file_is_not_fetched_is_told(lab: Lab) -> None:
 
 
 async def test_large_results_together_fit_in_their_budget() -> None:
-    """Who has made one holds its bytes until its task has ended; the next one waits so long."""
+    """A task holds the bytes of its result until it ends; the next task waits until then."""
     need_sandbox()
     async with laboratory(slots=2, results_bytes=8 * MB) as lab:
         sent = asyncio.Event()

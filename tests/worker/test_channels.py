@@ -14,7 +14,7 @@ from sandbox_harness import Lab, laboratory, need_sandbox
 
 from worker.selftest import ATTACKS, self_test
 
-# Programs can read them, nobody here does: modules of the standard library that are not imported.
+# Modules of the standard library that programs can read and that this process does not import.
 SHARED = sorted(Path(os.__file__).parent.glob("encodings/mac_*.py"))
 OPEN_SHARED = 'import os\nfd = os.open(os.path.dirname(os.__file__) + "/encodings/mac_roman.py", os.O_RDONLY)\n'
 DROP_SHARED = """

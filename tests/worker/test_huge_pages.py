@@ -1,4 +1,4 @@
-"""Where the warm interpreter's objects lie (native/heap.c)."""
+"""The warm interpreter's objects are on huge pages (native/huge_pages.c)."""
 
 from __future__ import annotations
 

@@ -8,21 +8,21 @@ import pytest
 
 from exec_wire import Limits, Result
 from worker.sandbox import protocol
-from worker.sandbox.execution import Outcome, judge
-from worker.sandbox.protocol import Say
+from worker.sandbox.protocol import ZygoteReport
+from worker.sandbox.verdict import Outcome, judge
 
 LIMITS = Limits(wall_s=10.0, cpu_s=4.0, output_kb=1)
 STEPS = ["cgroup", "oom_victim"]
 SECOND = 1_000_000_000
 
 
-def say(**fields: int) -> Say:
-    plain = dict.fromkeys(Say._fields, 0) | {"kind": protocol.SAY_ENDED, "processes_peak": 1}
-    return Say(**{**plain, **fields})
+def report(**fields: int) -> ZygoteReport:
+    plain = dict.fromkeys(ZygoteReport._fields, 0) | {"kind": protocol.REPORT_ENDED, "processes_peak": 1}
+    return ZygoteReport(**{**plain, **fields})
 
 
 def verdict_on(out: int = 0, **fields: int) -> Result:
-    return judge(Outcome(say(**fields), out, 0), LIMITS, STEPS)
+    return judge(Outcome(report(**fields), out, 0), LIMITS, STEPS)
 
 
 def test_exit_zero_is_ok() -> None:

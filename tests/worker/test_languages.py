@@ -1,4 +1,4 @@
-"""Programs of other languages than Python: the same sandbox, the same statuses; what is compiled is compiled once."""
+"""Programs in other languages than Python: the same sandbox and statuses; each program is compiled once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from sandbox_harness import Lab, laboratory
 
 from exec_wire import Call, Result, verdict
 from worker.compile_cache import OUTPUT, CompileCache
-from worker.languages import LANGUAGES, Compiled, Interpreted, installed
-from worker.languages.cpp import CPP
+from worker.languages import CPP, LANGUAGES, Compiled, Interpreted, paths
 
 _numbers = itertools.count()
 
@@ -61,7 +60,7 @@ languages = pytest.mark.parametrize("language", ["cpp", "bash", "javascript"])
 
 
 async def run(lab: Lab, language: str, code: str, **fields: object) -> Result:
-    if language not in installed():
+    if language not in paths():
         pytest.skip(f"{language} is not installed")
     limits = {"wall_s": 20, "cpu_s": 20} | NEEDS_ROOM.get(language, {})
     return await lab.run(code, language=language, **(limits | fields))
@@ -331,9 +330,9 @@ async def test_cache_keeps_a_bounded_number_of_descriptors() -> None:
 
 
 def test_languages_are_installed_where_their_tools_are() -> None:
-    assert "python" in installed() and set(installed()) <= set(LANGUAGES)
+    assert "python" in paths() and set(paths()) <= set(LANGUAGES)
     missing = [
         Interpreted("x", command="no-such-tool", source="x"),
         Compiled("y", compiler="no-such-tool", flags=(), source="y"),
     ]
-    assert [language.installed() for language in missing] == [False, False]
+    assert [language.path() for language in missing] == [None, None]

@@ -1,4 +1,4 @@
-"""How much memory there is for programs, and what is said and done if the slots can need more."""
+"""The memory that programs can use, and the warning or refusal if all slots together can need more."""
 
 from __future__ import annotations
 

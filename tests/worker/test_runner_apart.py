@@ -15,7 +15,7 @@ import pytest
 from sandbox_harness import PATIENCE_S, laboratory, need_sandbox, until
 
 from worker.config import default_packages
-from worker.sandbox.runner_client import RunnerLink, SandboxUnavailable
+from worker.sandbox.runner_client import RunnerClient, SandboxUnavailable
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ async def test_worker_that_came_first_waits_for_its_runner_which_outlives_sigter
 
 async def test_no_runner_at_the_socket_is_said_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match=f"no runner at {tmp_path}/none.sock"):
-        await RunnerLink.join(tmp_path / "none.sock", patience_s=0.1)
+        await RunnerClient.join(tmp_path / "none.sock", patience_s=0.1)
 
 
 def test_runner_that_must_be_in_a_user_namespace_refuses_the_machines_root(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def connect(path: Path) -> socket.socket:
     while True:
         try:
             link.connect(str(path))
-        except OSError:  # it has not begun to listen, or still cleans up after somebody
+        except OSError:  # it does not listen yet, or still cleans up after another worker
             assert time.monotonic() < give_up
             time.sleep(0.02)
         else:
@@ -198,7 +198,7 @@ async def test_worker_cannot_have_a_program_run_under_a_uid_of_its_choice() -> N
     need_sandbox()
     async with laboratory(slots=1, mask_layers=["userns"], min_tier="D") as lab:
         for uid in (0, FOREIGN_UID):
-            protocol.send_ask(lab.pool._zygotes[0]._link, protocol.slot_ask(0, uid, [])[0])
+            protocol.send_request(lab.pool._zygotes[0]._socket, protocol.slot_request(0, uid, [])[0])
             assert int(await lab.output("import os; print(os.getuid())")) > 1_000_000_000
 
 
@@ -231,7 +231,7 @@ MESSAGES = {  # to a runner that listens, as the first one
     "very deep": b'{"configure": {"slots": 1, "profiles": {"a": ' + b"[" * 30_000,
     "too long": b'{"configure": {"slots": 1, "profiles": {}}}' + b" " * 70_000,
     "not an object": b"null",
-    "another one first": b'{"place": 1}',
+    "another one first": b'{"session_slot": 1}',
     "unknown field": configure(packages="/etc"),
     "bool slots": configure(slots=True),
     "very many slots": configure(slots=10**30),
@@ -247,7 +247,7 @@ MORE_MESSAGES = {
     "nothing in it": b"{}",
     "null in it": b'{"configure": null}',
     "unknown": b'{"shutdown": true}',
-    "two at once": b'{"configure": {"slots": 1, "profiles": {}}, "place": 1}',
+    "two at once": b'{"configure": {"slots": 1, "profiles": {}}, "session_slot": 1}',
     "without slots": b'{"configure": {"profiles": {}}}',
     "no slots": configure(slots=0),
     "negative slots": configure(slots=-1),
@@ -273,10 +273,10 @@ MORE_MESSAGES = {
     "import of dots": configure(profiles={"x": ["os..path"]}),
     "import with a long name": configure(profiles={"x": ["y" * 129]}),
     "too many imports": configure(profiles={"x": ["os"] * 257}),
-    "negative place": b'{"place": -1}',
-    "bool place": b'{"place": true}',
-    "path as a place": b'{"place": "/../../x"}',
-    "huge place": b'{"place": 1%s}' % (b"0" * 5000),
+    "negative session slot": b'{"session_slot": -1}',
+    "bool session slot": b'{"session_slot": true}',
+    "path as a session slot": b'{"session_slot": "/../../x"}',
+    "huge session slot": b'{"session_slot": 1%s}' % (b"0" * 5000),
     "negative leaf": b'{"leaf": [1, -1]}',
     "path as a leaf": b'{"leaf": [1, "/../../x"]}',
     "leaf without a number": b'{"leaf": [1]}',
@@ -313,10 +313,10 @@ def test_runner_serves_the_next_worker_after_all_of_that(runner: tuple[subproces
     assert runner[0].poll() is None
 
 
-LATER = {  # to a runner with one slot and place for one session
-    "place of a slot": {"place": 0},
-    "place beyond the sessions": {"place": 2},
-    "place of a wrong type": {"place": "1"},
+LATER = {  # to a runner with one slot and one session slot
+    "session slot of a slot": {"session_slot": 0},
+    "session slot beyond the sessions": {"session_slot": 2},
+    "session slot of a wrong type": {"session_slot": "1"},
     "leaf of a slot": {"leaf": [0, 0]},
     "huge leaf": {"leaf": [1, 10**9]},
     "zygote that never was": {"recycle": 1000},
@@ -330,7 +330,7 @@ async def test_later_message_that_is_not_allowed_ends_the_runner_and_leaves_noth
     need_sandbox()
     async with laboratory(slots=1, max_sessions=1, uid_base=OWN_BASE) as lab:
         base, before, link = lab.uid_base, tree_of(lab.runner_pid), lab.pool._runner
-        link._link.send(json.dumps(LATER[what]).encode())
+        link._socket.send(json.dumps(LATER[what]).encode())
         await until(link.lost.is_set, "the connection ends")
         await until(lambda: not any(alive(pid) for pid in before), "runner, jail and zygote are gone")
         assert (await lab.run("print('again')")).stdout == "again\n"  # in the next runner's zygotes
@@ -355,14 +355,14 @@ async def test_descriptors_that_come_with_a_message_are_closed() -> None:
     need_sandbox()
     async with laboratory(slots=1, max_sessions=1) as lab:
         link = lab.pool._runner
-        (await link.place(1)).files.clear()  # it works; what it opened is of no interest here
+        (await link.session_slot(1)).files.clear()  # it works; what it opened is of no interest here
         before = open_fds(lab.runner_pid)
         for _ in range(20):
             read, write = os.pipe()
-            socket.send_fds(link._link, [b'{"place": 1}'], [write] * 16)
+            socket.send_fds(link._socket, [b'{"session_slot": 1}'], [write] * 16)
             os.close(write)
             assert await asyncio.to_thread(select.select, [read], [], [], PATIENCE_S) == ([read], [], [])
-            assert os.read(read, 1) == b""  # nobody has the other end
+            assert os.read(read, 1) == b""  # the other end is closed
             os.close(read)
         await until(lambda: open_fds(lab.runner_pid) <= before + 4, "the runner has closed what came and what it sent")
         assert (await lab.run("print(1)")).stdout == "1\n"
@@ -377,7 +377,7 @@ async def test_late_answers_of_the_runner_are_closed_and_not_taken_for_later_one
     def answer(uid: int) -> int:
         """Its descriptor's other end."""
         read, write = os.pipe()
-        words = {"place": 1, "uid": uid, "present": [], "counters": [True, False, False]}
+        words = {"session_slot": 1, "uid": uid, "present": [], "counters": [True, False, False]}
         protocol.send_message(theirs, words, [write])
         os.close(write)
         return read
@@ -388,17 +388,17 @@ async def test_late_answers_of_the_runner_are_closed_and_not_taken_for_later_one
     with monkeypatch.context() as hasty:
         hasty.setattr("worker.sandbox.runner_client.ANSWER_S", 0.01)
         with pytest.raises(TimeoutError):
-            await link.place(1)
-    again = asyncio.create_task(link.place(1))
+            await link.session_slot(1)
+    again = asyncio.create_task(link.session_slot(1))
     await asyncio.sleep(0.05)
     late, right, unasked = answer(10), answer(20), answer(30)
-    place = await again
-    assert place.uid == 20
+    slot = await again
+    assert slot.uid == 20
     assert await closed(late) and await closed(unasked)
-    assert place.memory_fd is not None
-    os.close(place.memory_fd)
+    assert slot.memory_fd is not None
+    os.close(slot.memory_fd)
     assert await closed(right)
-    asked = asyncio.create_task(link.place(1))
+    asked = asyncio.create_task(link.session_slot(1))
     await asyncio.sleep(0.05)
     last = answer(40)
     assert (await asked).uid == 40

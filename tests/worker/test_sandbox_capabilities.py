@@ -1,4 +1,4 @@
-"""No program has a capability, or can get one by executing a file, whoever it runs as."""
+"""No program has a capability, or gets one by executing a file, under any uid."""
 
 import pytest
 from sandbox_harness import laboratory, need_sandbox

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sandbox_harness import Lab, call_of
 
-from worker.sandbox.execution import misfit
+from worker.sandbox.execution import input_problem
 
 
 def b64(content: bytes | str) -> str:
@@ -168,7 +168,7 @@ async def test_what_just_fits_is_accepted(lab: Lab) -> None:
 async def test_as_many_files_as_there_is_room_for_are_accepted(lab: Lab) -> None:
     files = {f"f{i}": "" for i in range(8180)}
     call = call_of("pass", files=files)
-    assert misfit(call) is None
+    assert input_problem(call) is None
     assert await lab.output("import os\nprint(len(os.listdir('/tmp')))", files=files, wall_s=20) == "8180\n"
 
 

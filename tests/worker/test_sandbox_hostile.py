@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sandbox_harness import Lab, alive, host_mounts, laboratory, need_sandbox, open_fds, processes_in, until
+from sandbox_harness import Lab, alive, canary_song, host_mounts, laboratory, need_sandbox, open_fds, processes_in, until
 
 CANARY = """
 import hashlib, os
@@ -23,13 +22,6 @@ for i in range(20000):
 open("/tmp/mark", "w").write(digest.hex())
 print(open("/tmp/mark").read())
 """
-
-
-def canary_song() -> str:
-    digest = b""
-    for i in range(20000):
-        digest = hashlib.sha256(digest + b"%d" % i).digest()
-    return digest.hex() + "\n"
 
 
 class Canary:

@@ -131,7 +131,7 @@ async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left()
             pass
     await worker.wait()
     await until(lambda: not any(alive(pid) for pid in tree), "everything is dead")
-    assert cgroups_of(base) != []  # nobody was left to remove them
+    assert cgroups_of(base) != []  # no process was left to remove them
     # What a process of the dead owner would look like that is still there, in its group and under its uid.
     straggler = await asyncio.create_subprocess_exec("sleep", "60", user=base + 1, group=base + 1, extra_groups=[], cwd="/")
     for group in cgroups_of(base):

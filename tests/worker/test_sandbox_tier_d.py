@@ -1,4 +1,4 @@
-"""Without namespaces: what honest programs keep, and what a keeper process does in a namespace's place."""
+"""Without namespaces: what honest programs keep, and what a supervisor process does instead of a namespace."""
 
 from collections.abc import AsyncIterator
 

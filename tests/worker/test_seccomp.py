@@ -20,7 +20,7 @@ OPTIONS = [
     {"network_namespace": False, "mount_namespace": False},
     {"network_namespace": False, "memory_counted": False, "mount_namespace": False, "files_apart": False},
 ]
-# What runs under the zygote's filter alone: its own loop, keepers, and children on their way.
+# Calls under the zygote's filter alone: of its loop, of supervisors, and of children during set-up.
 OURS = """
     mount unshare setns setgroups setresgid setresuid capset capget seccomp prctl landlock_create_ruleset landlock_add_rule
     landlock_restrict_self chown fchownat chmod fchmodat unlinkat mkdirat openat getdents64 clone wait4 kill poll

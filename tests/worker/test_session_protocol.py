@@ -1,4 +1,4 @@
-"""A session that writes what is no message of ours is ended, says why, and costs nobody else anything."""
+"""A session that breaks the protocol is ended with a reason and does not affect others."""
 
 from __future__ import annotations
 

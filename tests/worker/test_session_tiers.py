@@ -61,7 +61,7 @@ async def test_session_in_tier_d_has_state_and_cannot_be_forked() -> None:
         other = await lab.create()
         await other.ok(DAEMON)
         await other.delete()
-        await until(lambda: lab.pool.free_places == lab.pool.config.max_sessions, "both places are free again")
+        await until(lambda: lab.pool.free_session_slots == lab.pool.config.max_sessions, "both places are free again")
 
 
 async def test_retired_zygote_stays_until_its_sessions_have_ended() -> None:
@@ -69,12 +69,12 @@ async def test_retired_zygote_stays_until_its_sessions_have_ended() -> None:
     async with session_laboratory() as lab:
         session = await lab.create()
         await session.ok("x = 1")
-        old = session.session.member.tree.link
+        old = session.session.member.tree.zygote
         lab.pool._retire(old)
         await until(lambda: any(zygote.ready for zygote in lab.pool._zygotes), "another zygote is there")
         assert (await lab.run("print(1)")).stdout == "1\n"
         second = await lab.create()
-        assert second.session.member.tree.link is not old
+        assert second.session.member.tree.zygote is not old
         assert (await session.ok("x")).value == "1"
         (fork,) = await session.fork()
         await session.delete()
@@ -96,5 +96,5 @@ async def test_killed_zygote_loses_its_sessions_and_frees_their_places() -> None
         assert (await running).status == "session_lost"
         assert (await sessions[1].run("1")).status == "session_lost"
         assert (await sessions[2].not_forkable()).code == "session_lost"
-        await until(lambda: lab.pool.free_places == lab.pool.config.max_sessions, "all places are free again")
+        await until(lambda: lab.pool.free_session_slots == lab.pool.config.max_sessions, "all places are free again")
         assert (await (await lab.create()).ok("1")).value == "1"

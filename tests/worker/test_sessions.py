@@ -9,7 +9,7 @@ import pytest
 from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, need_sandbox, one_core, until
 from session_harness import SessionLab, session_laboratory
 
-import worker.sessions
+import worker.session
 from exec_wire.messages.sessions import Refused
 from exec_wire.problems import problem
 
@@ -245,7 +245,7 @@ async def test_cell_is_not_run_twice_for_the_same_key(lab: SessionLab) -> None:
 async def test_cell_whose_key_waits_is_not_run_twice_however_many_wait(
     lab: SessionLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.sessions, "RECORDS", 2)
+    monkeypatch.setattr(worker.session, "RECORDS", 2)
     session = await lab.create()
     await session.ok("x = 0")
     async with session.session.lock:
@@ -263,10 +263,10 @@ async def test_record_is_kept_from_the_end_of_a_cell_and_not_from_its_arrival(
     session = await lab.create()
     await session.ok("x = 0")
     async with session.session.lock:
-        monkeypatch.setattr(worker.sessions, "RECORD_S", 0.0)
+        monkeypatch.setattr(worker.session, "RECORD_S", 0.0)
         sent = asyncio.create_task(session.ok("x += 1\nx", idempotency_key="k"))
         await until(lambda: session.session.pending == 1, "the cell to wait")
-        monkeypatch.setattr(worker.sessions, "RECORD_S", 120.0)
+        monkeypatch.setattr(worker.session, "RECORD_S", 120.0)
     assert (await sent).value == (await session.ok("x += 1\nx", idempotency_key="k")).value == "1"
 
 

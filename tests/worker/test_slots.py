@@ -1,4 +1,4 @@
-"""Who gets the slots of a worker when cells of sessions and calls want more of them than there are: counted, not timed."""
+"""The order in which cells and calls get the slots of a saturated worker: counted, not timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program's first objects lie (native/nursery.c): they are what they would be elsewhere."""
+"""Small objects in an area of their own (native/small_objects.c) behave as everywhere else."""
 
 from __future__ import annotations
 

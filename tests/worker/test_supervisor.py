@@ -23,7 +23,7 @@ async def watch(run: Callable[[], Awaitable[None]], until: Callable[[Any], bool]
 
     task_ = supervisor.start("mine", task)
     async with asyncio.timeout(30):
-        while not until(supervisor):  # noqa: ASYNC110 - nobody signals it
+        while not until(supervisor):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
     await stop([task_])
     return supervisor

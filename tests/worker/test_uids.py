@@ -100,7 +100,7 @@ def test_nobody_below_the_least_uid_is_killed(tmp_path: Path) -> None:
         with pytest.raises(NoFreeUids, match="nothing was killed"):
             kill_all_of(range(50_000, 50_000 + BLOCK_SIZE))
         (tmp_path / "uids-50000.lock").write_text("taken\n")
-        uids.sweep_abandoned(lambda block: pytest.fail(f"{block.base} is swept"), tmp_path)
+        uids.clean_abandoned(lambda block: pytest.fail(f"{block.base} is swept"), tmp_path)
         assert process.poll() is None
 
 
@@ -130,10 +130,10 @@ def test_sweep_that_fails_keeps_the_mark_for_the_next_one(tmp_path: Path) -> Non
     def fail(block: uids.UidBlock) -> None:
         raise NoFreeUids("processes do not die")
 
-    uids.sweep_abandoned(fail, tmp_path)
+    uids.clean_abandoned(fail, tmp_path)
     swept: list[int] = []
-    uids.sweep_abandoned(lambda block: swept.append(block.base), tmp_path)
-    uids.sweep_abandoned(lambda block: swept.append(block.base), tmp_path)
+    uids.clean_abandoned(lambda block: swept.append(block.base), tmp_path)
+    uids.clean_abandoned(lambda block: swept.append(block.base), tmp_path)
     assert (swept, list(tmp_path.iterdir())) == ([BASE], [])
 
 

@@ -23,20 +23,20 @@ from session_harness import session_laboratory
 
 from exec_wire import Limits
 from worker.sandbox import protocol
-from worker.sandbox.protocol import Ask
-from worker.sandbox.session_tree import Tree
-from worker.sandbox.zygote_client import ZygoteLink
+from worker.sandbox.protocol import ZygoteRequest
+from worker.sandbox.session_tree import SessionTree
+from worker.sandbox.zygote_client import ZygoteClient
 
 ENDLESS = f"{NAME_ITSELF}\nwhile True: pass"
 
 
-async def fill(zygote: ZygoteLink) -> None:
+async def fill(zygote: ZygoteClient) -> None:
     """Both directions of the socket, until the zygote takes no more."""
-    asyncio.get_running_loop().remove_reader(zygote._link)
+    asyncio.get_running_loop().remove_reader(zygote._socket)
     refusals = 0
     while refusals < 20:
         try:
-            protocol.send_ask(zygote._link, Ask(protocol.ASK_PING))
+            protocol.send_request(zygote._socket, ZygoteRequest(protocol.REQUEST_PING))
             refusals = 0
         except BlockingIOError:
             refusals += 1
@@ -47,13 +47,13 @@ async def test_a_worker_that_does_not_read_keeps_no_limit_from_being_enforced(mo
     need_sandbox()
     async with laboratory() as lab:
         [zygote] = lab.pool._zygotes
-        monkeypatch.setattr(zygote, "beat", lambda: True)  # else the silent zygote is killed with all its programs
+        monkeypatch.setattr(zygote, "ping", lambda: True)  # else the silent zygote is killed with all its programs
         endless = asyncio.create_task(lab.run(ENDLESS, wall_s=2, cpu_s=600, deadline_s=600))
         await until(lambda: has_come_this_far(lab.sandboxed_pids), "the program runs")
         await fill(zygote)
         await until(lambda: not has_come_this_far(lab.sandboxed_pids), "its limit ends the program")
         assert not endless.done()
-        asyncio.get_running_loop().add_reader(zygote._link, zygote._read)
+        asyncio.get_running_loop().add_reader(zygote._socket, zygote._read)
         result = await asyncio.wait_for(endless, PATIENCE_S)
         assert (result.status, result.blame) == ("timeout", "model")
         assert await lab.output("print(6 * 7)") == "42\n"
@@ -68,10 +68,10 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
         [zygote_pid] = lab.zygote_pids
         before = open_fds(zygote_pid)
         for _ in range(5):
-            place = await lab.pool._runner.place(tree.index)
-            ask, fds = protocol.slot_ask(tree.index, place.uid, place.files)
-            protocol.send_ask(tree.link._link, ask, fds)
-            for fd in (*fds, place.memory_fd, place.cpu_fd, place.events_fd):
+            slot = await lab.pool._runner.session_slot(tree.index)
+            request, fds = protocol.slot_request(tree.index, slot.uid, slot.files)
+            protocol.send_request(tree.zygote._socket, request, fds)
+            for fd in (*fds, slot.memory_fd, slot.cpu_fd, slot.events_fd):
                 if fd is not None:
                     os.close(fd)
         await session.ok("1")  # it has read all of them
@@ -79,10 +79,10 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
 
 
 async def test_control_groups_that_are_no_longer_waited_for_are_closed() -> None:
-    """Two were asked for; one was there when the wait for the other ended, and both are asked for again."""
+    """Two are requested; the caller is cancelled after the first answer, and both are requested again."""
     link, theirs = await scripted_runner()
     zygote, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    tree = Tree(ZygoteLink(0, "", zygote), link, 1, Limits(), itertools.count())
+    tree = SessionTree(ZygoteClient(0, "", zygote), link, 1, Limits(), itertools.count())
 
     def answer(leaf: int) -> int:
         read, write = os.pipe()

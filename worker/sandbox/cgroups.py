@@ -1,9 +1,7 @@
-"""A control group per slot: memory and processes bounded and counted by the kernel (v1 or v2, where we may write).
+"""A control group per slot, version 1 or 2: the kernel limits and counts memory and processes.
 
-Made once by the runner, with every file opened there; zygotes get the descriptors and never see the file system.
+The runner makes the groups once and opens their files; zygotes get the descriptors and never see the file system.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -33,11 +31,11 @@ _V2_FILES = [
 _PEAK = 1
 REQUIRED = {1: ("memory", "pids", "cpuacct"), 2: ("memory", "pids")}  # version 2 counts CPU time without a controller
 FIRST_LEAF = "leaf0"
-OPTIONAL = "cpu"  # equal weights: a crowd in one slot takes no CPU from the others
+OPTIONAL = "cpu"  # equal weights: many processes in one slot take no CPU from other slots
 
 
 class CgroupUnavailable(Exception):
-    """Why no control group can be had here."""
+    """No control group can be made; the message says why."""
 
 
 class SlotCgroups:
@@ -48,13 +46,13 @@ class SlotCgroups:
         self._fds: list[int] = []
 
     def make_slot(self, index: int) -> list[int | None]:
-        """Make one slot's groups; its open files in the order of the protocol, None where the kernel lacks one."""
+        """Make one slot's groups. Returns the open files in the order of the protocol, None where the kernel lacks one."""
         files = self._make(index)
         self._fds += [fd for fd in files if fd is not None]
         return files
 
     def _make(self, index: int, leaf: str = "") -> list[int | None]:
-        """`leaf`: where below the group that counts CPU time the first process goes."""
+        """`leaf`: the group of the first process, below the group that counts CPU time."""
         for root in self.roots.values():
             (root / f"slot{index}").mkdir(exist_ok=True)
         self._write_once(index)
@@ -63,11 +61,11 @@ class SlotCgroups:
             files.append(_open_or_none(self.roots[controller] / f"slot{index}" / name, mode))
         if not _can_be_reset(files[_PEAK]):
             _close(files[_PEAK])
-            files[_PEAK] = None  # no figure is better than that of a former program, perhaps another tenant's
+            files[_PEAK] = None  # no peak is better than that of a former program, perhaps of another tenant
         return [*files, *_open_all([(path, os.O_WRONLY) for path in self._attach_files(index, leaf)])]
 
     def _attach_files(self, index: int, leaf: str) -> list[Path]:
-        """By which a process moves itself into the groups, one for each hierarchy; two controllers may share one."""
+        """A process writes to these files to enter the groups, one for each hierarchy; two controllers may share one."""
         if self.version == 2:
             return [self.roots[""] / f"slot{index}" / "cgroup.procs"]
         controller_of = {self.roots[name]: name for name in (OPTIONAL, *REQUIRED[1]) if name in self.roots}
@@ -76,12 +74,12 @@ class SlotCgroups:
             for root, controller in controller_of.items()
         ]
 
-    def make_place(self, index: int) -> tuple[list[int | None], list[int | None]]:
-        """As a slot, for a session: the kernel may kill one of its processes and leave the others.
+    def make_session_slot(self, index: int) -> tuple[list[int | None], list[int | None]]:
+        """As `make_slot`, for a session: the kernel may kill one of its processes and leave the others.
 
-        Its files are the caller's, who also gets those that count: memory in use, CPU time used, kills for want of memory.
-        Version 1: the session's first process starts in its leaf of the group that counts CPU time, since nobody can be moved
-        there quickly (see `make_leaf`).
+        The caller owns the files, and the counters: memory in use, CPU time used, kills for lack of memory. Version 1: the
+        session's first process starts in its leaf of the group that counts CPU time, because moving it later is slow (see
+        `make_leaf`).
         """
         if self.version == 1:
             (self.roots["cpuacct"] / f"slot{index}" / FIRST_LEAF).mkdir(parents=True, exist_ok=True)
@@ -95,11 +93,11 @@ class SlotCgroups:
         ]
 
     def make_leaf(self, index: int, leaf: int) -> list[int]:
-        """A group below a session's for one of its processes: it can be killed with all it started, its CPU time is its own.
+        """A group for one process of a session: to kill it with the processes that it started, and to count its CPU time.
 
-        Opened are the list of its processes, the file that kills them (version 2) or keeps them from forking (version 1), its
-        CPU time, and the list of its threads. And in version 1 the files by which a process moves there itself: as in
-        `steps.c`, that skips the kernel's global lock, for which one who moves another waits 10 to 25 ms.
+        Opens the list of its processes, the file that kills them (version 2) or stops them from forking (version 1), its CPU
+        time, and the list of its threads. Version 1 also: the files by which a process enters the group itself. As in
+        `steps.c` that skips the kernel's global lock, for which moving another process waits 10 to 25 ms.
         """
         names = ("pids", "cpuacct") if self.version == 1 else ("", "")
         group, counted = (self.roots[name] / f"slot{index}" / f"leaf{leaf}" for name in names)
@@ -132,7 +130,7 @@ class SlotCgroups:
 
 
 def _open_all(files: list[tuple[Path, int]]) -> list[int]:
-    """All of them, or none."""
+    """Open all of them, or none."""
     with contextlib.ExitStack() as opened:
         fds = []
         for path, mode in files:
@@ -150,7 +148,7 @@ def _open_or_none(path: Path, mode: int) -> int | None:
 
 
 def _can_be_reset(peak: int | None) -> bool:
-    """Not on version 2 before Linux 6.12, where root can open the file for writing all the same."""
+    """False on version 2 before Linux 6.12, although root can open the file for writing there."""
     try:
         return peak is not None and os.pwrite(peak, b"0", 0) > 0
     except OSError:
@@ -163,7 +161,7 @@ def _close(fd: int | None) -> None:
 
 
 def make_root(name: str) -> SlotCgroups:
-    """The runner's own groups under this name; what a dead owner of the name left is removed first."""
+    """Make the runner's groups under this name. Groups that a dead owner of the name left are removed first."""
     roots, version = _roots(name)
     for root in dict.fromkeys(roots.values()):  # two controllers may share a hierarchy
         remove_tree(root)
@@ -177,12 +175,12 @@ def make_root(name: str) -> SlotCgroups:
 
 
 def remove_everywhere(name: str) -> None:
-    """Remove groups of this name wherever they are: a dead owner need not have lived in the group that we live in."""
+    """Remove groups of this name in every hierarchy: a dead owner may have run in another group than this process."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind = line.split()[:3]
         if kind in ("cgroup", "cgroup2") and os.access(where, os.W_OK):
             for root in [Path(parent, name) for parent, folders, _ in os.walk(where) if name in folders]:
-                remove_tree(root)  # found by os.walk, which does not mind what others remove meanwhile
+                remove_tree(root)  # os.walk tolerates folders that other processes remove meanwhile
 
 
 def _roots(name: str) -> tuple[dict[str, Path], int]:
@@ -193,15 +191,15 @@ def _roots(name: str) -> tuple[dict[str, Path], int]:
 
 
 def _delegate(control: Path) -> None:
-    """Hand the controllers to the groups below; each group then has the same CPU weight as the others."""
+    """Enable the controllers for the groups below; each group then has the same CPU weight."""
     control.write_text("".join(f"+{name} " for name in REQUIRED[2]))
     if OPTIONAL not in control.read_text().split():
-        with contextlib.suppress(OSError):  # not delegated to us
+        with contextlib.suppress(OSError):  # not delegated to this user
             control.write_text(f"+{OPTIONAL}")
 
 
 def _v1_folders() -> dict[str, Path]:
-    """Of each v1 controller, the folder of the group that this process is in."""
+    """For each v1 controller, the folder of this process's group."""
     own = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -218,7 +216,7 @@ def _v1_folders() -> dict[str, Path]:
 
 
 def _v2_parent() -> Path:
-    """The nearest group above us that hands memory and pids to its children, or can be told to."""
+    """The nearest group above this process that can delegate memory and pids to its children."""
     where = next((line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if " cgroup2 " in line), None)
     if where is None:
         raise CgroupUnavailable("no cgroup file system is mounted")
@@ -238,7 +236,7 @@ def _v2_parent() -> Path:
 
 
 def remove_tree(root: Path, patience_s: float = 2.0) -> None:
-    """Remove a group and those below it; a group whose last process is just dying is waited for."""
+    """Remove a group and those below it. Waits for a group whose last process is dying."""
     if not root.is_dir():
         return
     give_up = time.monotonic() + patience_s

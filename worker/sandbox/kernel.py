@@ -1,7 +1,5 @@
 """Kernel calls that Python 3.11's `os` does not have."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os
@@ -39,7 +37,7 @@ def unmount(target: str | Path) -> None:
 
 
 def root_is_root() -> bool:
-    """Our uid 0 is the machine's, not one that a user namespace maps to somebody harmless."""
+    """uid 0 is the machine's root, not one that a user namespace maps to another user."""
     return any(line.split()[:2] == ["0", "0"] for line in Path("/proc/self/uid_map").read_text().splitlines())
 
 
@@ -48,7 +46,7 @@ def die_with_parent(signal: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent dies become ours to reap; not every PID 1 does it."""
+    """Become the parent of orphaned descendants, to reap them; not every PID 1 does that."""
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
@@ -61,7 +59,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_beneath(folder_fd: int, path: str) -> int:
-    """Open a file for reading below a folder whose contents an enemy made: no link, no `..`, no other mount is followed."""
+    """Open a file for reading below a folder with hostile contents: follows no link, no `..`, no mount."""
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV
     how = _OpenHow(os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_SYS_OPENAT2, folder_fd, os.fsencode(path), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
@@ -72,8 +70,7 @@ def open_beneath(folder_fd: int, path: str) -> int:
 
 
 def readable(fds: Sequence[int], timeout_s: float | None = None) -> list[int]:
-    """Those that can be read from, or whose other end is gone. Unlike `select`, for descriptors above 1023 too: each slot takes
-    eleven."""
+    """Descriptors that can be read or are closed. Unlike `select` it supports numbers above 1023; each slot takes eleven."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -1,6 +1,4 @@
-"""Large results: made by a thread, in slices, so that the event loop goes on; all of them together in a bounded memory."""
-
-from __future__ import annotations
+"""Large results: a thread makes them in slices, so that the event loop is not blocked; their total memory is bounded."""
 
 import asyncio
 from collections import deque
@@ -8,15 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-LARGE_BYTES = 256 << 10  # to read: less is done at once, since a thread takes longer
-EXPANSION = 3  # of bytes that are no UTF-8, each of which becomes a character of three; base64 is less
+LARGE_BYTES = 256 << 10  # smaller ones are made at once, because a thread takes longer
+EXPANSION = 3  # an invalid byte becomes a character of three bytes; base64 expands less
 T = TypeVar("T")
 
 
 class LargeResults:
-    """Whoever makes a large result holds its bytes until his task ends, which is when the answer was sent. Others wait.
+    """A task that makes a large result holds its bytes until the task ends, when the answer is sent. Other tasks wait.
 
-    `max_bytes` is for all of them, `max_bytes_each` for the output and files of one, as they are sent.
+    `max_bytes` is for all results, `max_bytes_each` for the output and files of one, as sent.
     """
 
     def __init__(self, max_bytes: int = 256 << 20, max_bytes_each: int = 32 << 20) -> None:
@@ -24,11 +22,11 @@ class LargeResults:
         self._most, self._used = max_bytes, 0
         self._held: dict[asyncio.Task[object], int] = {}
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._thread = ThreadPoolExecutor(1, "large-results")  # more would wait for each other: Python runs one at a time
+        self._thread = ThreadPoolExecutor(1, "large-results")  # one thread: Python runs one at a time anyway
 
     async def make(self, bytes_: int, work: Callable[[], T]) -> T:
-        """What `work` returns, which reads so many bytes. If this is cancelled, `work` has ended before the caller goes on, so
-        that files can be closed."""
+        """Run `work`, which reads about `bytes_`. If this is cancelled, it waits for the end of `work`, so that the caller can
+        close files."""
         if bytes_ <= LARGE_BYTES:
             return work()
         await self._hold(min(EXPANSION * bytes_, self.max_bytes_each, self._most))
@@ -39,8 +37,8 @@ class LargeResults:
             await asyncio.wait({made})
             raise
 
-    def let_go(self) -> None:
-        """What this task made last is used up, though the task goes on."""
+    def release(self) -> None:
+        """Give back the bytes of the task's last result before the task ends."""
         task = asyncio.current_task()
         if task in self._held:
             self._give_back(self._held.pop(task))
@@ -48,7 +46,7 @@ class LargeResults:
     async def _hold(self, bytes_: int) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if task in self._held:  # the result that it made before is sent, or nobody wants it
+        if task in self._held:  # its last result is sent or not needed
             self._give_back(self._held.pop(task))
         else:
             task.add_done_callback(self._ended)

@@ -1,6 +1,4 @@
-"""How much memory programs can have here: the machine's, or less if a control group above us says so (version 1 or 2)."""
-
-from __future__ import annotations
+"""How much memory programs can use: the machine's, or the limit of a control group above this process (version 1 or 2)."""
 
 import os
 from pathlib import Path
@@ -11,7 +9,7 @@ LIMIT_FILE = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
 
 class Memory(NamedTuple):
     bytes: int
-    whose: str  # the machine's, or that of a control group
+    whose: str  # the machine or a control group, as part of a sentence
 
 
 def usable(proc: Path = Path("/proc")) -> Memory:
@@ -20,7 +18,7 @@ def usable(proc: Path = Path("/proc")) -> Memory:
 
 
 def _limits(proc: Path) -> list[Memory]:
-    """Of the group that we are in and of all above it; in a container the topmost that can be seen is its own."""
+    """The limits of this process's group and of those above it; in a container the topmost visible one is its own."""
     try:
         groups = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
         mounts = [line.split()[:4] for line in (proc / "self/mounts").read_text().splitlines()]
@@ -39,7 +37,7 @@ def _limits(proc: Path) -> list[Memory]:
 
 
 def _limit(folder: Path, kind: str) -> int:
-    """0 if there is none; version 1 has a number for that which no machine reaches."""
+    """0 if there is none; version 1 has a number that no machine reaches instead."""
     try:
         text = (folder / LIMIT_FILE[kind]).read_text().strip()
     except OSError:
@@ -48,7 +46,7 @@ def _limit(folder: Path, kind: str) -> int:
 
 
 def shortfall(slots: int, memory_mb: int, memory: Memory) -> str:
-    """Words if programs in all slots, each with so much, need more than there is; else nothing."""
+    """A message if programs in all slots, each with `memory_mb`, need more than there is; else empty."""
     have_mb = memory.bytes >> 20
     if slots * memory_mb <= have_mb:
         return ""

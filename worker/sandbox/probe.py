@@ -1,10 +1,8 @@
-"""Which layers work here: tried for real, with the code that will run programs, before anything else runs.
+"""Finds the layers that work here, by trying them with the same code that runs programs later.
 
-A throw-away zygote is started in the strongest jail and runs an empty program. What fails is taken off the list, with its
-reason, and it is tried again; a jail that cannot be built at all gives way to the next weaker one.
+Starts a temporary zygote in the strongest jail and runs an empty program. A layer that fails is dropped, with its reason, and
+the probe tries again; if the jail itself fails, it tries the next weaker one.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -22,7 +20,7 @@ from worker.sandbox.jail import Outer
 from worker.sandbox.tiers import ALL_LAYERS, NAMESPACES
 
 PATIENCE_S = 20.0
-SCOPED_SIGNALS_ABI = 6  # from here on Landlock keeps a program from signalling others
+SCOPED_SIGNALS_ABI = 6  # from here on Landlock stops a program from signalling others
 
 LAYERS_OF: dict[Outer, list[str]] = {
     "range": ALL_LAYERS,
@@ -47,14 +45,14 @@ class _Failed(Exception):
 
 
 def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str, str]) -> Found:
-    """`missing`: layers that are known to be absent before anything is tried, and why."""
-    why = "nothing could be tried"
+    """`missing`: layers that are known not to work before the first try, and why."""
+    why = "no kind of jail is available"
     for outer in outers:
         if outer != "none" and any(layer in missing for layer in ("userns", *NAMESPACES)):
             continue
         absent = {layer: reason for layer, reason in missing.items() if layer in LAYERS_OF[outer]}
         if outer == "none" and 0 <= _zygote.landlock_abi() < SCOPED_SIGNALS_ABI:
-            absent["landlock"] = f"Landlock ABI {_zygote.landlock_abi()} does not keep programs from signalling others"
+            absent["landlock"] = f"Landlock ABI {_zygote.landlock_abi()} does not stop programs from signalling others"
         while True:
             layers = [layer for layer in LAYERS_OF[outer] if layer not in absent]
             try:
@@ -73,7 +71,7 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
                             layer, "needs the layers before it" if layer in (*NAMESPACES, "userns") else "needs root"
                         )
                 return Found(outer, layers, {layer: why for layer, why in missing.items() if layer not in layers})
-    raise NothingWorks(f"not even a process without a jail can be started: {why}")
+    raise NothingWorks(f"even a process without a jail fails to start: {why}")
 
 
 class NothingWorks(OSError):
@@ -85,54 +83,42 @@ def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> Non
         process, link = start(outer, layers, stderr.fileno())
         try:
             with link:
-                if _next_say(link) is None:
+                if _next_report(link) is None:
                     process.wait(PATIENCE_S)
                     stderr.seek(0)
-                    words = stderr.read().decode(errors="replace").strip().splitlines()
-                    raise _Failed(None, words[-1] if words else "the jail did not start")
+                    lines = stderr.read().decode(errors="replace").strip().splitlines()
+                    raise _Failed(None, lines[-1] if lines else "the jail did not start")
                 _run_nothing(link, steps)
         finally:
             process.kill()
             process.wait()
 
 
-def _next_say(link: socket.socket) -> protocol.Say | None:
+def _next_report(link: socket.socket) -> protocol.ZygoteReport | None:
     if not kernel.readable([link.fileno()], PATIENCE_S):
         return None
-    data = link.recv(protocol.SAY_BYTES)
-    return protocol.read_say(data) if data else None
+    data = link.recv(protocol.REPORT_BYTES)
+    return protocol.read_report(data) if data else None
 
 
 def _run_nothing(link: socket.socket, steps: list[str]) -> None:
     fds = [os.memfd_create(name) for name in ("stdout", "stderr", "page")]
     try:
         os.pwrite(fds[-1], payload_.pack(payload_.Payload("", [], {}, {}, False)), page_.SIZE)
-        megabyte = 1 << 20
-        ask = protocol.Ask(
-            protocol.ASK_RUN,
-            0,
-            1,
-            int(10e9),
-            int(10e9),
-            10,
-            256 * megabyte,
-            16 * megabyte,
-            16 * megabyte,
-            megabyte,
-            processes=8,
-            open_files=64,
-        )
-        protocol.send_ask(link, ask, fds)
-        say = _next_say(link)
+        times = {"wall_ns": int(10e9), "deadline_ns": int(10e9), "cpu_s": 10}
+        sizes = {"memory_bytes": 256 << 20, "file_bytes": 16 << 20, "folder_bytes": 16 << 20, "output_bytes": 1 << 20}
+        request = protocol.ZygoteRequest(protocol.REQUEST_RUN, 0, 1, **times, **sizes, processes=8, open_files=64)
+        protocol.send_request(link, request, fds)
+        report = _next_report(link)
     finally:
         for fd in fds:
             os.close(fd)
-    if say is None:
-        raise _Failed(None, "the zygote died under an empty program")
-    if say.step != 0:
-        step = steps[say.step - 1] if say.step > 0 else "start"
+    if report is None:
+        raise _Failed(None, "the zygote died while it ran an empty program")
+    if report.step != 0:
+        step = steps[report.step - 1] if report.step > 0 else "start"
         raise _Failed(
-            _LAYER_OF_STEP.get(step), f"{step}: {errno.errorcode.get(say.error, say.error)} ({os.strerror(say.error)})"
+            _LAYER_OF_STEP.get(step), f"{step}: {errno.errorcode.get(report.error, report.error)} ({os.strerror(report.error)})"
         )
-    if say.status != 0:
-        raise _Failed(None, f"an empty program ended with status {say.status}")
+    if report.status != 0:
+        raise _Failed(None, f"an empty program ended with status {report.status}")

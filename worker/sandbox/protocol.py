@@ -1,9 +1,7 @@
-"""The structs of native/protocol.h, and the runner's few messages to its worker.
+"""The structs of native/protocol.h, and the messages between worker and runner.
 
-Worker and zygote: fixed integers plus descriptors over SOCK_SEQPACKET. Worker and runner: JSON, some with a descriptor.
+Worker and zygote: fixed integers plus descriptors over SOCK_SEQPACKET. Worker and runner: JSON, some with descriptors.
 """
-
-from __future__ import annotations
 
 import json
 import socket
@@ -11,9 +9,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-ASK_SLOT, ASK_RUN, ASK_KILL, ASK_PING = 1, 2, 3, 4
-ASK_MEMBER, ASK_INTERRUPT, ASK_END_MEMBER, ASK_USAGE, ASK_PROCESSES = 5, 6, 7, 8, 9
-SAY_READY, SAY_ENDED, SAY_PONG, SAY_MEMBER, SAY_MEMBER_ENDED, SAY_USAGE = 1, 2, 3, 4, 5, 6
+REQUEST_SLOT, REQUEST_RUN, REQUEST_KILL, REQUEST_PING = 1, 2, 3, 4
+REQUEST_MEMBER, REQUEST_INTERRUPT, REQUEST_END_MEMBER, REQUEST_USAGE, REQUEST_PROCESSES = 5, 6, 7, 8, 9
+REPORT_READY, REPORT_ENDED, REPORT_PONG, REPORT_MEMBER, REPORT_MEMBER_ENDED, REPORT_USAGE = 1, 2, 3, 4, 5, 6
 HAS_STDIN, HAS_FOLDER_SOCKET, HAS_BINARY, HAS_CONTROL = 1, 2, 4, 8
 HAS_HELLO, HAS_LEAF, LEAF_BY_PIDS, LEAF_JOINED = 1, 2, 4, 8
 LEAF_FDS = 4
@@ -22,7 +20,7 @@ BY_ITSELF, BY_WALL, BY_OUTPUT, BY_REQUEST, BY_MEMORY, BY_DEADLINE = 0, 1, 2, 3, 
 OOM_BY_UNKNOWN, OOM_BY_LIMIT, OOM_BY_MACHINE = 0, 1, 2
 
 
-class Ask(NamedTuple):
+class ZygoteRequest(NamedTuple):
     kind: int
     slot: int = 0
     call: int = 0
@@ -40,7 +38,7 @@ class Ask(NamedTuple):
     member: int = 0
 
 
-class Say(NamedTuple):
+class ZygoteReport(NamedTuple):
     kind: int
     slot: int
     call: int
@@ -58,27 +56,27 @@ class Say(NamedTuple):
     oom_by: int
 
 
-_ASK = struct.Struct(f"{len(Ask._fields)}q")
-_SAY = struct.Struct(f"{len(Say._fields)}q")
-SAY_BYTES = _SAY.size
-MESSAGE_FDS = 16  # of a message between worker and runner, at most
+_REQUEST = struct.Struct(f"{len(ZygoteRequest._fields)}q")
+_REPORT = struct.Struct(f"{len(ZygoteReport._fields)}q")
+REPORT_BYTES = _REPORT.size
+MESSAGE_FDS = 16  # maximum per message between worker and runner
 
 
-def send_ask(link: socket.socket, ask: Ask, fds: Sequence[int] = ()) -> None:
+def send_request(zygote: socket.socket, request: ZygoteRequest, fds: Sequence[int] = ()) -> None:
     if fds:
-        socket.send_fds(link, [_ASK.pack(*ask)], fds)
+        socket.send_fds(zygote, [_REQUEST.pack(*request)], fds)
     else:
-        link.send(_ASK.pack(*ask))
+        zygote.send(_REQUEST.pack(*request))
 
 
-def read_say(data: bytes) -> Say:
-    return Say(*_SAY.unpack(data))
+def read_report(data: bytes) -> ZygoteReport:
+    return ZygoteReport(*_REPORT.unpack(data))
 
 
-def slot_ask(index: int, uid: int, files: Sequence[int | None]) -> tuple[Ask, list[int]]:
-    """How a zygote learns of a slot: its uid and the control group files that exist."""
+def slot_request(index: int, uid: int, files: Sequence[int | None]) -> tuple[ZygoteRequest, list[int]]:
+    """The request that registers a slot with a zygote: its uid and the control group files that exist."""
     present = sum(1 << i for i, fd in enumerate(files) if fd is not None)
-    return Ask(ASK_SLOT, index, wall_ns=uid, cpu_s=present), [fd for fd in files if fd is not None]
+    return ZygoteRequest(REQUEST_SLOT, index, wall_ns=uid, cpu_s=present), [fd for fd in files if fd is not None]
 
 
 def send_message(link: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:

@@ -1,6 +1,4 @@
-"""The worker's side of its runner: start or join one, learn the tier, receive the sockets of zygotes as they come and go."""
-
-from __future__ import annotations
+"""The worker's connection to its runner: start or join one, learn the tier, receive the sockets of zygotes."""
 
 import asyncio
 import logging
@@ -13,11 +11,12 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from exec_wire import Tier
 from worker.sandbox import protocol
 from worker.sandbox.memory import Memory
+from worker.sandbox.memory_files import close_all
 from worker.sandbox.runner_options import RunnerOptions
 
 log = logging.getLogger("worker")
@@ -28,52 +27,46 @@ ANSWER_S = 10.0
 
 
 class SandboxUnavailable(Exception):
-    """There is no sandbox, or not the one that was asked for; the message says why. `missing`: layer -> why."""
+    """There is no sandbox of the required tier; the message says why. `missing`: layer -> why."""
 
-    def __init__(self, words: str, missing: dict[str, str] | None = None) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, missing: dict[str, str] | None = None) -> None:
+        super().__init__(message)
         self.missing = missing or {}
 
 
-class Place(NamedTuple):
-    """Where a session is: a uid, and its control group's files in the order of the protocol."""
+class SessionSlot(NamedTuple):
+    """A uid, and the files of a session's control group in the order of the protocol."""
 
     uid: int
     files: list[int | None]
-    memory_fd: int | None  # tells how much is in use
-    cpu_fd: int | None  # and how much CPU time was used
-    events_fd: int | None  # and how often it ran out of memory
+    memory_fd: int | None  # memory in use
+    cpu_fd: int | None  # CPU time used
+    events_fd: int | None  # kills for lack of memory
 
 
 class Leaf(NamedTuple):
-    fds: list[int]  # none where there are no control groups
+    fds: list[int]  # empty without control groups
     by_pids: bool
-    join_fds: list[int]  # by which a process can move there itself
+    join_fds: list[int]  # a process moves there itself by writing to them
 
     def close(self) -> None:
-        for fd in (*self.fds, *self.join_fds):
-            os.close(fd)
+        close_all([*self.fds, *self.join_fds])
 
 
 Answer = asyncio.Future[tuple[dict[str, Any], list[int]]]
 
 
 def _close_late(future: Answer) -> None:
-    """The answer came when nobody waited for it any more."""
+    """The answer to a request that was cancelled."""
     if not future.cancelled() and future.exception() is None:
         close_all(future.result()[1])
 
 
-def close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-class RunnerLink:
+class RunnerClient:
     """`on_zygote(number, profile, socket)` is called for each zygote that is started, now and later."""
 
-    def __init__(self, link: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
-        self._link, self._process = link, process
+    def __init__(self, socket_: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+        self._socket, self._process = socket_, process
         self.lost = asyncio.Event()
         self.tier: Tier = "none"
         self.layers: list[str] = []
@@ -81,12 +74,12 @@ class RunnerLink:
         self.missing: dict[str, str] = {}
         self.languages: dict[str, str] = {}
         self.memory = Memory(1 << 62, "")  # of where programs run
-        # By what was asked, in the order of asking: the runner answers in that order, also what nobody waits for any more.
+        # By request, in the order of sending: the runner answers in that order, also requests that were cancelled.
         self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
 
     @classmethod
-    def start(cls, options: RunnerOptions) -> RunnerLink:
-        """A runner of our own, with nothing of this process's environment but what it needs to find its code."""
+    def start(cls, options: RunnerOptions) -> Self:
+        """Start a runner, with an environment that contains only what it needs to find its code."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).parents[2]
         with theirs:
@@ -95,13 +88,13 @@ class RunnerLink:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(root)},
-                start_new_session=True,  # a Ctrl-C on the terminal is for the service, which drains first
+                start_new_session=True,  # Ctrl-C on the terminal is for the service, which drains first
             )
         return cls(ours, process)
 
     @classmethod
-    async def join(cls, path: Path, patience_s: float = JOIN_S) -> RunnerLink:
-        """The runner that listens there, or will in a moment."""
+    async def join(cls, path: Path, patience_s: float = JOIN_S) -> Self:
+        """Connect to the runner that listens at `path`, or will soon."""
         give_up = time.monotonic() + patience_s
         while True:
             link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,9 +111,9 @@ class RunnerLink:
     async def configure(self, wishes: dict[str, Any], on_zygote: Callable[[int, str, socket.socket], None]) -> None:
         self._on_zygote = on_zygote
         self._configured: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        protocol.send_message(self._link, {"configure": wishes})
-        self._link.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._link, self._read)
+        protocol.send_message(self._socket, {"configure": wishes})
+        self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
         try:
             ready = await asyncio.wait_for(self._configured, CONFIGURE_S)
         except TimeoutError:
@@ -131,59 +124,59 @@ class RunnerLink:
             self.memory = Memory(*ready["memory"])
 
     def recycle(self, number: int) -> None:
-        self._tell({"recycle": number})
+        self._send({"recycle": number})
 
     def retire(self, number: int) -> None:
-        self._tell({"retire": number})
+        self._send({"retire": number})
 
-    def _tell(self, message: dict[str, Any]) -> bool:
+    def _send(self, message: dict[str, Any]) -> bool:
         try:
-            protocol.send_message(self._link, message)
+            protocol.send_message(self._socket, message)
         except OSError:
-            return False  # the runner is gone, and the zygote with it: `_read` sees it
+            return False  # the runner is gone; `_read` sees it
         return True
 
-    async def place(self, index: int) -> Place:
-        """The control group of a session. Its descriptors are the caller's."""
-        words, fds = await self._ask({"place": index}, f"place {index}")
-        files, counters = ([fds.pop(0) if there else None for there in words[part]] for part in ("present", "counters"))
-        return Place(words["uid"], files, *counters)
+    async def session_slot(self, index: int) -> SessionSlot:
+        """Have a session's control group made. The caller owns the descriptors."""
+        reply, fds = await self._request({"session_slot": index}, f"session_slot {index}")
+        files, counters = ([fds.pop(0) if there else None for there in reply[part]] for part in ("present", "counters"))
+        return SessionSlot(reply["uid"], files, *counters)
 
     async def leaf(self, index: int, leaf: int) -> Leaf:
-        """The control group of one process in it. Its descriptors, if there are any, are the caller's."""
-        words, fds = await self._ask({"leaf": [index, leaf]}, f"leaf {[index, leaf]}")
-        return Leaf(fds[: protocol.LEAF_FDS], words["by_pids"], fds[protocol.LEAF_FDS :])
+        """Have the control group of one of its processes made. The caller owns the descriptors."""
+        reply, fds = await self._request({"leaf": [index, leaf]}, f"leaf {[index, leaf]}")
+        return Leaf(fds[: protocol.LEAF_FDS], reply["by_pids"], fds[protocol.LEAF_FDS :])
 
-    async def _ask(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
+    async def _request(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
         if self.lost.is_set():
             raise SandboxUnavailable("the runner ended")
-        if not self._tell(message):
-            raise SandboxUnavailable("the runner does not take messages")
+        if not self._send(message):
+            raise SandboxUnavailable("the runner does not read messages")
         future: Answer = asyncio.get_running_loop().create_future()
         self._answers[name].append(future)
         try:
-            words, fds = await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
+            reply, fds = await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
         except (TimeoutError, asyncio.CancelledError):
             future.add_done_callback(_close_late)
             raise
-        if "error" in words:
-            raise SandboxUnavailable(f"no control group for a session: {words['error']}")
-        return words, fds
+        if "error" in reply:
+            raise SandboxUnavailable(f"no control group for a session: {reply['error']}")
+        return reply, fds
 
     def _read(self) -> None:
         try:
-            received = protocol.receive_message(self._link)
+            received = protocol.receive_message(self._socket)
         except BlockingIOError:
             return
         if received is None:
-            asyncio.get_running_loop().remove_reader(self._link)
+            asyncio.get_running_loop().remove_reader(self._socket)
             self.lost.set()
-            self._fail("the runner ended; its messages say why")
+            self._fail("the runner ended; its log lines say why")
             return
         message, fds = received
         if "zygote" in message and fds:
             self._on_zygote(message["zygote"]["number"], message["zygote"]["profile"], socket.socket(fileno=fds[0]))
-        elif "place" in message or "leaf" in message:
+        elif "session_slot" in message or "leaf" in message:
             self._answer(message, fds)
         elif "ready" in message and not self._configured.done():
             self._configured.set_result(message["ready"])
@@ -193,29 +186,29 @@ class RunnerLink:
             self._fail(message["failed"], message.get("missing"))
 
     def _answer(self, message: dict[str, Any], fds: list[int]) -> None:
-        name = next(f"{kind} {message[kind]}" for kind in ("place", "leaf") if kind in message)
+        name = next(f"{kind} {message[kind]}" for kind in ("session_slot", "leaf") if kind in message)
         waiting = self._answers.get(name)
         if not waiting:
-            close_all(fds)  # it was not asked for
+            close_all(fds)  # it was not requested
             return
         waiting.popleft().set_result((message, fds))
         if not waiting:
             del self._answers[name]
 
-    def _fail(self, words: str, missing: dict[str, str] | None = None) -> None:
+    def _fail(self, why: str, missing: dict[str, str] | None = None) -> None:
         for answer in (answer for waiting in self._answers.values() for answer in waiting):
-            answer.set_exception(SandboxUnavailable(words))
-            answer.exception()  # somebody may have stopped waiting
+            answer.set_exception(SandboxUnavailable(why))
+            answer.exception()  # marks it as retrieved: the waiter may be cancelled
         self._answers.clear()
         if not self._configured.done():
-            self._configured.set_exception(SandboxUnavailable(words, missing))
+            self._configured.set_exception(SandboxUnavailable(why, missing))
 
     async def close(self, patience_s: float = 10.0) -> None:
-        """Let the runner go: it kills what runs and removes what it made."""
-        if self._link.fileno() < 0:
-            return  # closed already: it was lost, and no other could be had
-        asyncio.get_running_loop().remove_reader(self._link)
-        self._link.close()
+        """Disconnect: the runner then kills what runs, removes what it made, and ends."""
+        if self._socket.fileno() < 0:
+            return  # closed already: it was lost and could not be replaced
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
         if self._process is None:
             return
         try:

@@ -1,10 +1,8 @@
-"""What a runner stands on: its identity, its uids, its folders, its control groups; and how a zygote is started on it.
+"""The runner's resources on its host: uids, folders, control groups, namespaces; and how it starts a zygote with them.
 
-As root: a private mount namespace and an empty network one, a block of uids, control groups. As anybody else: what there is.
-Leaving it removes all that it made.
+As root: a private mount namespace, an empty network namespace, a block of uids, control groups. As another user: what is
+permitted. Leaving the context removes everything that it made.
 """
-
-from __future__ import annotations
 
 import json
 import logging
@@ -14,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Self
 
 from worker.sandbox import cgroups, jail, kernel, protocol, uids
 from worker.sandbox.inside import _zygote
@@ -22,8 +21,8 @@ from worker.sandbox.jail import Outer
 log = logging.getLogger("runner")
 
 
-class Ground:
-    """`outers`: the jails that are worth a try, strongest first. `missing`: layers that are known not to work, and why."""
+class RunnerHost:
+    """`outers`: the kinds of jail to try, strongest first. `missing`: layers that are known not to work, and why."""
 
     def __init__(self, packages: Path, slots: int, uid_base: int, faults: bool) -> None:
         self._packages, self._slots, self._uid_base, self._faults = packages, slots, uid_base, faults
@@ -34,7 +33,7 @@ class Ground:
         self.missing: dict[str, str] = {}
         self.outers: list[Outer] = []
 
-    def __enter__(self) -> Ground:
+    def __enter__(self) -> Self:
         if not self._packages.is_dir():
             raise OSError(f"the folder of packages for programs is missing: {self._packages} (run `make install`)")
         try:
@@ -54,7 +53,7 @@ class Ground:
             self._enter_as_root(base)
         self._scratch = self._folder / "scratch"
         self._scratch.mkdir(mode=0o711, exist_ok=True)
-        self._config = self._folder / "jail.cfg"  # written once: a jail that is starting may be reading it
+        self._config = self._folder / "jail.cfg"  # written once: a jail that starts may be reading it
         self._config.write_text(jail.config_text(self._stage, self._block))
         self._make_cgroups()
         try:
@@ -68,8 +67,8 @@ class Ground:
         if self._cgroups is not None:
             self._cgroups.close()
         if self._mounted:
-            kernel.unmount(self._folder)  # with all that is in it
-        if hasattr(self, "_folder"):  # else it was not even made
+            kernel.unmount(self._folder)  # with everything in it
+        if hasattr(self, "_folder"):  # else it was not made
             remove_folder(self._folder)
         if self._block is not None:
             self._block.release()
@@ -92,26 +91,27 @@ class Ground:
                 preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
             )
         for index, files in enumerate(self._slot_files):
-            ask, fds = protocol.slot_ask(index, self.uid_of(outer, index), files if "cgroup" in layers else [])
-            protocol.send_ask(ours, ask, fds)
+            request, fds = protocol.slot_request(index, self.uid_of(outer, index), files if "cgroup" in layers else [])
+            protocol.send_request(ours, request, fds)
         return process, ours
 
     def uid_of(self, outer: Outer, index: int) -> int:
-        """Of a slot, or of a session's place, as the zygotes see it."""
+        """The uid of a slot or session slot, as the zygotes see it."""
         return index + (jail.INSIDE_UID_FIRST if outer != "none" else (self._block.first if self._block else 0))
 
-    def make_place(self, index: int, layers: list[str]) -> tuple[list[int | None], list[int | None]]:
-        """The control group files of a session's place, and those with the memory and CPU time; nothing if there are none."""
-        return self._cgroups.make_place(index) if self._cgroups is not None and "cgroup" in layers else ([], [None] * 3)
+    def make_session_slot(self, index: int, layers: list[str]) -> tuple[list[int | None], list[int | None]]:
+        """The control group files of a session slot, and the counters of memory, CPU time and kills. Empty without control
+        groups."""
+        return self._cgroups.make_session_slot(index) if self._cgroups is not None and "cgroup" in layers else ([], [None] * 3)
 
     def make_leaf(self, index: int, leaf: int, layers: list[str]) -> tuple[list[int], bool]:
-        """The files of a leaf, if there are control groups; does the second one limit processes?"""
+        """The files of a leaf, if there are control groups, and whether the second one is a process limit."""
         if self._cgroups is None or "cgroup" not in layers:
             return [], False
         return self._cgroups.make_leaf(index, leaf), self._cgroups.version == 1
 
     def _enter_as_root(self, uid_base: int) -> None:
-        uids.sweep_abandoned(sweep)
+        uids.clean_abandoned(remove_leftovers)
         self._block = uids.take_block(uid_base)
         (uids.STATE_FOLDER / self._block.name).mkdir(mode=0o755, exist_ok=True)
         self._folder = uids.STATE_FOLDER / self._block.name
@@ -119,7 +119,7 @@ class Ground:
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
             kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=25%,mode=755")
-        except OSError as error:  # root of a container that may not do this
+        except OSError as error:  # root of a container that lacks the right
             self._stage = jail.plain_stage(self._packages)
             self.missing["userns"] = str(error)
         else:
@@ -164,24 +164,24 @@ class Ground:
         )
 
 
-def sweep(block: uids.UidBlock) -> None:
-    """Remove what a dead owner of this block left: its processes, its control groups, its folder."""
+def remove_leftovers(block: uids.UidBlock) -> None:
+    """Remove the processes, control groups and folder that a dead owner of this block left."""
     uids.kill_all_of(block.uids)
     cgroups.remove_everywhere(block.name)
     folder = uids.STATE_FOLDER / block.name
-    if folder.is_dir():  # what was mounted there was seen by its owner only
+    if folder.is_dir():  # its mounts were in the owner's mount namespace only
         remove_folder(folder)
 
 
 def remove_folder(folder: Path) -> None:
-    """Never all of it by recursion, where something may be mounted: that would empty what is only shown there."""
-    _zygote.remove_folder(str(folder / "scratch"))  # made by programs: as deep as they liked, locked, full of links
+    """Not recursively: a mount may be left in the folder, and its contents must not be removed."""
+    _zygote.remove_folder(str(folder / "scratch"))  # made by programs: arbitrarily deep, locked, full of links
     (folder / "jail.cfg").unlink(missing_ok=True)
     folder.rmdir()
 
 
 def count_own_processes() -> int:
-    """Threads of this user: RLIMIT_NPROC counts them too where programs have no uid of their own."""
+    """Threads of this user: RLIMIT_NPROC counts them too if programs have no uid of their own."""
     own = os.getuid()
     count = 0
     for entry in os.scandir("/proc"):

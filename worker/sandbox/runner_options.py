@@ -1,20 +1,19 @@
-"""The runner's command line: what only the person who starts a runner decides, whatever its worker asks for.
+"""The runner's command line: the limits that its operator sets and a worker cannot exceed.
 
-A worker that starts a runner of its own passes its settings on as these arguments. A runner that listens on a socket was
-started by somebody else, and the worker that joins it can only ask for less.
+A worker that starts its own runner passes its settings as these arguments. A worker that joins a runner on a socket can only
+ask for less.
 """
-
-from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from exec_wire import Tier
 from worker.sandbox.tiers import ALL_LAYERS
-from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, LEAST_UID, MOST_BASE
+from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, MAX_BASE, MIN_UID
 
-UIDS = BLOCK_SIZE - 1  # slots and sessions together; the first uid of a block is the jail's root
+UIDS = BLOCK_SIZE - 1  # for slots and sessions; the first uid of a block is the jail's root
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,14 @@ class RunnerOptions:
     fault_injection: bool = False
 
     def arguments(self) -> list[str]:
-        """The command line that `read` makes these options from."""
-        words = ["--packages", str(self.packages), "--uid-base", str(self.uid_base), "--min-tier", self.min_tier]
-        words += ["--max-slots", str(self.max_slots), "--max-sessions", str(self.max_sessions)]
-        words += ["--mask-layers", ",".join(self.mask_layers)] if self.mask_layers else []
-        return [*words, *(["--fault-injection"] if self.fault_injection else [])]
+        """The command line that `read` turns into these options."""
+        arguments = ["--packages", str(self.packages), "--uid-base", str(self.uid_base), "--min-tier", self.min_tier]
+        arguments += ["--max-slots", str(self.max_slots), "--max-sessions", str(self.max_sessions)]
+        arguments += ["--mask-layers", ",".join(self.mask_layers)] if self.mask_layers else []
+        return [*arguments, *(["--fault-injection"] if self.fault_injection else [])]
 
     @classmethod
-    def read(cls, options: argparse.Namespace) -> RunnerOptions:
+    def read(cls, options: argparse.Namespace) -> Self:
         return cls(**{name: getattr(options, name) for name in cls.__dataclass_fields__})
 
 
@@ -46,29 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser, packages: Path | None = None)
         help="folder of the packages that programs may import",
     )  # fmt: skip
     parser.add_argument(
-        "--uid-base", type=_number(LEAST_UID, MOST_BASE), default=RunnerOptions.uid_base, metavar="UID",
-        help=f"as root: first of the user ids that sandboxes run under, at least {LEAST_UID}; a runner takes the first block "
-        f"of {BLOCK_SIZE} from here on in which there is no user, no subordinate id and no process (default {DEFAULT_BASE})",
+        "--uid-base", type=_number(MIN_UID, MAX_BASE), default=RunnerOptions.uid_base, metavar="UID",
+        help=f"as root: first of the user ids that sandboxes run under, at least {MIN_UID}; a runner takes the first block "
+        f"of {BLOCK_SIZE} from here on that has no user, no subordinate id and no process (default {DEFAULT_BASE})",
     )  # fmt: skip
     parser.add_argument(
         "--min-tier", choices="ABCDE", default=RunnerOptions.min_tier,
-        help="start no interpreter in a weaker sandbox than this; a worker can only ask for a stronger one (default B)",
+        help="start no interpreter in a weaker sandbox than this; a worker can only require a stronger one (default B)",
     )  # fmt: skip
     parser.add_argument(
         "--max-slots", type=_number(1, UIDS), default=RunnerOptions.max_slots, metavar="N",
-        help=f"the most programs at the same time that a worker may ask for (default {UIDS})",
+        help=f"maximum number of concurrent programs that a worker may ask for (default {UIDS})",
     )  # fmt: skip
     parser.add_argument(
         "--max-sessions", type=_number(0, UIDS), default=RunnerOptions.max_sessions, metavar="N",
-        help=f"the most sessions that a worker may ask for; with its slots at most {UIDS} (default {UIDS})",
+        help=f"maximum number of sessions that a worker may ask for; with its slots at most {UIDS} (default {UIDS})",
     )  # fmt: skip
     parser.add_argument(
         "--mask-layers", type=_layers, default=(), metavar="LAYER,…",
         help=f"for tests: act as if these layers of the sandbox did not work ({', '.join(ALL_LAYERS)})",
     )  # fmt: skip
-    parser.add_argument(
-        "--fault-injection", action="store_true", help="for tests: a call may name the set-up step that is to fail"
-    )
+    parser.add_argument("--fault-injection", action="store_true", help="for tests: a call may name a set-up step that fails")
 
 
 def _number(least: int, most: int):  # type: ignore[no-untyped-def]

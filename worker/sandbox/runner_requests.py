@@ -1,10 +1,8 @@
-"""What a worker may send to its runner, checked. The runner is root and the worker need not be honest.
+"""The messages of a worker to its runner, and their checks. The runner is root and does not trust the worker.
 
-Every message is one JSON object with one field, of a known name, type and range. Whatever else arrives is a `BadRequest`, which
-ends the connection. What depends on the runner's state (how many slots there are) the runner checks itself.
+Every message is one JSON object with one field of a known name, type and range. Anything else is a `BadRequest`, which ends the
+connection. The runner itself checks what depends on its state (how many slots there are).
 """
-
-from __future__ import annotations
 
 import socket
 from typing import Annotated, Literal
@@ -15,34 +13,34 @@ from msgspec import Meta, Struct
 from worker.sandbox.runner_options import UIDS
 
 MESSAGE_BYTES = 1 << 16
-PROFILES_MOST, MODULES_MOST, LEAVES_MOST = 64, 256, 4096
+MAX_PROFILES, MAX_MODULES, MAX_LEAVES = 64, 256, 4096
 
 Profile = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
 Module = Annotated[str, Meta(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")]
-Modules = Annotated[list[Module], Meta(max_length=MODULES_MOST)]
+Modules = Annotated[list[Module], Meta(max_length=MAX_MODULES)]
 Index = Annotated[int, Meta(ge=0, le=UIDS)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Leaf = Annotated[int, Meta(ge=0, lt=LEAVES_MOST)]
+Leaf = Annotated[int, Meta(ge=0, lt=MAX_LEAVES)]
 
 
 class BadRequest(Exception):
-    """The worker sent what it may not send. The message says what, in words that are safe to log."""
+    """The worker sent a message that is not allowed. The text says why and is safe to log."""
 
 
 class Configure(Struct, frozen=True, forbid_unknown_fields=True):
     slots: Annotated[int, Meta(ge=1, le=UIDS)]
-    profiles: Annotated[dict[Profile, Modules], Meta(max_length=PROFILES_MOST)]
+    profiles: Annotated[dict[Profile, Modules], Meta(max_length=MAX_PROFILES)]
     sessions: Annotated[int, Meta(ge=0, le=UIDS)] = 0
-    min_tier: Literal["A", "B", "C", "D", "E"] = "E"  # beside the runner's own
+    min_tier: Literal["A", "B", "C", "D", "E"] = "E"  # in addition to the runner's own
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
-    """Exactly one of these is there."""
+    """Exactly one field is present."""
 
     configure: Configure | None = None
     recycle: Number | None = None
     retire: Number | None = None
-    place: Index | None = None
+    session_slot: Index | None = None
     leaf: tuple[Index, Leaf] | None = None
 
 
@@ -50,10 +48,7 @@ _decoder = msgspec.json.Decoder(Request)
 
 
 def receive(worker: socket.socket) -> Request | None:
-    """The worker's next message; None when the worker is gone.
-
-    There is no room for descriptors, so the kernel closes those that come along.
-    """
+    """The worker's next message; None when the worker is gone. The kernel closes descriptors that come with it."""
     try:
         data, _, flags, _ = worker.recvmsg(MESSAGE_BYTES)
     except ConnectionResetError:

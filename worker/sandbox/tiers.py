@@ -1,9 +1,7 @@
-"""Tiers: what a set of working layers amounts to, and what would bring each missing one.
+"""Tiers: which layers each one needs, and how to enable a missing layer.
 
-The tier is never inferred from a uid or a kernel version: `probe.py` tries each layer, and the tier is what is there.
+The tier is never inferred from a uid or a kernel version: `probe.py` tries each layer.
 """
-
-from __future__ import annotations
 
 from exec_wire import Tier
 
@@ -21,7 +19,7 @@ _NEEDED: dict[Tier, set[str]] = {
 MEANING = {
     "S": "tier A inside a virtual machine or a user-space kernel of its own",
     "A": "everything: namespaces, a uid of its own, Landlock, seccomp, and memory and processes counted by the kernel",
-    "B": "as A, but no control groups: memory is looked at every 50 ms instead of being counted",
+    "B": "as A, but no control groups: memory is sampled every 50 ms instead of limited by the kernel",
     "C": "namespaces, Landlock and seccomp, but all programs share one uid",
     "D": "Landlock and seccomp only: programs see other processes and share the machine's folders",
     "E": "resource limits only: programs can read and change what you can",
@@ -50,12 +48,12 @@ def at_least(tier: Tier, wanted: Tier) -> bool:
 
 
 def missing_for(layers: list[str], wanted: Tier) -> list[str]:
-    """Which layers stand between what is there and a tier, in the order of ALL_LAYERS."""
+    """The layers that a tier needs and that are missing, in the order of ALL_LAYERS."""
     needed = _NEEDED.get(wanted, set())
     return [layer for layer in ALL_LAYERS if layer in needed and layer not in layers]
 
 
 def shortfall(tier: Tier, wanted: Tier, layers: list[str], missing: dict[str, str]) -> str:
-    """Words for an operator whose machine does not reach the tier that is wanted: what is missing, why, and what to do."""
+    """A message for the operator of a machine below the required tier: what is missing, why, and how to enable it."""
     lacking = [f"{layer} ({missing.get(layer, 'not there')}): {REMEDY.get(layer, '')}" for layer in missing_for(layers, wanted)]
     return f"tier {wanted} is required and this is tier {tier}; missing is\n  " + "\n  ".join(lacking)

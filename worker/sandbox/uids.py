@@ -1,13 +1,10 @@
-"""Blocks of user ids, one per runner, so that two services on one host never share one; and who may be killed.
+"""Blocks of user ids, one per runner, so that two services on one host never share a uid.
 
-A block is held by a lock on a file and named by its first uid. The rule: processes are killed only under the uids of a block
-that was taken. A block can be taken if it lies between fixed bounds, if no user of this machine has a uid in it, and if no
-process runs under its uids. Only then its lock file is marked. The lock goes with its owner, however that ends; an owner that
-ends in order removes the file. So a marked file that nobody holds is a dead owner's, and what runs under its uids is what that
-owner left.
+A lock on a file holds a block; the first uid names it. Processes are killed only under the uids of a block that was taken. A
+block can be taken if it is between fixed bounds, if no user of this machine has a uid in it, and if no process runs under its
+uids; then its lock file is marked. The kernel releases the lock when its owner ends; an owner that ends normally also removes
+the file. So a marked file without a lock belongs to a dead owner, and processes under its uids are that owner's leftovers.
 """
-
-from __future__ import annotations
 
 import fcntl
 import logging
@@ -23,10 +20,10 @@ log = logging.getLogger("runner")
 
 BLOCK_SIZE = 1024
 BLOCKS = 512
-DEFAULT_BASE = 2_000_000_000  # beyond the ranges that distributions and systemd hand out
-LEAST_UID = 100_000  # below are the users and services of a machine
-LEAST_MAPPED_UID = 32_768  # the same in a user namespace of our own: that of a pod ends at 65,535
-MOST_BASE = 2**32 - 1 - BLOCK_SIZE  # the last uid means "none" to the kernel
+DEFAULT_BASE = 2_000_000_000  # beyond the ranges that distributions and systemd use
+MIN_UID = 100_000  # lower uids belong to users and services of a machine
+MIN_MAPPED_UID = 32_768  # the same in a user namespace: that of a pod ends at 65,535
+MAX_BASE = 2**32 - 1 - BLOCK_SIZE  # the last uid means "none" to the kernel
 STATE_FOLDER = Path("/run/exec-service")
 
 
@@ -58,57 +55,57 @@ class UidBlock:
         os.pwrite(self._lock_fd, b"taken\n", 0)
 
     def release(self) -> None:
-        """Nothing is left of what ran here."""
+        """All leftovers are removed: free the block."""
         self._lock.unlink(missing_ok=True)
         self.leave()
 
     def leave(self) -> None:
-        """Something is left: the next runner removes it."""
+        """Leftovers remain: the next runner removes them."""
         os.close(self._lock_fd)
 
 
 def take_block(base: int = DEFAULT_BASE, folder: Path = STATE_FOLDER) -> UidBlock:
-    """The first block from `base` on that is free. What a dead owner left to run under its uids is killed."""
+    """Take the first free block from `base` on. Processes that a dead owner left under its uids are killed."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     refused = ""
     for first in range(base, base + BLOCKS * BLOCK_SIZE, BLOCK_SIZE):
         if why := refusal(first):
             refused = why
             continue
-        if (block := _hold(first, folder, os.O_CREAT)) is None:
+        if (block := _try_lock(first, folder, os.O_CREAT)) is None:
             continue
         if block.is_marked:
             kill_all_of(block.uids)
         elif foreign := list(processes_of(block.uids)):
             block.release()
-            refused = f"processes {foreign} run under uids of {first}-{first + BLOCK_SIZE - 1} and are not ours"
-            log.warning("uid block %s is left alone: %s", first, refused)
+            refused = f"processes {foreign} of other owners run under uids {first}-{first + BLOCK_SIZE - 1}"
+            log.warning("skipping uid block %s: %s", first, refused)
             continue
         block.mark()
         return block
     raise NoFreeUids(f"none of {BLOCKS} uid blocks from {base} on is free; see {folder}{refused and f' ({refused})'}")
 
 
-def sweep_abandoned(sweep: Callable[[UidBlock], None], folder: Path = STATE_FOLDER) -> None:
-    """Have `sweep` clean each block whose owner is dead; it is held meanwhile and free afterwards."""
+def clean_abandoned(clean: Callable[[UidBlock], None], folder: Path = STATE_FOLDER) -> None:
+    """Call `clean` for each block whose owner is dead; the block is locked meanwhile and free afterwards."""
     for lock in folder.glob("uids-*.lock"):
         number = lock.stem.removeprefix("uids-")
         if not number.isdecimal() or refusal(int(number)):
             continue
-        if (block := _hold(int(number), folder, 0)) is None:
+        if (block := _try_lock(int(number), folder, 0)) is None:
             continue
         try:
             if block.is_marked:
-                sweep(block)
+                clean(block)
         except (OSError, NoFreeUids) as error:
-            log.warning("what the last owner of uid block %s left cannot be removed: %s", block.base, error)
+            log.warning("removing the leftovers of uid block %s failed: %s", block.base, error)
             block.leave()
         else:
             block.release()
 
 
-def _hold(first: int, folder: Path, flags: int) -> UidBlock | None:
-    """Lock this block's file; None if somebody else holds it, or has just removed it."""
+def _try_lock(first: int, folder: Path, flags: int) -> UidBlock | None:
+    """Lock this block's file. None if another process holds or has just removed it."""
     lock = folder / f"uids-{first}.lock"
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
@@ -125,24 +122,24 @@ def _hold(first: int, folder: Path, flags: int) -> UidBlock | None:
 
 
 def refusal(first: int) -> str:
-    """Why the block from this uid on must not be used, whoever runs there; empty if it may be."""
+    """Why the block from this uid on must not be used; empty if it may be."""
     last = first + BLOCK_SIZE - 1
-    if first < least_uid() or first > MOST_BASE:
-        return f"uids {first}-{last} are not between {least_uid()} and {MOST_BASE + BLOCK_SIZE - 1}"
+    if first < min_uid() or first > MAX_BASE:
+        return f"uids {first}-{last} are not between {min_uid()} and {MAX_BASE + BLOCK_SIZE - 1}"
     if not any(start <= first and last < start + count for start, count in _mapped(Path("/proc/self/uid_map").read_text())):
-        return f"uids {first}-{last} are not in our user namespace"
+        return f"uids {first}-{last} are not in this user namespace"
     for name, start, count in _accounts():
         if start <= last and first < start + count:
             return f"uids {first}-{last} belong to {name}"
     return ""
 
 
-def least_uid() -> int:
-    return LEAST_UID if kernel.root_is_root() else LEAST_MAPPED_UID
+def min_uid() -> int:
+    return MIN_UID if kernel.root_is_root() else MIN_MAPPED_UID
 
 
 def _accounts() -> Iterator[tuple[str, int, int]]:
-    """Who has uids on this machine: a name, the first one, how many."""
+    """The users of this machine: name, first uid, number of uids."""
     for file, uid, count in (("/etc/passwd", 2, None), ("/etc/subuid", 1, 2)):
         try:
             lines = Path(file).read_text(errors="replace").splitlines()
@@ -159,7 +156,7 @@ def _mapped(maps: str) -> list[tuple[int, int]]:
 
 
 def mapped_base(base: int, maps: str) -> int | None:
-    """`base`, or where our user namespace does not reach so high, the upper half of what it has; None if that is too little.
+    """`base`, or the upper half of this user namespace if `base` is outside of it; None if that is too small.
 
     `maps` is the text of /proc/self/uid_map.
     """
@@ -168,13 +165,13 @@ def mapped_base(base: int, maps: str) -> int | None:
         return base
     first, count = max(ranges, key=lambda ids: ids[1])
     middle = first + count // 2
-    return middle if middle >= LEAST_MAPPED_UID and count // 2 >= BLOCK_SIZE else None
+    return middle if middle >= MIN_MAPPED_UID and count // 2 >= BLOCK_SIZE else None
 
 
 def kill_all_of(uids: range, patience_s: float = 5.0) -> None:
-    """Kill every process that runs under one of these uids, and see them gone. The uids are those of a block that was taken."""
-    if uids.start < least_uid():
-        raise NoFreeUids(f"uids {uids.start}-{uids.stop - 1} are not a sandbox's: nothing was killed")
+    """Kill every process under these uids and wait for their end. The uids must be those of a block that was taken."""
+    if uids.start < min_uid():
+        raise NoFreeUids(f"uids {uids.start}-{uids.stop - 1} do not belong to a sandbox: nothing was killed")
     give_up = time.monotonic() + patience_s
     while pids := list(processes_of(uids)):
         for pid in pids:

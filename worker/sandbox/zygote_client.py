@@ -1,6 +1,4 @@
-"""The worker's connection to one zygote: programs out, endings in, and a heartbeat that finds a wedged one."""
-
-from __future__ import annotations
+"""The worker's connection to one zygote: requests, reports, and a heartbeat that finds a hung zygote."""
 
 import asyncio
 import errno
@@ -10,35 +8,35 @@ from collections.abc import Sequence
 
 from worker.sandbox import protocol
 from worker.sandbox.execution import Execution
-from worker.sandbox.protocol import Ask, Say
+from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
 
 HEARTBEAT_S = 1.0
-SILENT_S = 3.0  # a zygote that owes an answer for longer is wedged; a fork takes milliseconds
+SILENT_S = 3.0  # a zygote that does not answer for longer hangs; a fork takes milliseconds
 
 
 class ZygoteLost(Exception):
-    """The zygote died with the program in it; the program may be started again elsewhere."""
+    """The zygote died with the program. The program may be started again elsewhere."""
 
 
 class NotStarted(ZygoteLost):
-    """The zygote was gone, or did not listen, before it was told of the program."""
+    """The zygote was dead, or did not read, before the program was sent."""
 
 
-class ZygoteLink:
-    """One event loop's side of the socket. A program is answered exactly once: by its end, or by `ZygoteLost`."""
+class ZygoteClient:
+    """Each program gets exactly one answer: the report of its end, or `ZygoteLost`."""
 
-    def __init__(self, number: int, profile: str, link: socket.socket) -> None:
+    def __init__(self, number: int, profile: str, socket_: socket.socket) -> None:
         self.number, self.profile = number, profile
-        self._link = link
-        self._waiting: dict[int, asyncio.Future[Say]] = {}
-        self._sessions: dict[int, asyncio.Future[Say]] = {}  # and their single processes: how each ended
-        self._answers: dict[tuple[int, int], asyncio.Future[Say]] = {}  # by kind and process
+        self._socket = socket_
+        self._waiting: dict[int, asyncio.Future[ZygoteReport]] = {}
+        self._sessions: dict[int, asyncio.Future[ZygoteReport]] = {}  # of sessions and of their processes
+        self._replies: dict[tuple[int, int], asyncio.Future[ZygoteReport]] = {}  # by kind and process
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pinged_at: float | None = None
         self.lost = False
-        self.retired = False  # another zygote has taken its place; it stays for its sessions
-        link.setblocking(False)
-        asyncio.get_running_loop().add_reader(link, self._read)
+        self.retired = False  # another zygote replaces it; it stays for its sessions
+        socket_.setblocking(False)
+        asyncio.get_running_loop().add_reader(socket_, self._read)
 
     @property
     def warm(self) -> bool:
@@ -46,12 +44,12 @@ class ZygoteLink:
 
     @property
     def ready(self) -> bool:
-        """Can it be given something new?"""
+        """It accepts new programs and sessions."""
         return self.warm and not self.retired
 
     @property
     def sessions(self) -> int:
-        """Processes of sessions, and sessions: how much depends on this zygote."""
+        """How many sessions and processes of sessions this zygote has."""
         return len(self._sessions)
 
     @property
@@ -61,15 +59,15 @@ class ZygoteLink:
     async def wait_ready(self) -> None:
         await asyncio.shield(self._ready)
 
-    async def run(self, execution: Execution, slot: int) -> Say:
-        """Start a program and wait for its end, however it comes. Cancelling this kills the program and waits for its death."""
+    async def run(self, execution: Execution, slot: int) -> ZygoteReport:
+        """Start a program and wait for its end. Cancelling this kills the program and waits for its death."""
         if self.lost:
             raise NotStarted
-        ended: asyncio.Future[Say] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[ZygoteReport] = asyncio.get_running_loop().create_future()
         try:
-            execution.send(self._link, slot)
+            execution.send(self._socket, slot)
         except OSError as error:
-            if error.errno != errno.EAGAIN:  # it is dead, and must not be chosen again
+            if error.errno != errno.EAGAIN:  # it is dead and must not be chosen again
                 self.close()
             raise NotStarted from error
         self._waiting[execution.number] = ended
@@ -80,30 +78,30 @@ class ZygoteLink:
             raise
 
     async def _wait_for_death(self, number: int, slot: int) -> None:
-        if number in self._waiting:  # with the future that was cancelled
+        if number in self._waiting:  # its future was cancelled
             ended = self._waiting[number] = asyncio.get_running_loop().create_future()
             self.kill(number, slot)
             await asyncio.wait([ended])
 
     def kill(self, number: int, slot: int) -> None:
-        self._tell(Ask(protocol.ASK_KILL, slot, number))
+        self._send(ZygoteRequest(protocol.REQUEST_KILL, slot, number))
 
-    # -- sessions: `slot` is the session's place, `member` one of its processes ---------------------------------------------
+    # -- sessions: `slot` is the session slot, `member` one of the session's processes -------------------------------------
 
-    def start_session(self, ask: Ask, uid: int, files: Sequence[int | None], fds: Sequence[int]) -> None:
-        """Have a session's first process started in a place that the zygote learns of with it. Its end, and that of the whole
-        session, are told by `ending`."""
+    def start_session(self, request: ZygoteRequest, uid: int, files: Sequence[int | None], fds: Sequence[int]) -> None:
+        """Register the session slot and start the session's first process in it. `ending` reports its end and that of the whole
+        session."""
         if self.lost:
             raise ZygoteLost
         try:
-            protocol.send_ask(self._link, *protocol.slot_ask(ask.slot, uid, files))
-            protocol.send_ask(self._link, ask, fds)
+            protocol.send_request(self._socket, *protocol.slot_request(request.slot, uid, files))
+            protocol.send_request(self._socket, request, fds)
         except OSError as error:
             raise ZygoteLost from error
 
-    def ending(self, number: int) -> asyncio.Future[Say]:
-        """Done when this session, or this process of one, is dead; `ZygoteLost` if that cannot be known any more."""
-        future: asyncio.Future[Say] = asyncio.get_running_loop().create_future()
+    def ending(self, number: int) -> asyncio.Future[ZygoteReport]:
+        """Done when this session, or this process of one, is dead; fails with `ZygoteLost` if the zygote dies first."""
+        future: asyncio.Future[ZygoteReport] = asyncio.get_running_loop().create_future()
         if self.lost:
             future.set_exception(ZygoteLost())
             future.exception()
@@ -112,100 +110,99 @@ class ZygoteLink:
         return future
 
     def forget(self, number: int) -> None:
-        """It never was; nothing will be told of it."""
+        """It was not started, so no report comes."""
         self._sessions.pop(number, None)
 
-    async def adopt(self, ask: Ask, fds: Sequence[int]) -> Say:
-        return await self._ask(ask, protocol.SAY_MEMBER, fds)
+    async def add_member(self, request: ZygoteRequest, fds: Sequence[int]) -> ZygoteReport:
+        return await self._request(request, protocol.REPORT_MEMBER, fds)
 
     def begin_cell(self, slot: int, member: int) -> None:
-        """From now on `usage` tells how long this cell has starved."""
-        self._tell(Ask(protocol.ASK_USAGE, slot, flags=protocol.USAGE_BEGIN, member=member))
+        """From now on `usage` reports how long this cell has starved."""
+        self._send(ZygoteRequest(protocol.REQUEST_USAGE, slot, flags=protocol.USAGE_BEGIN, member=member))
 
-    async def usage(self, slot: int, member: int) -> Say:
-        return await self._ask(Ask(protocol.ASK_USAGE, slot, member=member), protocol.SAY_USAGE)
+    async def usage(self, slot: int, member: int) -> ZygoteReport:
+        return await self._request(ZygoteRequest(protocol.REQUEST_USAGE, slot, member=member), protocol.REPORT_USAGE)
 
     def allow_processes(self, number: int, slot: int, processes: int) -> None:
-        """Of a whole session, from now on."""
-        self._tell(Ask(protocol.ASK_PROCESSES, slot, number, processes=processes))
+        """Set the process limit of a whole session."""
+        self._send(ZygoteRequest(protocol.REQUEST_PROCESSES, slot, number, processes=processes))
 
     def interrupt(self, slot: int, member: int) -> None:
-        self._tell(Ask(protocol.ASK_INTERRUPT, slot, member=member))
+        self._send(ZygoteRequest(protocol.REQUEST_INTERRUPT, slot, member=member))
 
     def end_member(self, slot: int, member: int) -> None:
-        self._tell(Ask(protocol.ASK_END_MEMBER, slot, member=member))
+        self._send(ZygoteRequest(protocol.REQUEST_END_MEMBER, slot, member=member))
 
-    async def _ask(self, ask: Ask, kind: int, fds: Sequence[int] = ()) -> Say:
+    async def _request(self, request: ZygoteRequest, kind: int, fds: Sequence[int] = ()) -> ZygoteReport:
         if self.lost:
             raise ZygoteLost
-        future = self._answers[kind, ask.member] = asyncio.get_running_loop().create_future()
+        future = self._replies[kind, request.member] = asyncio.get_running_loop().create_future()
         try:
-            protocol.send_ask(self._link, ask, fds)
+            protocol.send_request(self._socket, request, fds)
             return await asyncio.wait_for(future, SILENT_S)
         except (OSError, TimeoutError) as error:
             raise ZygoteLost from error
         finally:
-            self._answers.pop((kind, ask.member), None)
+            self._replies.pop((kind, request.member), None)
 
-    def _tell(self, ask: Ask) -> None:
+    def _send(self, request: ZygoteRequest) -> None:
         try:
-            protocol.send_ask(self._link, ask)
+            protocol.send_request(self._socket, request)
         except OSError:
-            pass  # lost: `_read` sees it
+            pass  # the zygote is lost; `_read` sees it
 
-    def beat(self) -> bool:
-        """Ask for a sign of life; False if the last one is overdue."""
+    def ping(self) -> bool:
+        """Send a ping. False if the answer to the last one is overdue."""
         now = time.monotonic()
         if self._pinged_at is not None:
             return now - self._pinged_at < SILENT_S
         self._pinged_at = now
         try:
-            protocol.send_ask(self._link, Ask(protocol.ASK_PING))
+            protocol.send_request(self._socket, ZygoteRequest(protocol.REQUEST_PING))
         except OSError as error:
-            return error.errno != errno.EAGAIN  # a full socket is overdue by the next beat
+            return error.errno != errno.EAGAIN  # a full socket is overdue by the next ping
         return True
 
     def _read(self) -> None:
-        """One message; while there are more, the loop calls again."""
+        """Read one report; the event loop calls again while there are more."""
         try:
-            data = self._link.recv(protocol.SAY_BYTES)
+            data = self._socket.recv(protocol.REPORT_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if data:
-            self._hear(protocol.read_say(data))
+            self._handle(protocol.read_report(data))
         else:
             self.close()
 
-    def _hear(self, say: Say) -> None:
-        if say.kind in (protocol.SAY_ENDED, protocol.SAY_MEMBER_ENDED):
-            ended = self._waiting.pop(say.call, None) or self._sessions.pop(say.call, None)
-            if (gone := self._answers.pop((protocol.SAY_USAGE, say.call), None)) is not None and not gone.done():
-                gone.set_result(say)  # it asks no more
+    def _handle(self, report: ZygoteReport) -> None:
+        if report.kind in (protocol.REPORT_ENDED, protocol.REPORT_MEMBER_ENDED):
+            ended = self._waiting.pop(report.call, None) or self._sessions.pop(report.call, None)
+            if (gone := self._replies.pop((protocol.REPORT_USAGE, report.call), None)) is not None and not gone.done():
+                gone.set_result(report)  # a dead process reports no usage
             if ended is not None and not ended.done():
-                ended.set_result(say)
-        elif say.kind in (protocol.SAY_MEMBER, protocol.SAY_USAGE):
-            answer = self._answers.pop((say.kind, say.call), None)
-            if answer is not None and not answer.done():
-                answer.set_result(say)
-        elif say.kind == protocol.SAY_PONG:
+                ended.set_result(report)
+        elif report.kind in (protocol.REPORT_MEMBER, protocol.REPORT_USAGE):
+            reply = self._replies.pop((report.kind, report.call), None)
+            if reply is not None and not reply.done():
+                reply.set_result(report)
+        elif report.kind == protocol.REPORT_PONG:
             self._pinged_at = None
-        elif say.kind == protocol.SAY_READY and not self._ready.done():
+        elif report.kind == protocol.REPORT_READY and not self._ready.done():
             self._ready.set_result(None)
 
     def close(self) -> None:
         if self.lost:
             return
         self.lost = True
-        asyncio.get_running_loop().remove_reader(self._link)
-        self._link.close()
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
         if not self._ready.done():
             self._ready.cancel()
-        for ended in (*self._waiting.values(), *self._sessions.values(), *self._answers.values()):
+        for ended in (*self._waiting.values(), *self._sessions.values(), *self._replies.values()):
             if not ended.done():
                 ended.set_exception(ZygoteLost())
-                ended.exception()  # somebody may have stopped waiting
-        for known in (self._waiting, self._sessions):
-            known.clear()
-        self._answers.clear()
+                ended.exception()  # marks it as retrieved: the waiter may be cancelled
+        for waiting in (self._waiting, self._sessions, self._replies):
+            waiting.clear()

@@ -1,20 +1,19 @@
-"""What belongs to the caller, packed outside and unpacked by the confined child: code, arguments, environment, files.
+"""The caller's data (code, arguments, environment, files): the worker packs it, the confined child unpacks it.
 
-A program that has nothing but its code travels as that, behind a byte that says so; `_zygote.serve` puts it at its place and
-gives it to the child as it is. For the rest marshal, because both sides are the same few lines, it is in every interpreter, and
-its reader is a sandboxed process.
+The first byte tells the form. A program without anything but code travels as plain text; `_zygote.serve` writes it to its file.
+Everything else uses marshal: every interpreter has it, it is short, and its reader is a sandboxed process.
 """
 
 import marshal
 from typing import NamedTuple
 
 _FORMAT = 2  # understood by every Python 3
-_PLAIN, _PACKED = b"p", b"m"  # native/zygote.c
+_PLAIN, _PACKED = b"p", b"m"  # native/python_module.c
 
 
 class Payload(NamedTuple):
-    """Without a `command` the code is Python's. Else it is put at `source`, seen from the program's folder, and the command is
-    started; an empty `command[0]` stands for the compiled program that came along as a file. A session has no code yet."""
+    """Without a `command` the code is Python. Else it is written to `source`, relative to the program's folder, and the command
+    starts; an empty `command[0]` means the compiled program that came as a file. A session has no code yet."""
 
     code: str
     argv: list[str]
@@ -37,6 +36,6 @@ def pack(payload: Payload) -> bytes:
 
 
 def unpack(data: bytes) -> Fields:
-    """Of what was packed, without the first byte. A plain tuple: a `Payload` is more to look at (program.py)."""
+    """`data` is without the first byte. Returns a plain tuple, which touches fewer pages than a `Payload` (program.py)."""
     fields: Fields = marshal.loads(data)
     return fields

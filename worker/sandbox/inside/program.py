@@ -1,10 +1,11 @@
-"""Runs one program in the confined child, as `python /main.py` would, and leaves.
+"""Runs one program in the confined child, as `python /main.py` would, and exits.
 
-Everything that decides how the process ends is bound to a name of this module, which no program can import: one that overwrites
-`os._exit` or `sys.excepthook` changes only its own manners.
+Functions that decide how the process ends are bound to names of this module, which no program can import: a program that
+overwrites `os._exit` or `sys.excepthook` does not change them.
 
-A child copies every page that it writes to, and Python writes to every object that it looks at. So what can be made in the
-zygote is made there, and what is not asked for is not looked at (330 page faults of an empty program became 200).
+The kernel copies every page that a child writes to, and Python writes to every object that it touches (reference counts). So
+the zygote prepares as much as possible, and the child touches only what it needs (330 page faults of an empty program became
+200).
 """
 
 import _thread
@@ -24,26 +25,26 @@ from worker.sandbox.inside import payload as payload_
 MAIN_FILE = _zygote.MAIN_FILE
 BINARY_FD = 5  # native/sandbox.h
 
-_begin, _say_completed, _say_value = _zygote.begin, _zygote.say_completed, _zygote.say_value
+_begin, _report_completed, _report_value = _zygote.begin, _zygote.report_completed, _zygote.report_value
 _leave, _thread_count, _shutdown_threads = os._exit, _thread._count, threading._shutdown  # type: ignore[attr-defined]
 _run_exit_functions, _thread_exit_functions = atexit._run_exitfuncs, threading._threading_atexits  # type: ignore[attr-defined]
 _own_folder = _own_pids = False
-_main = types.ModuleType("__main__")  # the program's own, so that its classes pickle and its source is found
+_main = types.ModuleType("__main__")  # the program's own, so that its classes pickle and inspect finds its source
 _reseed: list[Callable[[], object]] = []
 _plain_streams: tuple[object, object] = ()  # type: ignore[assignment]
 
 
 def prepare(*, own_folder: bool, own_pids: bool) -> None:
-    """In the zygote, once: what need not be made anew for each program.
+    """Call once, in the zygote: prepares everything that is the same for all programs.
 
-    `own_folder`: there is no private /tmp. `own_pids`: each has a namespace of its own, in which it is always number 2.
+    `own_folder`: there is no private /tmp. `own_pids`: each program has a PID namespace, in which it is always number 2.
     """
     global _own_folder, _own_pids, _plain_streams
     _own_folder, _own_pids = own_folder, own_pids
     if own_pids:
         threading.main_thread()._native_id = 2  # type: ignore[attr-defined]
-    # As `python -u`: what was printed is out, whatever ends the program. The objects hold only descriptor numbers, and nothing
-    # is written to them before the child has put its own files there.
+    # Unbuffered, as `python -u`: output is written however the program ends. The objects hold descriptor numbers; nothing
+    # is written before the child has its own files there.
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _writer(1, "<stdout>", "surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _writer(2, "<stderr>", "backslashreplace")  # type: ignore[misc]
@@ -62,11 +63,11 @@ def run(payload: str | bytes) -> None:
     for reseed in _reseed:
         reseed()
     if _own_folder:
-        _settle_in_folder()
+        _use_own_folder()
     if isinstance(payload, str):
         code, echo_value = payload, False
         if _own_folder:
-            _write(MAIN_FILE, code)  # else it is there already
+            _write(MAIN_FILE, code)  # else `_zygote.serve` has written it
     else:
         code, echo_value = _arrange(payload)
     _begin()
@@ -78,10 +79,10 @@ def run(payload: str | bytes) -> None:
             if _thread_count() or _thread_exit_functions:
                 _shutdown_threads()
             _run_exit_functions()
-        except BaseException as error:  # a program's own exit function: shown, and it ends the program
-            exit_code = _show(error, sys.excepthook)
+        except BaseException as error:  # from the program's own exit function
+            exit_code = source.show_error(error, __file__, sys.excepthook)
         if "__del__" in code:
-            _main.__dict__.clear()  # finalizers that a script would run at its end
+            _main.__dict__.clear()  # runs finalizers, as at the end of a script
         exit_code = _flush(exit_code)
     finally:
         _leave(exit_code)
@@ -93,8 +94,8 @@ def _writer(fd: int, name: str, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
 
 
-def _settle_in_folder() -> None:
-    """Without a mount namespace: the program's folder stands for /tmp and /mnt, and its own file lies above it."""
+def _use_own_folder() -> None:
+    """Without a mount namespace: the program's folder replaces /tmp and /mnt, and its file is in the parent folder."""
     global MAIN_FILE
     folder = os.getcwd()  # noqa: PTH109
     sys.argv[0] = _main.__file__ = MAIN_FILE = os.path.join(os.path.dirname(folder), "main.py")  # noqa: PTH118, PTH120
@@ -105,7 +106,7 @@ def _settle_in_folder() -> None:
 
 
 def _arrange(packed: bytes) -> tuple[str, bool]:
-    """What there is besides code; does not return if that is a session or another language's program."""
+    """Apply the payload's other parts. Does not return for a session or a program in another language."""
     code, argv, env, files, echo_value, command, source_file, is_session = payload_.unpack(packed)
     if _own_folder:
         for path in [path for path in files if path.startswith(("/tmp/", "/mnt/"))]:
@@ -136,15 +137,15 @@ def _place_files(files: dict[str, bytes]) -> None:
 
 
 def _become(command: list[str], argv: list[str]) -> None:
-    """Start a program of another language in this process's place."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # as Python found them, not as it likes them
+    """Replace this process by a program in another language."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # restores the defaults that Python changed
         signal.signal(number, signal.SIG_DFL)
-    words = [part or "program" for part in command] + argv
+    arguments = [part or "program" for part in command] + argv
     _begin()
     try:
-        os.execve(command[0] or BINARY_FD, words, dict(os.environ))
+        os.execve(command[0] or BINARY_FD, arguments, dict(os.environ))
     except OSError as error:
-        print(f"{words[0]}: {error.strerror}", file=sys.stderr)
+        print(f"{arguments[0]}: {error.strerror}", file=sys.stderr)
         os._exit(126)
 
 
@@ -153,7 +154,7 @@ def _write(path: str, code: str) -> None:
 
 
 def _execute(code: str, echo_value: bool) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     excepthook = sys.excepthook
     try:
         if echo_value:
@@ -161,7 +162,7 @@ def _execute(code: str, echo_value: bool) -> int:
         else:
             body, last = source.compile_all(code, MAIN_FILE), None
     except BaseException as error:
-        error.__traceback__ = None  # as for a script that does not compile: no frame at all
+        error.__traceback__ = None  # as for a script that does not compile: without frames
         excepthook(type(error), error, None)
         return 1
     try:
@@ -169,35 +170,22 @@ def _execute(code: str, echo_value: bool) -> int:
         if last is not None:
             value = eval(last, _main.__dict__)
             if value is not None:
-                _say_value(repr(value).encode("utf-8", "backslashreplace"))
+                _report_value(repr(value).encode("utf-8", "backslashreplace"))
     except SystemExit as error:
         return source.exit_code(error)
     except BaseException as error:
-        return _show(error, sys.excepthook)
-    _say_completed()
+        return source.show_error(error, __file__, sys.excepthook)
+    _report_completed()
     return 0
-
-
-def _show(error: BaseException, excepthook: Callable[..., object]) -> int:
-    """Print the traceback of the program's own frames."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    error.__traceback__ = trace
-    try:
-        excepthook(type(error), error, trace)
-    except BaseException:
-        sys.__excepthook__(type(error), error, trace)
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _flush(code: int) -> int:
     out, err = sys.stdout, sys.stderr
     if out is _plain_streams[0] and err is _plain_streams[1] and out.write_through and err.write_through:  # type: ignore[attr-defined]
-        return code  # they keep nothing back
+        return code  # they do not buffer
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except BaseException:
-            code = code or 120  # what CPython answers
+            code = code or 120  # as CPython
     return code

@@ -1,4 +1,4 @@
-"""Generators of random numbers, which a fork would share with its parent: what gives each of them a start of its own."""
+"""Reseeds random number generators in a fork, which otherwise repeat the parent's numbers."""
 
 import _random
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def reseeders() -> list[Callable[[], object]]:
-    """One for every generator that is loaded; numpy's global one is in C."""
+    """One function for every generator that is loaded."""
     generators: list[Any] = [random._inst]
     if (sympy_random := sys.modules.get("sympy.core.random")) is not None:
         generators.append(sympy_random.rng)

@@ -1,14 +1,13 @@
-"""The system calls a program may make: an allow-list, compiled to a binary search tree in classic BPF.
+"""The system calls that a program may make: an allow-list, compiled to a binary search tree in classic BPF.
 
-What is not named gets ENOSYS, as on an older kernel, so that libc and CPython fall back (clone3 to clone). What is named as
-refused gets EPERM, a clear Python exception. Another architecture's calls (int 0x80) kill. A linear filter of this size costs
-1.1 ms per install, because the kernel emulates it once per call number to build its bitmap; the tree costs 0.1 ms.
+Calls that are not listed fail with ENOSYS, as on an older kernel, so that libc and CPython fall back (clone3 to clone). Refused
+calls fail with EPERM, which Python raises as an exception. Another architecture's calls (int 0x80) kill the program. A linear
+filter of this size takes 1.1 ms to install, because the kernel emulates it once per call number to build its bitmap; the tree
+takes 0.1 ms.
 
-The policy comes in two filters, of which the kernel always takes the stricter word. The zygote puts the large one on itself,
-once, and every child inherits it; it leaves open only what a child's confinement still needs. The last step of that confinement
-is the small one, which closes these too, and is all that is paid for each program.
-
-Compiled once per zygote, before it serves.
+The policy is two filters; the kernel applies the stricter result. The zygote installs the large one once, and every child
+inherits it; it allows the calls that a child's confinement still needs. The last step of that confinement installs the small
+one, which refuses them too; only this one costs time per program. Each zygote compiles both once, before it serves.
 """
 
 import errno
@@ -59,29 +58,29 @@ REFUSED = """
     readahead cachestat mincore
 """.split()
 
-# Answered with success, and nothing happens: advice on the page cache, which all programs share.
+# Return success and do nothing: advice on the page cache, which all programs share.
 IGNORED = ["fadvise64"]
 
 CHANGES_OF_FILES = "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat".split()
 CHANGES_OF_TIMES = "utime utimes utimensat futimesat".split()
 
-# What the zygote, its keepers (folder.c) and a child that is being confined use, of what a program may not in some tier.
+# Calls that the zygote, its supervisors (folder.c) and a child during confinement use, and that some tier refuses to programs.
 CONFINING = """
     mount unshare setns setgroups capset seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self
     chown fchownat chmod fchmodat madvise
 """.split()
 
-# Of a flag word, the bits that make a namespace (CLONE_NEWTIME cannot be asked for through clone).
+# The flags of clone that make a namespace (clone does not accept CLONE_NEWTIME).
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX = 1
 SOCK_STREAM = 1
-ANY_FLOW = 0xF & ~4  # of the type of a socket, the bits that SOCK_STREAM (1) and SOCK_SEQPACKET (5) share
+ANY_FLOW = 0xF & ~4  # the bits of a socket type that SOCK_STREAM (1) and SOCK_SEQPACKET (5) share
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 PR_SET_SECCOMP, PR_SET_MM, PR_SET_MEMORY_MERGE = 22, 35, 67
-# Advice that reaches beyond the caller's own memory: it moves pages of shared files out of the page cache or into huge pages,
+# Advice with effects beyond the caller's own memory: it moves pages of shared files out of the page cache or into huge pages,
 # or merges equal pages of different programs.
 MADV_MERGEABLE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 20, 21, 25
-# HIPRI, DSYNC, SYNC, APPEND. NOWAIT tells whether a page is in the page cache, DONTCACHE reads one without leaving it there.
+# HIPRI, DSYNC, SYNC, APPEND. NOWAIT reveals whether a page is in the page cache, DONTCACHE reads a page without caching it.
 HARMLESS_RWF = 0x1 | 0x2 | 0x4 | 0x10
 F_SETLEASE, F_NOTIFY = 1024, 1026
 
@@ -103,7 +102,7 @@ def _errno(number: int) -> Code:
 
 
 def _load_argument(index: int) -> Code:
-    return [(_LOAD, 0, 0, _ARGS_AT + 8 * index)]  # the low word; all checked arguments are ints
+    return [(_LOAD, 0, 0, _ARGS_AT + 8 * index)]  # the low word: all checked arguments are ints
 
 
 def _refuse_if_bits(argument: int, bits: int, by: int = errno.EPERM) -> Code:
@@ -128,13 +127,13 @@ CHECKED: dict[str, Code] = {
     "ioctl": _refuse_if_one_of(1, TIOCSTI, TIOCLINUX),
     "prctl": _refuse_if_one_of(0, PR_SET_SECCOMP, PR_SET_MM, PR_SET_MEMORY_MERGE),
     "fcntl": _refuse_if_one_of(1, F_SETLEASE, F_NOTIFY),
-    "prlimit64": _only_if_equal(0, 0, errno.EPERM),  # its own; to limit the CPU time of others of the same uid is to kill them
+    "prlimit64": _only_if_equal(0, 0, errno.EPERM),  # its own only: a CPU limit on another process of the same uid kills it
     "madvise": _refuse_if_one_of(2, MADV_MERGEABLE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE),
     "preadv2": _HARMLESS_FLAGS,
     "pwritev2": _HARMLESS_FLAGS,
 }
 
-# Half of a pair of datagram sockets can send to any socket that has a name in the file system; a connected stream cannot.
+# One of a pair of datagram sockets can send to any socket with a name in the file system; a connected stream cannot.
 _PAIRS_OF_STREAMS: Code = [
     *_load_argument(0),
     (_JEQ, 1, 0, AF_UNIX),
@@ -155,50 +154,50 @@ def compile_filters(
     mount_namespace: bool = True,
     files_apart: bool = True,
 ) -> tuple[bytes, bytes]:
-    """The policy as two BPF programs, the zygote's and the child's, for the machine whose table of call numbers this is.
+    """The policy as two BPF programs, the zygote's and the child's. `numbers`: the machine's table of system calls.
 
-    Without a network namespace no socket can be made at all, but for pairs of streams. Without a control group there is no
-    memfd, whose memory no other limit sees. Landlock does not cover the rights, owners and times of files. Without a mount
-    namespace a program cannot change times: everybody may set those of /dev/null. Where neither that nor a uid of its own keeps
-    its files apart from the user's (`files_apart`), it cannot change rights and owners either.
+    Without a network namespace programs can make no sockets except pairs of streams. Without a control group there is no memfd,
+    whose memory no other limit counts. Landlock does not cover permissions, owners and times of files. Without a mount
+    namespace a program cannot change times: every user may set those of /dev/null. If neither a mount namespace nor a uid
+    separates its files from the user's (`files_apart`), it cannot change permissions and owners either.
     """
-    fate = _fate(numbers)
+    rules = _rules(numbers)
     if not network_namespace:
-        fate[numbers["socket"]] = _errno(errno.EAFNOSUPPORT)
-        fate[numbers["socketpair"]] = _PAIRS_OF_STREAMS
+        rules[numbers["socket"]] = _errno(errno.EAFNOSUPPORT)
+        rules[numbers["socketpair"]] = _PAIRS_OF_STREAMS
     if not memory_counted:
-        fate[numbers["memfd_create"]] = _errno(errno.ENOSYS)
+        rules[numbers["memfd_create"]] = _errno(errno.ENOSYS)
     refused = ([] if mount_namespace else CHANGES_OF_TIMES) + ([] if files_apart else CHANGES_OF_FILES)
-    fate |= {numbers[name]: _errno(errno.EPERM) for name in refused if name in numbers}
+    rules |= {numbers[name]: _errno(errno.EPERM) for name in refused if name in numbers}
     confining = {numbers[name] for name in CONFINING if name in numbers}
-    early = fate | {number: _ret(RET_ALLOW) for number in confining}
-    late = {number: fate[number] for number in confining}
+    early = rules | {number: _ret(RET_ALLOW) for number in confining}
+    late = {number: rules[number] for number in confining}
     return _compile(early, otherwise=_errno(errno.ENOSYS)), _compile(late, otherwise=_ret(RET_ALLOW))
 
 
-def _compile(fate: dict[int, Code], otherwise: Code) -> bytes:
+def _compile(rules: dict[int, Code], otherwise: Code) -> bytes:
     program = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_JEQ, 1, 0, ARCHITECTURES[platform.machine()]),
         *_ret(RET_KILL),
         (_LOAD, 0, 0, _NUMBER_AT),
-        *_tree(_leaves(fate, otherwise)),
+        *_tree(_leaves(rules, otherwise)),
     ]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
 
-def _fate(numbers: dict[str, int]) -> dict[int, Code]:
-    fate = {numbers[name]: _errno(errno.EPERM) for name in REFUSED if name in numbers}
-    fate |= {numbers[name]: _ret(RET_ALLOW) for name in ALLOWED if name in numbers}
-    fate |= {numbers[name]: _errno(0) for name in IGNORED}
-    return fate | {numbers[name]: code for name, code in CHECKED.items()}
+def _rules(numbers: dict[str, int]) -> dict[int, Code]:
+    rules = {numbers[name]: _errno(errno.EPERM) for name in REFUSED if name in numbers}
+    rules |= {numbers[name]: _ret(RET_ALLOW) for name in ALLOWED if name in numbers}
+    rules |= {numbers[name]: _errno(0) for name in IGNORED}
+    return rules | {numbers[name]: code for name, code in CHECKED.items()}
 
 
-def _leaves(fate: dict[int, Code], otherwise: Code) -> list[tuple[int, Code]]:
-    """Ranges of call numbers as (first number, what to do), neighbours with the same fate joined."""
-    leaves = [(0, fate.get(0, otherwise))]
-    for number in range(1, max(fate) + 2):  # the last range also holds the x32 numbers
-        code = fate.get(number, otherwise)
+def _leaves(rules: dict[int, Code], otherwise: Code) -> list[tuple[int, Code]]:
+    """Ranges of call numbers as (first number, code); neighbours with the same code are joined."""
+    leaves = [(0, rules.get(0, otherwise))]
+    for number in range(1, max(rules) + 2):  # the last range includes the x32 numbers
+        code = rules.get(number, otherwise)
         if code != leaves[-1][1]:
             leaves.append((number, code))
     return leaves

@@ -1,11 +1,11 @@
-"""A session in its confined process: cells come one by one through a socket and are executed in one lasting `__main__`.
+"""A session in its confined process: receives cells through a socket and executes them in one persistent `__main__`.
 
-The worker's messages are marshalled tuples (what, number, arguments) with descriptors; answers are short JSON objects with the
-same number. What a cell leaves besides its output (value, pictures) goes into a file that came with it. The worker believes
-nothing of all this: a cell can write to the socket too.
+The worker's messages are marshalled tuples (what, number, arguments) with descriptors; replies are short JSON objects with the
+same number. A cell's value and display data go into a file that came with the message. The worker trusts none of it: a cell can
+write to the socket too.
 
-A fork is a sibling of this process (`fork_beside`). It says hello on a socket of its own, by which the kernel tells who it is,
-and waits: the worker's first message comes when it has been put into a control group of its own.
+A fork is a sibling of this process (`fork_sibling`). It sends hello on a socket of its own, with which the kernel passes its
+pid, and waits: the worker's first message comes when the fork is in a control group of its own.
 """
 
 import builtins
@@ -37,19 +37,19 @@ MIME_OF_METHOD = {
     "_repr_png_": "image/png",
     "_repr_jpeg_": "image/jpeg",
 }
-_SEEDS = re.compile(r"seed|\bset_?state\b")  # a cell that says so wants its forks to repeat the same numbers
+_SEEDS = re.compile(r"seed|\bset_?state\b")  # after such a cell, forks continue the same random numbers
 
-Answer = dict[str, Any]
-Handler = Callable[[int, dict[str, Any], list[int]], Answer | None]
+Reply = dict[str, Any]
+Handler = Callable[[int, dict[str, Any], list[int]], Reply | None]
 
 
 def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
-    """Does not return: the process ends with its socket."""
+    """Does not return: the process exits when its socket is closed."""
     leave = os._exit
     try:
         session = Session()
-        session.place(files)
-        _zygote.settle_down()
+        session.write_files(files)
+        _zygote.become_session()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         begin()
         session.loop()
@@ -69,7 +69,6 @@ class Session:
         main.__dict__.update(__builtins__=builtins, __annotations__={}, display=self.display)
         sys.modules["__main__"] = main
         self._names = main.__dict__
-        self._answer_to = 0
         self._handlers: dict[str, Handler] = {
             "run": self._run,
             "files": self._files,
@@ -79,7 +78,7 @@ class Session:
         }
         sys.argv = [""]
         sys.path[0] = ""
-        self._live_in("0")
+        self._use_folder("0")
 
     def loop(self) -> None:
         while True:
@@ -87,22 +86,22 @@ class Session:
             if not message:
                 os._exit(0)
             what, number, arguments = marshal.loads(message)
-            answer = self._handlers[what](number, arguments, fds)
-            if answer is not None:
-                self._say(number, answer)
+            reply = self._handlers[what](number, arguments, fds)
+            if reply is not None:
+                self._send_reply(number, reply)
 
-    def _say(self, number: int, answer: Answer) -> None:
-        os.write(CONTROL_FD, json.dumps({"number": number, **answer}).encode()[:4000])
+    def _send_reply(self, number: int, reply: Reply) -> None:
+        os.write(CONTROL_FD, json.dumps({"number": number, **reply}).encode()[:4000])
 
     # -- folders ------------------------------------------------------------------------------------------------------------
 
     def _within(self) -> str:
-        """Where in its folder it is; in `work` if it has left it."""
+        """The current directory relative to its folder; `work` if it is outside."""
         within = os.path.relpath(os.getcwd(), os.path.realpath(self._folder))  # noqa: PTH109
         return "work" if within.startswith("..") else within
 
-    def _live_in(self, name: str, within: str = "work") -> None:
-        """Each fork has its own: `work`, where cells start, and `tmp`."""
+    def _use_folder(self, name: str, within: str = "work") -> None:
+        """Use this folder. Each fork has its own, with `work`, where cells start, and `tmp`."""
         self._name = name
         self._folder = f"{self._base}/{name}"
         self._work = f"{self._folder}/work"
@@ -113,19 +112,19 @@ class Session:
         if "tempfile" in sys.modules:
             setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
 
-    def place(self, files: dict[str, bytes]) -> None:
+    def write_files(self, files: dict[str, bytes]) -> None:
         for path, content in files.items():
-            place = os.path.join(self._work, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
-            os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120
-            with open(place, "wb") as file:
+            file_path = os.path.join(self._work, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
+            os.makedirs(os.path.dirname(file_path), exist_ok=True)  # noqa: PTH103, PTH120
+            with open(file_path, "wb") as file:
                 file.write(content)
 
-    def _files(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
-        """Put files, then read files: both lists may be empty. Content goes through descriptors."""
+    def _files(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply:
+        """Write files, then read files: both lists may be empty. Contents travel in descriptors."""
         payload_fd, out_fd = fds
         try:
             put, fetch = marshal.loads(_read_all(payload_fd))
-            self.place(put)
+            self.write_files(put)
             index, contents, left = [], [], arguments["most"]
             for path in dict.fromkeys(fetch):
                 content = self._read(path, left)
@@ -138,20 +137,21 @@ class Session:
             head = json.dumps(index).encode()
             _write_all(out_fd, len(head).to_bytes(8, "little") + head + b"".join(contents))
         except OSError as error:
-            return {"code": 1, "why": _words(error)}
+            return {"code": 1, "why": _error_text(error)}
         finally:
             _close(fds)
         return {"code": 0}
 
     def _read(self, path: str, most: int) -> bytes | str:
-        """A regular file in one of the folders that are the session's; not a pipe, on which one waits for ever. Or why not."""
-        place = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
-        if not place.startswith(self._open_folders):
+        """Read a regular file in one of the session's folders (reading a pipe would block). Returns the reason why not as a
+        string."""
+        real_path = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
+        if not real_path.startswith(self._open_folders):
             return "it is not in a folder of the session"
         try:
-            fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(real_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            return "no such file" if isinstance(error, FileNotFoundError) else f"it cannot be opened: {_words(error)}"
+            return "no such file" if isinstance(error, FileNotFoundError) else f"it cannot be opened: {_error_text(error)}"
         with io.FileIO(fd) as file:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
@@ -163,7 +163,7 @@ class Session:
 
     # -- cells --------------------------------------------------------------------------------------------------------------
 
-    def _run(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
+    def _run(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply:
         payload_fd, stdin_fd, stdout_fd, stderr_fd, out_fd = fds
         code: str = marshal.loads(_read_all(payload_fd))
         for fd, standard in ((stdin_fd, 0), (stdout_fd, 1), (stderr_fd, 2)):
@@ -173,24 +173,24 @@ class Session:
         self._seeded = self._seeded or _SEEDS.search(code) is not None
         self._display, self._display_left = [], DISPLAY_BYTES
         exit_code, value, completed = self._interruptible(code, f"<cell {arguments['cell']}>")
-        said = {"value": value, "display": self._display, "completed": completed}
-        _write_all(out_fd, json.dumps(said).encode())
+        extras = {"value": value, "display": self._display, "completed": completed}
+        _write_all(out_fd, json.dumps(extras).encode())
         _close([out_fd])
         return {"code": exit_code}
 
     def _interruptible(self, code: str, name: str) -> tuple[int, str | None, bool]:
-        """A SIGINT is for the cell that runs, and for nobody afterwards."""
+        """SIGINT interrupts the cell that runs and is ignored afterwards."""
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 return self._execute(code, name)
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-        except KeyboardInterrupt:  # it came between the cell's last line and ours
+        except KeyboardInterrupt:  # SIGINT came after the cell's last line
             return 130, None, False
 
     def _execute(self, code: str, name: str) -> tuple[int, str | None, bool]:
-        """The exit code that a script would have had, the last expression's value, and whether the last line was reached."""
+        """Returns the exit code of a script, the last expression's value, and whether the last line was reached."""
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         try:
             try:
@@ -208,14 +208,16 @@ class Session:
         except SystemExit as error:
             return source.exit_code(error), None, False
         except BaseException as error:
-            _print_error(error)
-            return 130 if isinstance(error, KeyboardInterrupt) else 1, None, False
-        return 0, None if shown is None else _plain(shown[:VALUE_CHARS]), True
+            # Python's own printer, in C, does not know the lines of a cell.
+            is_own = sys.excepthook is sys.__excepthook__
+            hook = traceback.print_exception if is_own else sys.excepthook
+            return source.show_error(error, __file__, hook), None, False
+        return 0, None if shown is None else _valid_unicode(shown[:VALUE_CHARS]), True
 
-    # -- what is shown besides text -------------------------------------------------------------------------------------------
+    # -- display data -------------------------------------------------------------------------------------------------------
 
     def display(self, *values: object) -> None:
-        """Show values as a notebook would: as text, and as pictures or tables if they can be."""
+        """Show values as a notebook would: as text, and as pictures or tables if possible."""
         for value in values:
             print(repr(value))
             self._show_richly(value)
@@ -228,7 +230,7 @@ class Session:
             if isinstance(data, bytes):
                 data = _base64(data)
             if isinstance(data, str):
-                shown[mime] = _plain(data)
+                shown[mime] = _valid_unicode(data)
         self._add(shown)
 
     def _show_figures(self) -> None:
@@ -251,62 +253,63 @@ class Session:
 
     # -- forks --------------------------------------------------------------------------------------------------------------
 
-    def _fork(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer | None:
-        """`names` of the forks; each has its control socket, one to say hello on, and mostly a file to enter its control group.
+    def _fork(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply | None:
+        """Make one fork for each of `names`. Each gets a control socket, a socket for hello, and usually files to enter its
+        group.
 
-        A checkpoint is a fork that waits beside a copy of the folder, if that has not more than `copy_most` bytes.
+        A checkpoint is a fork that waits, with a copy of the folder if that has at most `copy_most` bytes.
         """
         try:
             for name in arguments["gone"]:
                 _zygote.remove_folder(f"{self._base}/{name}")
                 _zygote.remove_folder(f"{self._base}/.{name}")
-            if why := _why_not_forkable():
+            if why := _fork_obstacle():
                 return {"code": 1, "why": why}
             files = True
             if arguments["copy_most"] is not None:
                 files = self._copy_folder(f"{self._base}/.{self._name}", arguments["copy_most"])
             state = random.getstate() if self._seeded else None
             for index, name in enumerate(arguments["names"]):
-                if _zygote.fork_beside() == 0:
+                if _zygote.fork_sibling() == 0:
                     each = arguments["fds_each"]
-                    self._be_fork(name, state, *fds[each * index : each * (index + 1)])
+                    self._become_fork(name, state, *fds[each * index : each * (index + 1)])
                     return None
             return {"code": 0, "files": files}
         except OSError as error:
-            return {"code": 1, "why": _words(error)}
+            return {"code": 1, "why": _error_text(error)}
         finally:
             _close(fds)
 
-    def _be_fork(self, number: int, state: Any, control_fd: int, hello_fd: int, *join_fd: int) -> None:
+    def _become_fork(self, number: int, state: Any, control_fd: int, hello_fd: int, *join_fd: int) -> None:
         for fd in join_fd:
             os.write(fd, b"0")
         os.dup2(control_fd, CONTROL_FD, inheritable=False)
         os.write(hello_fd, b"h")
         if state is not None:
-            random.setstate(state)  # the module seeds itself anew in every fork
+            random.setstate(state)  # the module reseeds itself in every fork
         else:
             for reseed in randomness.reseeders():
                 reseed()
-        self._say(number, {"code": 0})
+        self._send_reply(number, {"code": 0})
 
-    def _settle(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
-        """A fork begins its own life: in a copy of the folder of the one it was forked from."""
+    def _settle(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply:
+        """A fork starts to use a copy of its parent's folder."""
         within = self._within()
         try:
             _copy_tree(self._folder, f"{self._base}/{arguments['name']}", None)
         except OSError as error:
-            return {"code": 1, "why": f"its folder cannot be copied: {_words(error)}"}
-        self._live_in(arguments["name"], within)
+            return {"code": 1, "why": f"its folder cannot be copied: {_error_text(error)}"}
+        self._use_folder(arguments["name"], within)
         return {"code": 0}
 
-    def _restore(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Answer:
-        """A checkpoint takes the place of the one that is dead by now."""
+    def _restore(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply:
+        """A checkpoint replaces the session's process, which is dead."""
         within = self._within()
         if arguments["files"]:
             os.chdir("/")
             _zygote.remove_folder(self._folder)
             os.rename(f"{self._base}/.{self._name}", self._folder)  # noqa: PTH104
-        self._live_in(self._name, within)
+        self._use_folder(self._name, within)
         return {"code": 0}
 
     def _copy_folder(self, target: str, most: int) -> bool:
@@ -319,8 +322,8 @@ class Session:
         return True
 
 
-def _why_not_forkable() -> str:
-    """A fork takes one thread along, and children stay with their parent: both would be missing in it."""
+def _fork_obstacle() -> str:
+    """A fork has one thread and no children, so other threads and children would be missing in it."""
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if threads > 1:
         return f"it has {threads - 1} threads besides the main one"
@@ -342,7 +345,7 @@ def _is_alive(pid: str) -> bool:
 
 
 def _copy_tree(source: str, target: str, most: int | None) -> int:
-    """Files, folders and links; how many bytes. OSError if they are more than `most`."""
+    """Copy files, folders and links. Returns the number of bytes; OSError if they are more than `most`."""
     taken = 0
     folders = [(source, target)]
     while folders:
@@ -350,16 +353,16 @@ def _copy_tree(source: str, target: str, most: int | None) -> int:
         os.makedirs(there, exist_ok=True)  # noqa: PTH103
         with os.scandir(here) as entries:
             for entry in entries:
-                place = f"{there}/{entry.name}"
+                copy = f"{there}/{entry.name}"
                 if entry.is_symlink():
-                    os.symlink(os.readlink(entry.path), place)  # noqa: PTH115, PTH211
+                    os.symlink(os.readlink(entry.path), copy)  # noqa: PTH115, PTH211
                 elif entry.is_dir(follow_symlinks=False):
-                    folders.append((entry.path, place))
+                    folders.append((entry.path, copy))
                 elif entry.is_file(follow_symlinks=False):
                     taken += entry.stat().st_size
                     if most is not None and taken > most:
                         raise OSError(f"more than {most} bytes")
-                    _copy_file(entry.path, place)
+                    _copy_file(entry.path, copy)
     return taken
 
 
@@ -370,27 +373,12 @@ def _copy_file(source: str, target: str) -> None:
             pass
 
 
-def _print_error(error: BaseException) -> None:
-    """The traceback of the cell's own frames. Python's own printing in C does not know the lines of a cell."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    error.__traceback__ = trace
-    try:
-        if sys.excepthook is sys.__excepthook__:
-            traceback.print_exception(type(error), error, trace)
-        else:
-            sys.excepthook(type(error), error, trace)
-    except BaseException:
-        sys.__excepthook__(type(error), error, trace)
-
-
-def _plain(text: str) -> str:
-    """Without what is not Unicode, which JSON's readers refuse."""
+def _valid_unicode(text: str) -> str:
+    """Escape lone surrogates, which JSON decoders refuse."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return (error.strerror or str(error))[:200]
 
 

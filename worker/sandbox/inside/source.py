@@ -1,8 +1,9 @@
-"""What a script and a cell have in common: from source to code, and from an exit to its code."""
+"""Used by scripts and cells: compile source, print tracebacks, and turn a SystemExit into an exit code."""
 
 import ast
 import sys
 import types
+from collections.abc import Callable
 
 
 def compile_all(code: str, name: str) -> types.CodeType:
@@ -10,7 +11,7 @@ def compile_all(code: str, name: str) -> types.CodeType:
 
 
 def compile_with_value(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """All but the last expression, and that by itself, if it stands alone at the end."""
+    """Returns everything before a final expression, and that expression, if there is one."""
     tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
     last: types.CodeType | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -30,6 +31,19 @@ def _future_flags(tree: ast.Module) -> int:
         feature = getattr(__future__, name, None)
         flags |= feature.compiler_flag if feature is not None else 0
     return flags
+
+
+def show_error(error: BaseException, own_file: str, excepthook: Callable[..., object]) -> int:
+    """Print the traceback of the program's own frames, those after `own_file`. Returns the exit code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == own_file:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    try:
+        excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def exit_code(error: SystemExit) -> int:

@@ -1,6 +1,6 @@
-"""What every program of a zygote would otherwise pay on its own: common imports, and the first use of each library's machinery.
+"""Warm-up of a zygote: common imports, and the first use of each library, so that no program pays for them.
 
-Short and generic; each line is there because its first run costs milliseconds (caches, lazy imports, dispatch tables).
+Short and generic. The first run of each line takes milliseconds (caches, lazy imports, dispatch tables).
 """
 
 import importlib
@@ -14,8 +14,8 @@ STANDARD = """
     bisect cmath collections copy dataclasses datetime decimal enum fractions functools heapq itertools json math numbers operator
     random re statistics string time traceback typing
 """.split()
-"""Imported in every zygote, so that a program's own import is a look-up. Each costs every fork: those that bring C libraries
-along (hashlib, lzma, ssl) or are rare in short programs are left to whoever wants them (a list twice as long: +8 % CPU per call)."""
+"""Imported in every zygote, so that a program's own import is a look-up. Each module makes every fork slower: modules with C
+libraries (hashlib, lzma, ssl) and rare ones are left out (a list twice as long: +8 % CPU per call)."""
 
 COMMON = """
 import math, itertools, functools, collections, re, json, datetime, statistics, heapq
@@ -83,11 +83,11 @@ axes.plot([1, 2], label="a"); axes.legend(); axes.set_title("t")
 figure.savefig(io.BytesIO(), format="png")
 plt.close("all")
 from matplotlib import font_manager
-for cached in vars(font_manager).values():  # a font keeps its file open, and a program inherits no descriptor: it has to open its own
+for cached in vars(font_manager).values():  # a font keeps its file open, and programs inherit no descriptor
     getattr(cached, "cache_clear", int)()
 """
 
-# The parser of LaTeX learns its grammar by use: the first sight of each construct costs 10 to 200 ms.
+# The LaTeX parser builds its tables by use: the first use of each construct takes 10 to 200 ms.
 MATH_VERIFY = r"""
 import logging
 from math_verify import parse, verify
@@ -137,8 +137,11 @@ FAILING = ["def f(:\n", "undefined_name\n", "import math\nmath.squareroot(2)\n",
 
 def warm_up(imports: list[str], packages: str) -> None:
     if "matplotlib.pyplot" in imports:
-        _bring_font_cache(packages)
-    path, os.environ["PATH"] = os.environ["PATH"], "/none"  # matplotlib would start fc-list, and others other things
+        _copy_font_cache(packages)
+    path, os.environ["PATH"] = (
+        os.environ["PATH"],
+        "/none",
+    )  # stops libraries from starting programs, as matplotlib does (fc-list)
     for name in [*STANDARD, *imports]:
         importlib.import_module(name)
     os.environ["PATH"] = path
@@ -151,11 +154,11 @@ def warm_up(imports: list[str], packages: str) -> None:
             _fail(source)
     finally:
         sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
-    _forget()
+    _remove_traces()
 
 
-def _bring_font_cache(packages: str) -> None:
-    """matplotlib looks at every font of the system when it finds no cache, which takes seconds; one is made at install."""
+def _copy_font_cache(packages: str) -> None:
+    """Without a cache matplotlib reads every font of the system, which takes seconds. The installation makes one."""
     import shutil
 
     cache = f"{packages}/.matplotlib"
@@ -174,9 +177,9 @@ def _fail(source: str) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _forget() -> None:
-    """No trace of the above in a program."""
+def _remove_traces() -> None:
+    """Remove what a program could notice of the warm-up."""
     linecache.clearcache()
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType):
-            vars(module).pop("__warningregistry__", None)  # a warning is shown once per place
+            vars(module).pop("__warningregistry__", None)  # a warning is shown once per location

@@ -1,7 +1,7 @@
-"""The warm interpreter of one profile, in the outer jail: imports, closes the doors behind itself, then forks programs.
+"""The warm interpreter of one profile, in the outer jail: imports the profile's modules, drops privileges, then forks programs.
 
-Started by the runner as `python -I zygote.py SETTINGS`, with the control socket among its descriptors. Never reads a byte of a
-caller's.
+The runner starts it as `python -I zygote.py SETTINGS`, with the control socket among its descriptors. It never reads a byte of
+a caller's data.
 """
 
 import gc
@@ -10,7 +10,7 @@ import os
 import sys
 
 CAP_SETPCAP, CAP_SYS_RESOURCE = 8, 24
-HEAP_MOST = 1 << 30  # address space, not memory
+MAX_HEAP_BYTES = 1 << 30  # address space, not memory
 
 
 def main() -> None:
@@ -18,29 +18,29 @@ def main() -> None:
     sys.path.insert(0, settings["own_code"])
     from worker.sandbox.inside import _zygote
 
-    _zygote.use_huge_pages(HEAP_MOST)
+    _zygote.use_huge_pages(MAX_HEAP_BYTES)
     from worker.sandbox.inside import program, seccomp, warmup
 
     sys.path.remove(settings["own_code"])
     sys.path = [path for path in sys.path if not path.endswith(("site-packages", "dist-packages"))] + [settings["packages"]]
-    os.environ.pop("GLIBC_TUNABLES", None)  # it was for this process, not for what programs start
+    os.environ.pop("GLIBC_TUNABLES", None)  # for this process only, not for programs that a program starts
     layers = sum(layer_bits(_zygote).get(name, 0) for name in settings["layers"])
-    # For packages that want a folder when imported; no program sees it.
+    # A folder for packages that need one when imported; no program sees it.
     folder = os.path.realpath("/tmp") if layers & _zygote.LAYER_MOUNTS else f"{settings['scratch']}/zygote{os.getpid()}"
     os.mkdir(folder)  # noqa: PTH102
     os.environ["MPLCONFIGDIR"] = f"{folder}/.matplotlib"
     warmup.warm_up(settings["imports"], settings["packages"])
     os.environ["MPLCONFIGDIR"] = "/tmp/.matplotlib"
-    sys.path.insert(0, "/tmp")  # each program's own; only now, for without a jail it is the machine's, where anybody can write
+    sys.path.insert(0, "/tmp")  # each program's own. Not before: without a jail it is the machine's, writable by all
     sys.path_importer_cache.pop("/tmp", None)
     jailed = layers & _zygote.LAYER_PIDNS
     if jailed:
         with open("/proc/sys/user/max_user_namespaces", "w") as file:
-            file.write("0")  # nobody below this user namespace can make another one
+            file.write("0")  # no process in this user namespace can make another one
         _zygote.forbid_dumps()
-    # The bounding set, which programs inherit, and in a jail also what could undo the above; outside we may lack the right.
-    if not _zygote.give_up_capabilities(1 << CAP_SYS_RESOURCE | 1 << CAP_SETPCAP if jailed else 0) and jailed:
-        sys.exit("the bounding set of capabilities cannot be emptied")
+    # Empties the bounding set, which programs inherit, and drops what could undo the above. Without a jail that may be refused.
+    if not _zygote.drop_capabilities(1 << CAP_SYS_RESOURCE | 1 << CAP_SETPCAP if jailed else 0) and jailed:
+        sys.exit("emptying the capability bounding set failed")
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         sys.exit("a package of this profile starts threads when imported; a zygote must have one thread")
     filters = seccomp.compile_filters(

@@ -1,16 +1,14 @@
 #define _GNU_SOURCE
-#include "cpu_meter.h"
-#include "session_members.h"
-#include "watchdog.h"
+#include "zygote.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define THREADS_MOST 256 /* that are looked at; who has more is a crowd, which gains nothing anyway */
+#define MAX_THREADS 256 /* sampled threads; a program with more gains nothing anyway */
 
-/* Version 1 gives nanoseconds, version 2 a list that begins with "usage_usec". -1: it cannot be read. */
+/* Version 1 has nanoseconds, version 2 a list that begins with "usage_usec". Returns -1 if it cannot be read. */
 static int64_t usage_ns(int fd) {
     char text[64];
     ssize_t n = pread(fd, text, sizeof text - 1, 0);
@@ -21,7 +19,7 @@ static int64_t usage_ns(int fd) {
     return number ? 1000 * strtoll(number, NULL, 10) : strtoll(text, NULL, 10);
 }
 
-/* The first two counters of schedstat: time on a CPU, and time runnable without one. The kernel adds a wait when it is over. */
+/* The first two counters of schedstat: time on a CPU, and run-queue wait. The kernel adds a wait when it ends. */
 static int64_t busy_ns(pid_t thread, int64_t *run_ns) {
     char text[64], *wait;
     if (read_proc_file(thread, "schedstat", text, sizeof text) <= 0)
@@ -45,9 +43,9 @@ void meter_start_one(struct cpu_meter *m, pid_t program, int64_t now) {
     *m = (struct cpu_meter){.usage_before_ns = run_ns, .one_before_ns = busy, .started_ns = now};
 }
 
-static void know(pid_t thread, void *about) {
+static void remember_thread(pid_t thread, void *about) {
     struct known_threads *known = about;
-    if (known->count == METER_KNOWN_MOST) {
+    if (known->count == MAX_KNOWN_THREADS) {
         known->is_full = 1;
         return;
     }
@@ -57,17 +55,17 @@ static void know(pid_t thread, void *about) {
 
 void meter_know(struct known_threads *known, int threads_fd) {
     known->count = known->is_full = 0;
-    for_listed(threads_fd, know, known);
+    for_each_listed(threads_fd, remember_thread, known);
 }
 
-struct look {
+struct sample {
     const struct known_threads *known;
     int seen;
     pid_t top;
     int64_t top_ns;
 };
 
-/* -1: a thread from before the start of which we do not know what it had then. */
+/* Returns -1 for a thread that may be older than the start and was not remembered. */
 static int64_t known_ns(const struct known_threads *known, pid_t thread) {
     for (int i = 0; known && i < known->count; i++)
         if (known->threads[i].id == thread)
@@ -75,18 +73,18 @@ static int64_t known_ns(const struct known_threads *known, pid_t thread) {
     return known && known->is_full ? -1 : 0;
 }
 
-static void look_at(pid_t thread, void *about) {
-    struct look *look = about;
-    int64_t before = known_ns(look->known, thread), run_ns;
-    if (before < 0 || ++look->seen > THREADS_MOST)
+static void sample_thread(pid_t thread, void *about) {
+    struct sample *sample = about;
+    int64_t before = known_ns(sample->known, thread), run_ns;
+    if (before < 0 || ++sample->seen > MAX_THREADS)
         return;
     int64_t since = busy_ns(thread, &run_ns) - before;
-    if (since > look->top_ns)
-        look->top = thread, look->top_ns = since;
+    if (since > sample->top_ns)
+        sample->top = thread, sample->top_ns = since;
 }
 
-/* A wait that goes on is not in the counters yet: the top thread is runnable and they stand still, so it has waited at least since
- * they were first seen so. */
+/* The counters do not have a wait that continues. If the top thread is runnable and its counters stand still, it has waited
+ * at least since they were first seen with these values. */
 static int64_t unfinished_wait(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t now) {
     if (top && top == m->top && top_ns == m->top_ns && is_runnable(top))
         return now - m->top_since_ns;
@@ -94,7 +92,7 @@ static int64_t unfinished_wait(struct cpu_meter *m, pid_t top, int64_t top_ns, i
     return 0;
 }
 
-static int64_t note(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t used_ns, int64_t now) {
+static int64_t update(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t used_ns, int64_t now) {
     int64_t wanted = top_ns + unfinished_wait(m, top, top_ns, now), elapsed = now - m->started_ns;
     int64_t starved = (wanted < elapsed ? wanted : elapsed) - used_ns;
     if (starved > m->starved_ns)
@@ -103,15 +101,15 @@ static int64_t note(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t used
 }
 
 int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const struct known_threads *known, int64_t now) {
-    struct look look = {.known = known};
-    for_listed(threads_fd, look_at, &look);
+    struct sample sample = {.known = known};
+    for_each_listed(threads_fd, sample_thread, &sample);
     int64_t usage = usage_ns(usage_fd);
-    if (usage < 0 || m->usage_before_ns < 0) /* what it used is not known, so nothing is taken off */
+    if (usage < 0 || m->usage_before_ns < 0) /* its usage is unknown, so nothing is subtracted */
         return m->starved_ns;
-    return note(m, look.top, look.top_ns, usage - m->usage_before_ns, now);
+    return update(m, sample.top, sample.top_ns, usage - m->usage_before_ns, now);
 }
 
-/* /proc/PID/task has a link for each thread besides its own two. */
+/* /proc/PID/task has one link for each thread, and two of its own. */
 static int has_one_thread(pid_t pid) {
     char path[64];
     struct stat st;
@@ -125,5 +123,5 @@ int64_t meter_one(struct cpu_meter *m, pid_t program, pid_t guardian, int own_ch
     if (m->has_company)
         return m->starved_ns;
     int64_t run_ns = 0, busy = busy_ns(program, &run_ns);
-    return note(m, program, busy - m->one_before_ns, run_ns - m->usage_before_ns, now);
+    return update(m, program, busy - m->one_before_ns, run_ns - m->usage_before_ns, now);
 }

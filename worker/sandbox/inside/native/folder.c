@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "folder.h"
+#include "zygote.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Nothing that is mounted here is entered: what it shows belongs to somebody else. */
+/* Mount points are never entered: their contents do not belong to the folder. */
 static int is_mount_point(int fd) {
     struct statx info;
     return statx(fd, "", AT_EMPTY_PATH, STATX_TYPE, &info) || info.stx_attributes & STATX_ATTR_MOUNT_ROOT;
@@ -25,12 +25,12 @@ static DIR *open_folder(int parent, const char *name) {
     }
     char own[32];
     snprintf(own, sizeof own, "/proc/self/fd/%d", fd);
-    chmod(own, 0700); /* its owner may have locked it */
+    chmod(own, 0700); /* the program may have removed all permissions */
     int readable = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     close(fd);
     if (readable < 0)
         return NULL;
-    DIR *folder = fdopendir(readable); /* takes it */
+    DIR *folder = fdopendir(readable); /* owns `readable` from here on */
     if (!folder)
         close(readable);
     return folder;
@@ -43,10 +43,10 @@ static struct dirent *next_entry(DIR *folder) {
     return entry;
 }
 
-/* Into `top`, under a name that is free there. */
+/* Moves an entry into `top`, under a name that is free there. */
 static int move_up(int top, int from, const char *name, unsigned *number) {
     char free_name[16];
-    DIR *unlocked = open_folder(from, name); /* a folder that moves has to be writable, for its own `..` */
+    DIR *unlocked = open_folder(from, name); /* rename needs write permission on the folder, to change its `..` */
     if (!unlocked)
         return -1;
     closedir(unlocked);
@@ -57,7 +57,7 @@ static int move_up(int top, int from, const char *name, unsigned *number) {
     return failed;
 }
 
-/* The folders in a folder of `top` move up beside it, so that it can go: two descriptors, however deep they lie. */
+/* Moves the subfolders of a folder in `top` up into `top`, then removes it: two descriptors at any depth. */
 static int remove_below(int top, const char *name, unsigned *number) {
     DIR *folder = open_folder(top, name);
     if (!folder)
@@ -70,7 +70,7 @@ static int remove_below(int top, const char *name, unsigned *number) {
     return failed ? -1 : unlinkat(top, name, AT_REMOVEDIR);
 }
 
-/* One look at all that is in `top`; how many entries there were, or -1. */
+/* One pass over the entries of `top`. Returns how many there were, or -1. */
 static int remove_entries(DIR *top, unsigned *number) {
     int seen = 0;
     rewinddir(top);

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "forking.h"
+#include "zygote.h"
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -8,13 +8,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int *thread_id; /* where libc keeps the calling thread's id; a fork has to renew it */
+static int *thread_id; /* where libc stores the thread id; a fork has to update it */
 static struct robust_list_head *robust_list;
 
-void learn_thread_addresses(void) {
+void find_thread_addresses(void) {
     size_t size;
     if (prctl(PR_GET_TID_ADDRESS, &thread_id))
-        thread_id = NULL; /* a kernel without CONFIG_CHECKPOINT_RESTORE: sessions cannot be forked there */
+        thread_id = NULL; /* the kernel lacks CONFIG_CHECKPOINT_RESTORE: sessions cannot fork */
     if (syscall(SYS_get_robust_list, 0, &robust_list, &size))
         robust_list = NULL;
 }
@@ -31,15 +31,15 @@ static pid_t fork_with(unsigned long flags) {
     return (pid_t)pid;
 }
 
-pid_t fork_alone(void) { return thread_id ? fork_with(0) : fork(); }
+pid_t fork_without_libc(void) { return thread_id ? fork_with(0) : fork(); }
 
-pid_t fork_beside(void) {
+pid_t fork_sibling(void) {
     if (!thread_id) {
         errno = ENOSYS;
         return -1;
     }
     pid_t pid = fork_with(CLONE_PARENT);
-    if (pid == 0) /* both are not inherited */
+    if (pid == 0) /* neither is inherited */
         if (prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
             _exit(1);
     return pid;

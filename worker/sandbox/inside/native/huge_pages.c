@@ -1,15 +1,16 @@
-/* Where the warm interpreter's memory lies. Forking costs by the page and by the mapping: page tables are copied, each page that
- * a child writes faults once, each piece of program text that it first reads faults once, and all of it is torn down again.
+/* Puts the warm interpreter's memory on huge pages. A fork costs time per page and per mapping: the kernel copies page
+ * tables, each page that a child writes faults once, each piece of text that it first reads faults once, and all of it is
+ * torn down again.
  *
- *   heap_init    before the imports: Python's objects go to huge pages
- *   heap_settle  after them: fewer mappings, libraries on huge pages too; what a program allocates itself lies on
- *                small pages again, since a huge page would be cleared as a whole for its first byte, and close together: what
- *                malloc gives here, and Python's objects in nursery.c
- *   heap_mend    now and then: huge pages that this process has written to while a child shared them are made whole again
+ *   huge_pages_init      before the imports: Python's objects go to huge pages
+ *   huge_pages_settle    after the imports: fewer mappings, libraries on huge pages too. A program's own allocations come
+ *                        from small pages (the kernel would clear a whole huge page for the first byte), close
+ *                        together: malloc's here, Python's objects in small_objects.c
+ *   huge_pages_collapse  every few hundred forks: restores the huge pages that this process split by writing to them
  *
- * All of it is a wish: where the kernel says no, everything works and costs more. */
+ * All of it is optional: where the kernel refuses, everything works and costs more. */
 #define _GNU_SOURCE
-#include "huge_pages.h"
+#include "zygote.h"
 #include <Python.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -29,21 +30,21 @@
 #endif
 
 static char *block, *next_arena, *block_end;
-static void *given_back; /* arenas, each holding the address of the next one */
+static void *free_arenas; /* free arenas; each holds the address of the next one */
 static PyObjectArenaAllocator usual;
 
 static uintptr_t round_down(uintptr_t address) { return address & ~(HUGE_PAGE - 1); }
 static uintptr_t round_up(uintptr_t address) { return (address + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1); }
 
-/* Arenas of objects are all of one size; Python also takes pieces of its own stack from here, which come and go. */
+/* All object arenas have one size. Python also allocates chunks of its own stack here, which come and go. */
 static int is_arena(size_t size) { return size == ARENA_BYTES; }
 
 static void *arena_alloc(void *context, size_t size) {
     if (!is_arena(size))
         return usual.alloc(context, size);
-    if (given_back) {
-        void *arena = given_back;
-        given_back = *(void **)arena;
+    if (free_arenas) {
+        void *arena = free_arenas;
+        free_arenas = *(void **)arena;
         return arena;
     }
     if ((size_t)(block_end - next_arena) >= size) {
@@ -59,11 +60,11 @@ static void arena_free(void *context, void *arena, size_t size) {
         usual.free(context, arena, size);
         return;
     }
-    *(void **)arena = given_back; /* unmapping would split the huge page */
-    given_back = arena;
+    *(void **)arena = free_arenas; /* unmapping would split the huge page */
+    free_arenas = arena;
 }
 
-int heap_init(size_t most) {
+int huge_pages_init(size_t most) {
     char *raw = mmap(NULL, most + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED)
         return -1;
@@ -80,10 +81,10 @@ struct mapping {
     uintptr_t start, end;
     char rights[5];
     char file[256];
-    int is_special; /* a copy would not be what it is */
+    int is_special; /* must not be replaced by a copy */
 };
 
-/* Wiped or left out when forking (libc's state of getrandom), droppable, locked, of a device. */
+/* Wiped or not copied by fork (libc's getrandom state), droppable, locked, or of a device. */
 static int has_special_flag(const char *flags) {
     for (const char *const *flag = (const char *const[]){" wf", " dc", " dp", " lo", " io", " pf", NULL}; *flag; flag++)
         if (strstr(flags, *flag))
@@ -105,23 +106,25 @@ static int read_mappings(struct mapping *all, int most) {
     }
     if (maps)
         fclose(maps);
-    return count < most ? count : 0; /* a list that is cut short says nothing of what is free */
+    return count < most ? count : 0; /* a truncated list does not show the free ranges */
 }
 
-#define COPIED_MOST (4 * HUGE_PAGE) /* what is larger stays what it is: the copy is in the memory of every zygote */
-#define LIBRARY_MOST HUGE_PAGE      /* what is in a file is there once for all zygotes */
-#define EDGE_LEAST (HUGE_PAGE / 2)  /* for which a row is made longer, to end with a huge page */
+#define MAX_COPIED_BYTES (4 * HUGE_PAGE) /* larger mappings stay: every zygote would hold a copy */
+#define MAX_LIBRARY_BYTES HUGE_PAGE      /* all zygotes share the pages of a file */
+#define MIN_EDGE_BYTES (HUGE_PAGE / 2)  /* from here on a row is extended to a full huge page */
 
 static int is_library(struct mapping *m) { return m->file[0] == '/'; }
 
 static int is_malloc_heap(struct mapping *m) { return !strcmp(m->file, "[heap]"); }
 
-static int is_small_heap(struct mapping *m) { return !m->file[0] && (m->end <= (uintptr_t)block || m->start >= (uintptr_t)block_end); }
+static int is_small_heap(struct mapping *m) {
+    return !m->file[0] && (m->end <= (uintptr_t)block || m->start >= (uintptr_t)block_end);
+}
 
 static int can_be_copied(struct mapping *m, const char *interpreter) {
     size_t size = m->end - m->start;
-    int is_right = is_malloc_heap(m) || (is_library(m) && !strcmp(m->file, interpreter)) || (is_small_heap(m) && size <= COPIED_MOST) ||
-                   (is_library(m) && size <= LIBRARY_MOST);
+    int is_right = is_malloc_heap(m) || (is_library(m) && (size <= MAX_LIBRARY_BYTES || !strcmp(m->file, interpreter))) ||
+                   (is_small_heap(m) && size <= MAX_COPIED_BYTES);
     return m->rights[0] == 'r' && m->rights[3] == 'p' && is_right && !m->is_special;
 }
 
@@ -132,7 +135,7 @@ static const char *interpreter_file(struct mapping *all, int count) {
     return "";
 }
 
-/* Through the file that says no where reading would kill: a library may be mapped beyond its end. */
+/* Read through /proc/self/mem: it returns an error where a plain read raises SIGBUS (a library mapped beyond its end). */
 static int read_memory(char *to, uintptr_t from, size_t size) {
     int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
     ssize_t n = 1;
@@ -159,22 +162,22 @@ static void remember_row(uintptr_t start, uintptr_t stop) {
         rows[row_count++] = (struct row){start, stop};
 }
 
-void heap_mend(void) {
+void huge_pages_collapse(void) {
     for (int i = 0; i < row_count; i++)
         madvise((void *)rows[i].start, rows[i].stop - rows[i].start, MADV_COLLAPSE);
 }
 
-/* From `start` to `stop`, which may reach into free space on both sides. */
+/* `start` to `stop` may extend into free space on both sides. */
 static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start, uintptr_t stop) {
     size_t size = stop - start;
     char *raw = mmap(NULL, size + 2 * HUGE_PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED)
         return;
-    char *copy = (char *)(round_up((uintptr_t)raw) + start % HUGE_PAGE); /* so that huge pages can move as they are */
+    char *copy = (char *)(round_up((uintptr_t)raw) + start % HUGE_PAGE); /* same alignment, so that whole huge pages can move */
     madvise(copy, size, MADV_HUGEPAGE);
     char *raw_end = raw + size + 2 * HUGE_PAGE;
     if (copy > raw)
-        munmap(raw, (size_t)(copy - raw)); /* before the copy moves: maybe to here */
+        munmap(raw, (size_t)(copy - raw)); /* first: the copy may move to here */
     munmap(copy + size, (size_t)(raw_end - copy) - size);
     int is_read = !read_row(copy, start, first, end);
     __builtin___clear_cache(copy, copy + size);
@@ -189,8 +192,8 @@ static int has_one_thread(void) {
     return !stat("/proc/self/task", &threads) && threads.st_nlink == 3;
 }
 
-/* Malloc's gaps between what the imports have left are taken, for good: whatever a child asks for lies at the end, close together
- * (-15 faults). Gives where that is. */
+/* Allocates malloc's free gaps for good, so that a child's own allocations are close together at the end of the heap (-15
+ * faults). Returns where that is. */
 static uintptr_t close_gaps(struct mapping *all, int most) {
 #ifdef HAS_MALLINFO2
     mallopt(M_TOP_PAD, HUGE_PAGE);
@@ -203,7 +206,7 @@ static uintptr_t close_gaps(struct mapping *all, int most) {
                 ;
             free((void *)p);
         }
-    void *volatile more = malloc(mallinfo2().keepcost); /* than is left: the heap grows beyond the next huge page */
+    void *volatile more = malloc(mallinfo2().keepcost); /* more than is left: the heap grows beyond the next huge page */
     free(more);
     mallopt(M_TOP_PAD, 1 << 20);
     return (uintptr_t)sbrk(0) - mallinfo2().keepcost;
@@ -213,7 +216,8 @@ static uintptr_t close_gaps(struct mapping *all, int most) {
 #endif
 }
 
-/* The end of the row that begins here; itself if there is none. What lies free between two mappings becomes part of it. */
+/* Returns the end of the row that begins here, or `first` if there is none. Small gaps between mappings become part of the
+ * row. */
 static struct mapping *row_end(struct mapping *first, struct mapping *last, const char *interpreter) {
     struct mapping *m = first;
     while (m < last && can_be_copied(m, interpreter) && (m == first || m->start - m[-1].end < HUGE_PAGE))
@@ -228,12 +232,12 @@ static int has_library_or_heap(struct mapping *first, struct mapping *end) {
     return 0;
 }
 
-/* Libraries lie in rows, text, data, text, data. Each row is replaced by a copy of itself at the same address, as one anonymous
- * mapping on huge pages: a fork has few mappings and page tables to copy, and a child inherits the page tables of the text instead
- * of faulting it in piece by piece. A row is made longer where that gives one more huge page. Malloc's heap, which must be able to
- * grow, is one too, as far as it is in use. The price is that text and data have the same rights; a program that may map and run
- * what it likes loses nothing by that (rights of their own would cost a fifth to a half more CPU time per call: docs/security.md).
- * What another thread writes meanwhile would be lost, so there must be none. */
+/* Libraries are mapped in rows: text, data, text, data. Each row is replaced by a copy at the same address, as one anonymous
+ * mapping on huge pages: a fork copies fewer mappings and page tables, and a child inherits the page tables of the text
+ * instead of faulting it in. A row is extended where that gives one more huge page. The used part of malloc's heap is a row
+ * too; the heap must still be able to grow. The price: text and data have the same rights. A program may map and run any
+ * code anyway, so it gains nothing (separate rights would cost a fifth to a half more CPU time per call: docs/security.md).
+ * There must be one thread: the copy would lose what another one writes meanwhile. */
 static void copy_rows(struct mapping *all, int most, uintptr_t heap_used) {
     int count = has_one_thread() ? read_mappings(all, most) : 0;
     struct mapping *last = all + count, *end;
@@ -247,27 +251,27 @@ static void copy_rows(struct mapping *all, int most, uintptr_t heap_used) {
         if (is_malloc_heap(end - 1) && used > end[-1].start && used < end[-1].end)
             end[-1].end = used;
         uintptr_t start = first->start, stop = end[-1].end;
-        if (round_up(start) - start >= EDGE_LEAST && round_down(start) >= HUGE_PAGE &&
+        if (round_up(start) - start >= MIN_EDGE_BYTES && round_down(start) >= HUGE_PAGE &&
             (first == all || first[-1].end <= round_down(start)))
             start = round_down(start);
-        if (stop - round_down(stop) >= EDGE_LEAST && (end == last || end->start >= round_up(stop)) && !is_malloc_heap(end - 1))
+        if (stop - round_down(stop) >= MIN_EDGE_BYTES && (end == last || end->start >= round_up(stop)) && !is_malloc_heap(end - 1))
             stop = round_up(stop);
         copy_row(first, end, start, stop);
     }
 }
 
-void heap_settle(void) {
+void huge_pages_settle(void) {
     enum { MOST = 8192 };
     char *used_end = (char *)round_up((uintptr_t)next_arena);
     if (used_end < block_end)
         munmap(used_end, (size_t)(block_end - used_end));
     block_end = next_arena;
-    /* In the space that was reserved for arenas, so that it stands in no row's way. */
+    /* In the space reserved for arenas, so that it blocks no row. */
     struct mapping *all = mmap(used_end + HUGE_PAGE, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
         return;
     copy_rows(all, MOST, close_gaps(all, MOST));
     remember_row((uintptr_t)block, (uintptr_t)used_end);
-    heap_mend();
+    huge_pages_collapse();
     munmap(all, MOST * sizeof *all);
 }

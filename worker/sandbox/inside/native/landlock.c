@@ -1,6 +1,6 @@
-/* The Landlock ruleset that every program of a zygote puts on. Structs are our own: distribution headers lag behind the kernel. */
+/* The Landlock ruleset of every program. The structs are defined here because distribution headers lag behind the kernel. */
 #define _GNU_SOURCE
-#include "landlock.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -58,7 +58,7 @@ int landlock_allow(int ruleset, const char *path, char access) {
     else
         rule.allowed = read;
     long failed = syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0);
-    if (failed && errno == EINVAL) { /* a file, not a folder: no READ_DIR */
+    if (failed && errno == EINVAL) { /* a file has no READ_DIR right */
         rule.allowed &= ~(uint64_t)FS_READ_DIR;
         failed = syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0);
     }

@@ -1,6 +1,5 @@
-/* System calls without libc: for code that shares its memory, and so errno, with another process. */
-#ifndef RAW_H
-#define RAW_H
+/* System calls without libc, for code that shares its memory, and so errno, with another process. */
+#pragma once
 #include <sys/syscall.h>
 
 #if defined(__x86_64__)
@@ -22,5 +21,4 @@ static inline long raw4(long n, long a, long b, long c, long d) {
 }
 #else
 #error "this architecture is not supported: raw system calls are missing"
-#endif
 #endif

@@ -1,7 +1,6 @@
+/* The table of session members, and the requests about them: add, interrupt, end, measure. */
 #define _GNU_SOURCE
-#include "session_members.h"
-#include "protocol.h"
-#include "watchdog.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -9,12 +8,13 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#define KILL_PASSES 4 /* a process that was being forked during one pass is seen in the next */
+#define KILL_PASSES 4 /* a pass may miss a process that is being forked */
 
-static struct member members[MOST_MEMBERS];
-static int known; /* highest place that was ever used + 1 */
+static struct member members[MAX_MEMBERS];
+static int known; /* highest used entry + 1 */
 
 struct member *member_by_pid(pid_t pid) {
     for (int i = 0; i < known; i++)
@@ -31,7 +31,7 @@ struct member *member_by_number(int64_t number) {
 }
 
 struct member *member_add(int slot, int64_t number, pid_t pid) {
-    for (int i = 0; i < MOST_MEMBERS; i++)
+    for (int i = 0; i < MAX_MEMBERS; i++)
         if (!members[i].pid) {
             members[i] = (struct member){.pid = pid, .slot = slot, .number = number, .leaf_processes = -1, .leaf_kill = -1,
                                          .leaf_usage = -1, .leaf_threads = -1};
@@ -57,12 +57,12 @@ int members_of(int slot) {
     return count;
 }
 
-/* The kernel shows ids as this process's own PID namespace has them. */
-int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
+/* The kernel lists ids of this process's own PID namespace. */
+int for_each_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
     char text[8192], again[32];
     int count = 0;
     snprintf(again, sizeof again, "/proc/self/fd/%d", list_fd);
-    int fd = open(again, O_RDONLY | O_CLOEXEC); /* anew each time: version 1 shows who reads twice the same list for a second */
+    int fd = open(again, O_RDONLY | O_CLOEXEC); /* opened each time: version 1 caches the list of an open file for a second */
     if (fd < 0)
         return 0;
     for (ssize_t n; (n = read(fd, text, sizeof text - 1)) > 0;) {
@@ -71,7 +71,7 @@ int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
             long pid = strtol(at, &next, 10);
             if (next == at)
                 break;
-            if (pid > 1) /* 0: of another namespace, which cannot be */
+            if (pid > 1) /* 0: a process of another namespace */
                 act((pid_t)pid, about);
         }
     }
@@ -79,19 +79,19 @@ int for_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
     return count;
 }
 
-static void note_if_it_is(pid_t pid, void *wanted) {
+static void clear_if_equal(pid_t pid, void *wanted) {
     if (pid == *(pid_t *)wanted)
         *(pid_t *)wanted = 0;
 }
 
-static void kill_it(pid_t pid, void *none) {
+static void kill_listed(pid_t pid, void *none) {
     (void)none;
     kill(pid, SIGKILL);
 }
 
 static int is_listed(int list_fd, pid_t pid) {
     pid_t wanted = pid;
-    for_listed(list_fd, note_if_it_is, &wanted);
+    for_each_listed(list_fd, clear_if_equal, &wanted);
     return !wanted;
 }
 
@@ -101,7 +101,7 @@ static int move(pid_t pid, int processes_fd) {
     return write(processes_fd, text, (size_t)n) == n ? 0 : -1;
 }
 
-/* A process that could stay out of the group whose CPU time is counted would never use up its time. */
+/* A process outside the group that counts CPU time would never use up its time, so membership is verified. */
 int member_enter_leaf(struct member *m, pid_t program, const int *leaf, int flags) {
     m->leaf_processes = leaf[0], m->leaf_kill = leaf[1], m->leaf_usage = leaf[2], m->leaf_threads = leaf[3];
     m->by_pids = flags & LEAF_BY_PIDS;
@@ -116,8 +116,8 @@ static void kill_leaf(struct member *m) {
         (void)!pwrite(m->leaf_kill, "1", 1, 0);
         return;
     }
-    (void)!pwrite(m->leaf_kill, "0", 1, 0); /* nobody forks in there any more */
-    for (int pass = 0; pass < KILL_PASSES && for_listed(m->leaf_processes, kill_it, NULL); pass++)
+    (void)!pwrite(m->leaf_kill, "0", 1, 0); /* no process in the group can fork any more */
+    for (int pass = 0; pass < KILL_PASSES && for_each_listed(m->leaf_processes, kill_listed, NULL); pass++)
         ;
 }
 
@@ -126,7 +126,7 @@ void member_kill(struct member *m) {
         kill_leaf(m);
     else
         for (int pass = 0; pass < KILL_PASSES && kill_descendants(m->pid); pass++)
-            ; /* they come before it: it adopts what its own children leave */
+            ; /* before the member itself, which adopts their orphans */
     kill(m->pid, SIGKILL);
 }
 
@@ -143,11 +143,11 @@ void member_forget(struct member *m) {
         known--;
 }
 
-pid_t sender_of_hello(int fd, int64_t *uid) {
+pid_t hello_sender(int fd, int64_t *uid) {
     char byte;
     union {
         struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(struct ucred))]; /* room for nothing else: descriptors that come along are dropped */
+        char bytes[CMSG_SPACE(sizeof(struct ucred))]; /* no room for descriptors, so the kernel drops them */
     } control = {0};
     struct iovec data = {&byte, 1};
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -158,9 +158,108 @@ pid_t sender_of_hello(int fd, int64_t *uid) {
         return -1;
     struct ucred *who = (struct ucred *)CMSG_DATA(c);
     siginfo_t info = {0};
-    /* A child of ours keeps its pid until we reap it, so this is still the one that said hello. */
+    /* A child keeps its pid until it is reaped, so this is still the sender. */
     if (who->pid <= 1 || waitid(P_PID, (id_t)who->pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL))
         return -1;
     *uid = who->uid;
     return who->pid;
+}
+
+/* ---- requests ---- */
+
+/* Registers the fork that sent hello. It has to be a child of this zygote that has no other role. */
+static struct member *register_fork(struct request *request, int hello_fd) {
+    int64_t uid = -1;
+    pid_t pid = hello_sender(hello_fd, &uid);
+    int is_foreign_uid = config.layers & LAYER_UID && uid != loop->slots[request->slot].uid;
+    if (pid < 0 || member_by_pid(pid) || lingering_stub_by_pid(pid) || is_foreign_uid) {
+        errno = ESRCH;
+        return NULL;
+    }
+    for (int i = 0; i < loop->slots_known; i++)
+        if (loop->slots[i].state > SLOT_FREE && (loop->slots[i].child == pid || loop->slots[i].stub == pid)) {
+            errno = ESRCH;
+            return NULL;
+        }
+    return member_add((int)request->slot, request->member, pid);
+}
+
+/* Without a PID namespace a session's process is the child of its supervisor. */
+static pid_t program_of(struct member *m) { return loop->slots[m->slot].stub ? m->pid : first_child(m->pid); }
+
+static void add_member(struct request *request, int *fd) {
+    struct slot *s = &loop->slots[request->slot];
+    struct report answer = {.kind = REPORT_MEMBER, .slot = request->slot, .call = request->member};
+    int has_hello = request->flags & HAS_HELLO, has_leaf = request->flags & HAS_LEAF, *leaf = &fd[has_hello ? 1 : 0];
+    errno = ESRCH;
+    struct member *m = NULL;
+    if (s->state == SLOT_RUNNING && s->is_session && s->request.call == request->call)
+        m = has_hello ? register_fork(request, fd[0]) : member_by_number(request->member);
+    if (!m || (has_leaf && member_enter_leaf(m, program_of(m), leaf, (int)request->flags)))
+        answer.error = errno ? errno : EINVAL;
+    if (has_hello)
+        close(fd[0]);
+    if (!m && has_leaf)
+        close_all(leaf, LEAF_FDS);
+    if (m && answer.error)
+        member_kill(m);
+    send_report(&answer);
+}
+
+/* How long a session's process has starved in its cell. */
+static int64_t measure_member_starvation(struct member *m, int64_t now) {
+    if (m->leaf_usage >= 0)
+        return meter_group(&m->meter, m->leaf_usage, m->leaf_threads, &m->known, now);
+    return meter_one(&m->meter, program_of(m), m->pid, loop->slots[m->slot].stub ? 0 : 1, now);
+}
+
+static void begin_cell(struct member *m) {
+    if (m->leaf_usage < 0) {
+        meter_start_one(&m->meter, program_of(m), now_ns());
+        return;
+    }
+    meter_start(&m->meter, m->leaf_usage, now_ns());
+    meter_know(&m->known, m->leaf_threads);
+}
+
+static void report_usage(struct member *m) {
+    struct slot *s = &loop->slots[m->slot];
+    clockid_t clock;
+    struct timespec used = {0};
+    if (!clock_getcpuclockid(m->pid, &clock))
+        clock_gettime(clock, &used);
+    send_report(&(struct report){.kind = REPORT_USAGE, .slot = m->slot, .call = m->number,
+                      .cpu_ns = (int64_t)used.tv_sec * 1000000000LL + used.tv_nsec,
+                      .starved_ns = measure_member_starvation(m, now_ns()),
+                      .memory_peak = read_number(s->cgroup[CG_MEMORY_PEAK]),
+                      .processes_peak = read_number(s->cgroup[CG_PIDS_NOW])});
+}
+
+void handle_member_request(struct request *request, int *fd) {
+    if (request->kind == REQUEST_MEMBER) {
+        add_member(request, fd);
+        return;
+    }
+    if (request->kind == REQUEST_PROCESSES) {
+        struct slot *s = &loop->slots[request->slot];
+        if (s->state == SLOT_RUNNING && s->is_session && s->request.call == request->call)
+            write_number(s->cgroup[CG_PIDS_LIMIT], request->processes);
+        return;
+    }
+    struct member *m = member_by_number(request->member);
+    if (!m || m->slot != request->slot)
+        return; /* it ended, and that was reported */
+    int is_supervised = !loop->slots[m->slot].stub;
+    if (request->kind == REQUEST_INTERRUPT) {
+        pid_t pid = program_of(m);
+        if (pid > 0)
+            kill(pid, SIGINT);
+    } else if (request->kind == REQUEST_END_MEMBER && is_supervised)
+        end_program(&loop->slots[m->slot], BY_REQUEST);
+    else if (request->kind == REQUEST_END_MEMBER)
+        member_kill(m);
+    else if (request->flags & USAGE_BEGIN)
+        begin_cell(m);
+    else
+        report_usage(m);
 }

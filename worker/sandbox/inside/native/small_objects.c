@@ -1,12 +1,13 @@
-/* Where a program's first objects lie: close together, on pages of their own.
+/* An allocator for a program's first small objects: close together, on pages of their own.
  *
- * Python's pools are large, one or more for each size of object, and all of them were begun before the fork: a child's first
- * object of each size would fall on two pages that it has to copy. Here a pool has a sixteenth of that, so that all sizes share
- * a few pages. It is a small copy of Python's own idea; what does not fit goes there, and so does everything when this is full.
- * (sys.getallocatedblocks() does not count what lies here.)
+ * Python's pools are large, at least one for each object size, and partly used before the fork: a child's first object of
+ * each size would make the kernel copy two pages. A pool here is 16 times smaller, so that all sizes share a few pages.
+ * Larger objects, and all objects when the area is full, go to Python's own allocator. (sys.getallocatedblocks() does not
+ * count objects in this area.)
  *
- * Called with the interpreter's lock held. From 3.12 on there may be several interpreters with a lock each, and it is not used. */
-#include "small_objects.h"
+ * Called with the interpreter's lock held. From 3.12 on there may be several interpreters with a lock each, so it is not
+ * used. */
+#include "zygote.h"
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
@@ -14,14 +15,14 @@
 
 #define AREA_BYTES ((size_t)256 << 10)
 #define POOL_BYTES ((uintptr_t)1024)
-#define STEP ((size_t)16) /* sizes are rounded up to it */
+#define STEP ((size_t)16) /* sizes are rounded up to a multiple */
 #define MOST ((size_t)512)
 
 #if PY_VERSION_HEX < 0x030C0000
 
 struct pool {
     size_t size; /* of its blocks */
-    size_t unused; /* so that they are aligned */
+    size_t unused; /* aligns the blocks */
 };
 
 struct block {
@@ -29,14 +30,14 @@ struct block {
 };
 
 static char *area, *next_pool, *area_end;
-static struct block *given_back[MOST / STEP + 1];
+static struct block *free_blocks[MOST / STEP + 1];
 static PyMemAllocatorEx usual;
 
 static int is_ours(const void *p) { return (uintptr_t)p - (uintptr_t)area < AREA_BYTES; }
 
 static struct pool *pool_of(void *p) { return (struct pool *)((uintptr_t)p & ~(POOL_BYTES - 1)); }
 
-/* A new pool, whose blocks are linked at once: it lies on one page. */
+/* Links all blocks of a new pool at once: they are on one page. */
 static struct block *new_pool(size_t kind) {
     if (next_pool == area_end)
         return NULL;
@@ -53,9 +54,9 @@ static struct block *new_pool(size_t kind) {
 static void *take(void *context, size_t size) {
     size_t kind = (size + STEP - 1) / STEP;
     if (size - 1 < MOST) {
-        struct block *block = given_back[kind];
+        struct block *block = free_blocks[kind];
         if (block || (block = new_pool(kind))) {
-            given_back[kind] = block->next;
+            free_blocks[kind] = block->next;
             return block;
         }
     }
@@ -74,7 +75,7 @@ static void give_back(void *context, void *p) {
         usual.free(context, p);
         return;
     }
-    struct block **list = &given_back[pool_of(p)->size / STEP];
+    struct block **list = &free_blocks[pool_of(p)->size / STEP];
     ((struct block *)p)->next = *list;
     *list = p;
 }
@@ -95,12 +96,12 @@ static void *resize(void *context, void *p, size_t size) {
     return other;
 }
 
-void nursery_prepare(void) {
+void small_objects_prepare(void) {
     PyMemAllocatorEx of_objects;
     PyMem_GetAllocator(PYMEM_DOMAIN_MEM, &usual);
     PyMem_GetAllocator(PYMEM_DOMAIN_OBJ, &of_objects);
     if (memcmp(&usual, &of_objects, sizeof usual))
-        return; /* not Python's own; everything works without this */
+        return; /* not Python's own allocator; this one is optional */
     char *raw = mmap(NULL, AREA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED)
         return;
@@ -110,14 +111,14 @@ void nursery_prepare(void) {
     PyMem_SetAllocator(PYMEM_DOMAIN_OBJ, &ours);
 }
 
-void nursery_open(void) {
+void small_objects_open(void) {
     if (area)
         area_end = area + AREA_BYTES;
 }
 
 #else
 
-void nursery_prepare(void) {}
-void nursery_open(void) {}
+void small_objects_prepare(void) {}
+void small_objects_open(void) {}
 
 #endif

@@ -1,9 +1,7 @@
-/* The confinement of one program, as an ordered list of steps (bottom of this file). Runs in the forked child, before any
- * byte of the caller's is read. Every step that is on must succeed: `confine` stops at the first failure. */
+/* The confinement of one program, as an ordered list of steps (bottom of this file). Runs in the forked child, before it
+ * reads any byte of the caller's data. Every step that is on must succeed: `confine` stops at the first failure. */
 #define _GNU_SOURCE
-#include "folder.h"
-#include "landlock.h"
-#include "sandbox.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -22,15 +20,15 @@
 #include <unistd.h>
 
 struct box {
-    struct house *house;
+    struct zygote_config *config;
     struct slot *slot;
     void *page;
     int landlock_fd;
-    char folder[600]; /* where everything writable is */
+    char folder[600]; /* everything writable is in it */
 };
 
-/* A slot's cgroups exist already, with their limits; writing 0 moves the caller. v1 takes `tasks`, which for the caller itself
- * skips the kernel's global fork lock (cgroup_procs_write_start), unlike cgroup.procs. */
+/* A slot's cgroups exist already, with their limits; writing 0 moves the caller. Version 1 uses `tasks`, which for the
+ * caller itself skips the kernel's global fork lock (cgroup_procs_write_start), unlike cgroup.procs. */
 static int join_cgroups(struct box *b) {
     for (int i = CG_ATTACH; i < SLOT_FDS; i++)
         if (b->slot->cgroup[i] >= 0 && write(b->slot->cgroup[i], "0", 1) != 1)
@@ -38,7 +36,7 @@ static int join_cgroups(struct box *b) {
     return 0;
 }
 
-/* Raising it needs no privilege; the program must not be able to lower it again, which needs one. */
+/* Raising the score needs no privilege. Lowering it needs one, which the program does not have. */
 static int prefer_as_oom_victim(struct box *b) {
     (void)b;
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
@@ -54,20 +52,20 @@ static int new_session(struct box *b) {
     return setsid() < 0 ? -1 : 0;
 }
 
-/* Where there is a stub, the zygote has put both into a mount namespace of their own already (zygote.c). A network namespace is
- * expensive to make and to remove, so it is lent to one program after the other; nothing in it outlives a program. */
+/* If there is a stub, the zygote has already created the mount namespace (program_start.c). A network namespace is expensive
+ * to create and remove, so programs use it one after another; nothing in it outlives a program (network_namespaces.c). */
 static int new_namespaces(struct box *b) {
     if (setns(b->slot->network, CLONE_NEWNET))
         return -1;
-    return unshare(CLONE_NEWIPC | CLONE_NEWUTS | (b->house->layers & LAYER_PIDNS ? 0 : CLONE_NEWNS));
+    return unshare(CLONE_NEWIPC | CLONE_NEWUTS | (b->config->layers & LAYER_PIDNS ? 0 : CLONE_NEWNS));
 }
 
-/* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py).
- * Its mount point lies below /w because a Landlock rule does not cover what is mounted on the rule's own folder. */
+/* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py). It is
+ * mounted below /w because a Landlock rule does not cover a mount on the rule's own folder. */
 static int mount_workspace(struct box *b) {
     strcpy(b->folder, WORKSPACE);
     char options[64];
-    snprintf(options, sizeof options, "size=%lld,nr_inodes=8192,mode=1777", (long long)b->slot->ask.folder_bytes);
+    snprintf(options, sizeof options, "size=%lld,nr_inodes=8192,mode=1777", (long long)b->slot->request.folder_bytes);
     if (mount("tmpfs", WORKSPACE, "tmpfs", MS_NOSUID | MS_NODEV, options))
         return -1;
     umask(0);
@@ -76,40 +74,40 @@ static int mount_workspace(struct box *b) {
     return failed ? -1 : 0;
 }
 
-static void name_folder(struct house *house, struct slot *slot, char *path, size_t size) {
-    snprintf(path, size, "%s/slot%d", house->scratch, (int)slot->ask.slot);
+static void name_folder(struct zygote_config *config, struct slot *slot, char *path, size_t size) {
+    snprintf(path, size, "%s/slot%d", config->scratch, (int)slot->request.slot);
 }
 
-int clear_folder(struct house *house, struct slot *slot) {
+int clear_folder(struct zygote_config *config, struct slot *slot) {
     char path[600];
-    name_folder(house, slot, path, sizeof path);
+    name_folder(config, slot, path, sizeof path);
     return remove_folder(path);
 }
 
-/* Without a mount namespace: a folder per slot. The keeper has removed what the last program left there. */
+/* Without a mount namespace: a folder per slot. The supervisor has removed the last program's folder. */
 static int make_folder(struct box *b) {
     char tmp[640];
-    name_folder(b->house, b->slot, b->folder, sizeof b->folder);
+    name_folder(b->config, b->slot, b->folder, sizeof b->folder);
     snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
-    uid_t uid = b->house->layers & LAYER_UID ? (uid_t)b->slot->uid : getuid();
+    uid_t uid = b->config->layers & LAYER_UID ? (uid_t)b->slot->uid : getuid();
     if (mkdir(b->folder, 0700) || mkdir(tmp, 0700) || chown(b->folder, uid, uid) || chown(tmp, uid, uid))
         return -1;
-    if (!(b->house->layers & LAYER_LANDLOCK))
+    if (!(b->config->layers & LAYER_LANDLOCK))
         return 0;
     b->landlock_fd = landlock_new_ruleset();
-    for (int i = 0; b->landlock_fd >= 0 && i < b->house->rule_count; i++)
-        if (landlock_allow(b->landlock_fd, b->house->rules[i].path, b->house->rules[i].access))
+    for (int i = 0; b->landlock_fd >= 0 && i < b->config->rule_count; i++)
+        if (landlock_allow(b->landlock_fd, b->config->rules[i].path, b->config->rules[i].access))
             return -1;
     return b->landlock_fd < 0 ? -1 : landlock_allow(b->landlock_fd, b->folder, 'w');
 }
 
-/* The zygote's own /proc must never stay visible: it would show the other programs. */
+/* The zygote's own /proc must not stay visible: it shows the other programs. */
 static int mount_proc(struct box *b) {
     (void)b;
     return mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=ptraceable,subset=pid");
 }
 
-/* The worker collects files through this descriptor after everything in here is dead. */
+/* The worker fetches files through this descriptor when all processes of the sandbox are dead. */
 static int hand_over_folder(struct box *b) {
     int socket_fd = b->slot->fd[FD_FOLDER_SOCKET];
     if (socket_fd < 0)
@@ -160,7 +158,7 @@ static int arrange_descriptors(struct box *b) {
 static int enter_folder(struct box *b) {
     char tmp[640];
     snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
-    return chdir(b->house->layers & LAYER_MOUNTS ? "/tmp" : tmp);
+    return chdir(b->config->layers & LAYER_MOUNTS ? "/tmp" : tmp);
 }
 
 static int limit(int what, int64_t soft, int64_t hard) {
@@ -168,38 +166,38 @@ static int limit(int what, int64_t soft, int64_t hard) {
     return setrlimit(what, &r);
 }
 
-/* Where no control group counts memory, the watchdog does, and this stops what is faster than it. Address space is not memory
- * (threads reserve it freely), so it is generous. */
+/* Without a control group the watchdog limits memory; this stops a program that is faster than the watchdog. The limit is
+ * generous: threads reserve address space that they never use. */
 static int limit_address_space(struct box *b) {
-    int64_t most = b->house->base_address_space + 2 * b->slot->ask.memory_bytes + (1LL << 30);
+    int64_t most = b->config->base_address_space + 2 * b->slot->request.memory_bytes + (1LL << 30);
     return limit(RLIMIT_AS, most, most);
 }
 
-/* CORE is 1 and not 0: with a piped core_pattern 0 would still start the helper. */
+/* CORE is 1, not 0: with a piped core_pattern the kernel starts the helper even at 0. */
 static int set_rlimits(struct box *b) {
-    struct ask *ask = &b->slot->ask;
-    int64_t processes = ask->processes + 1 + b->house->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
-    if (b->house->layers & LAYER_CGROUP)
-        processes += LEAVERS_MOST; /* and the control group has the last word */
+    struct request *request = &b->slot->request;
+    int64_t processes = request->processes + 1 + b->config->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
+    if (b->config->layers & LAYER_CGROUP)
+        processes += MAX_LINGERING_STUBS; /* the control group still enforces the limit */
     else if (limit_address_space(b))
         return -1;
-    return limit(RLIMIT_CPU, ask->cpu_s, ask->cpu_s + 1) || limit(RLIMIT_FSIZE, ask->file_bytes, ask->file_bytes) ||
-           limit(RLIMIT_NOFILE, ask->open_files, ask->open_files) || limit(RLIMIT_NPROC, processes, processes) ||
+    return limit(RLIMIT_CPU, request->cpu_s, request->cpu_s + 1) || limit(RLIMIT_FSIZE, request->file_bytes, request->file_bytes) ||
+           limit(RLIMIT_NOFILE, request->open_files, request->open_files) || limit(RLIMIT_NPROC, processes, processes) ||
            limit(RLIMIT_CORE, 1, 1) || limit(RLIMIT_MEMLOCK, 65536, 65536) || limit(RLIMIT_MSGQUEUE, 0, 0) ||
            limit(RLIMIT_SIGPENDING, 256, 256) || limit(RLIMIT_STACK, 8 << 20, 8 << 20) || limit(RLIMIT_RTPRIO, 0, 0);
 }
 
-/* Raw system calls: the process has one thread, and libc's would signal the others. Also clears all capabilities. */
+/* Raw system calls: libc's versions would signal other threads, and there are none. Also clears all capabilities. */
 static int drop_identity(struct box *b) {
     long id = (long)b->slot->uid;
     if (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, id, id, id) || syscall(SYS_setresuid, id, id, id))
         return -1;
-    /* Dumpable again, so that /proc/self/fd (and /dev/stdin) work; nobody else has this uid. */
+    /* Dumpable again, so that /proc/self/fd (and /dev/stdin) work; no other program has this uid. */
     return prctl(PR_SET_DUMPABLE, 1);
 }
 
-/* Whoever the program is by now: a change of uid clears them only if it was root's, and without one they are all still there. An
- * executed file gives none back: the zygote has emptied the bounding set (zygote.py). */
+/* In any case: a change of uid clears capabilities only if the old uid was 0, and there may have been no change. An executed
+ * file gives none back: the zygote has emptied the bounding set (zygote.py). */
 static int drop_capabilities(struct box *b) {
     (void)b;
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -207,7 +205,7 @@ static int drop_capabilities(struct box *b) {
     return (int)syscall(SYS_capset, &header, none);
 }
 
-/* After the change of uid, which clears the death signal. */
+/* After the change of uid, because that clears the death signal. */
 static int bind_fate(struct box *b) {
     (void)b;
     return prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
@@ -220,20 +218,21 @@ static int restrict_landlock(struct box *b) {
     return close(CHILD_FD_LANDLOCK);
 }
 
-/* The rest of the filter, which is nothing without the zygote's. */
+/* The second filter. It is useless without the zygote's, so that one's failure fails this step. */
 static int install_seccomp(struct box *b) {
-    if ((errno = b->house->filter_error))
+    if ((errno = b->config->filter_error))
         return -1;
-    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &b->house->filter);
+    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &b->config->filter);
 }
 
-/* The last step is program.py's: random numbers, files, environment. It ends with `begin`, which marks the program as started. */
+/* The last step runs in program.py: random numbers, files, environment. It ends with `begin`, which marks the program as
+ * started. */
 static int prepare_in_python(struct box *b) {
     (void)b;
     return 0;
 }
 
-#define WITHOUT (1U << 31) /* the step of those who lack the layer */
+#define WITHOUT (1U << 31) /* the step is on if the layer is missing */
 
 static int is_on(unsigned layers, unsigned layer) {
     return !layer || (layer & WITHOUT ? !(layers & layer & ~WITHOUT) : layers & layer);
@@ -267,16 +266,16 @@ static const struct step {
 int step_count(void) { return sizeof STEPS / sizeof *STEPS; }
 const char *step_name(int index) { return STEPS[index].name; }
 
-int confine(struct house *house, struct slot *slot, int index, void **page) {
-    struct box box = {.house = house, .slot = slot, .landlock_fd = house->landlock_fd};
-    struct progress *progress = &house->progress[index];
+int confine(struct zygote_config *config, struct slot *slot, int index, void **page) {
+    struct box box = {.config = config, .slot = slot, .landlock_fd = config->landlock_fd};
+    struct progress *progress = &config->progress[index];
     for (int i = 0; i < step_count(); i++) {
-        if (!is_on(house->layers, STEPS[i].layer))
+        if (!is_on(config->layers, STEPS[i].layer))
             continue;
         progress->step = i + 1;
         errno = 0;
         int failed = STEPS[i].apply(&box);
-        if (house->faults && slot->ask.fail_step == i + 1) {
+        if (config->faults && slot->request.fail_step == i + 1) {
             failed = 1;
             errno = ECANCELED;
         }

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "supervisor.h"
+#include "zygote.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -13,15 +13,15 @@
 #include <unistd.h>
 
 #define PASS_NS 1000000L
-#define MOST_PASSES 1000
-#define QUIET_PASSES 2 /* the kernel's list of children may miss one while it changes */
+#define MAX_PASSES 1000
+#define QUIET_PASSES 2 /* the kernel's list may miss a child while it changes */
 
 static int is_alive(pid_t child) {
     siginfo_t info = {0};
     return !waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) && info.si_pid == 0;
 }
 
-/* SIGKILL to each direct child; theirs become ours when they die, and are next. How many lived. */
+/* Sends SIGKILL to each direct child; the next pass kills the orphans that they leave. Returns how many were alive. */
 static int kill_children(void) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
@@ -37,10 +37,10 @@ static int kill_children(void) {
     return alive;
 }
 
-/* The dead are not reaped before none lives: each of them uses up one of the processes that the program may have, so those who
- * fork as fast as they are killed run out of them. */
+/* Reaps nothing before all are dead: zombies count towards the process limit, so a fork bomb that forks as fast as it is
+ * killed runs out of processes. */
 static void kill_all(void) {
-    for (int pass = 0, quiet = 0; quiet < QUIET_PASSES && pass < MOST_PASSES; pass++) {
+    for (int pass = 0, quiet = 0; quiet < QUIET_PASSES && pass < MAX_PASSES; pass++) {
         int alive = kill_children();
         quiet = alive ? 0 : quiet + 1;
         if (alive)
@@ -48,10 +48,10 @@ static void kill_all(void) {
     }
 }
 
-/* Returns when nothing is left: a slot in which something lives is not given to the next program. */
-static void sweep(int pids_limit_fd) {
+/* Returns when no process is left: a slot with a live process must not be used again. */
+static void kill_and_reap_all(int pids_limit_fd) {
     if (pids_limit_fd >= 0)
-        (void)!pwrite(pids_limit_fd, "0", 1, 0); /* nobody forks any more; without it the killing takes longer */
+        (void)!pwrite(pids_limit_fd, "0", 1, 0); /* no process can fork any more; without it killing takes longer */
     while (waitpid(-1, NULL, __WALL | WNOHANG) >= 0 || errno != ECHILD) {
         kill_all();
         while (waitpid(-1, NULL, __WALL | WNOHANG) > 0)
@@ -71,7 +71,7 @@ static void close_all_but(int fd) {
     syscall(SYS_close_range, fd + 1, ~0U, 0);
 }
 
-pid_t keep(struct progress *progress, int pids_limit_fd) {
+pid_t supervise(struct progress *progress, int pids_limit_fd) {
     sigset_t waited;
     sigemptyset(&waited);
     sigaddset(&waited, SIGCHLD);
@@ -94,7 +94,7 @@ pid_t keep(struct progress *progress, int pids_limit_fd) {
         for (pid_t pid; (pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0;)
             if (pid == program) {
                 report(progress, status, &usage);
-                sweep(pids_limit_fd);
+                kill_and_reap_all(pids_limit_fd);
                 _exit(0);
             }
     }

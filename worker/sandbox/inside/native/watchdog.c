@@ -1,7 +1,7 @@
-/* Looks at a tree of processes through /proc, a few times a second. Resident pages first, which is cheap and counts shared pages
- * many times; if that is too much, the kernel's own proportional count. */
+/* Measures a process tree through /proc, a few times a second. First by resident pages, which is cheap but counts shared
+ * pages many times; if that is too much, by the kernel's proportional count. */
 #define _GNU_SOURCE
-#include "watchdog.h"
+#include "zygote.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST_PROCESSES 4096
+#define MAX_PROCESSES 4096
 
 ssize_t read_proc_file(pid_t pid, const char *name, char *text, size_t size) {
     char path[400];
@@ -37,7 +37,7 @@ static int add_children_of_thread(pid_t pid, const char *thread, pid_t *pids, in
     return count;
 }
 
-/* Appends the children of every thread of a process; a fork in progress is seen at the next look. */
+/* Appends the children of every thread of a process. The next call sees a fork that is in progress. */
 static int add_children(pid_t pid, pid_t *pids, int count, int most) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
@@ -59,8 +59,8 @@ static int64_t resident_bytes(pid_t pid) {
     return resident * sysconf(_SC_PAGESIZE);
 }
 
-/* Anonymous and shared memory, each page divided by how many have it mapped: what a tree shares, also with its zygote, counts once
- * at most. */
+/* Anonymous and shared memory, each page divided by the number of its users: memory that a tree shares, also with the
+ * zygote, counts at most once. */
 static int64_t proportional_bytes(pid_t pid) {
     char text[2048];
     if (read_proc_file(pid, "smaps_rollup", text, sizeof text) <= 0)
@@ -99,14 +99,14 @@ int kill_descendants(pid_t pid) {
 }
 
 int uses_more_memory(const pid_t *roots, int root_count, pid_t other, int64_t most, int64_t *processes) {
-    static pid_t pids[MOST_PROCESSES];
+    static pid_t pids[MAX_PROCESSES];
     int count = 0;
-    while (count < root_count && count < MOST_PROCESSES)
+    while (count < root_count && count < MAX_PROCESSES)
         pids[count] = roots[count], count++;
     if (other)
-        count = add_children(other, pids, count, MOST_PROCESSES);
+        count = add_children(other, pids, count, MAX_PROCESSES);
     for (int i = 0; i < count; i++)
-        count = add_children(pids[i], pids, count, MOST_PROCESSES);
+        count = add_children(pids[i], pids, count, MAX_PROCESSES);
     *processes = count;
     int64_t resident = 0, own = -own_memory;
     for (int i = 0; i < count; i++)

@@ -1,3 +1,0 @@
-from worker.languages.kinds import Language
-
-PYTHON = Language("python")

@@ -1,6 +1,0 @@
-#ifndef LANDLOCK_H
-#define LANDLOCK_H
-int landlock_abi(void);
-int landlock_new_ruleset(void);
-int landlock_allow(int ruleset, const char *path, char access);
-#endif
