@@ -101,7 +101,7 @@ def test_a_worker_whose_queue_is_away_is_alive_and_not_ready(own_server: RedisSe
         give_up = time.monotonic() + 60
         while httpx.get(f"{worker.side_url}/readyz").status_code == 200 and time.monotonic() < give_up:
             time.sleep(0.1)
-        assert httpx.get(f"{worker.side_url}/readyz").text == "the queue is away\n"
+        assert httpx.get(f"{worker.side_url}/readyz").text == "job queue unavailable\n"
         assert httpx.get(f"{worker.side_url}/healthz").status_code == 200
 
 
