@@ -44,19 +44,19 @@ async def test_any_gateway_reaches_a_session_and_it_ends_with_its_worker(own_ser
                 async with Gateway(config, queue.gateway("one")) as first:
                     await seen(first, 1)
                     spec = SessionSpec(limits=Limits(memory_mb=256), tags=Tags(run="r"))
-                    id = (await first.desk.create(spec)).id
-                    assert (await first.desk.run(id, Cell("x = 1\nx"))).value == "1"
-                    left = asyncio.create_task(first.desk.run(id, SLOW))
+                    id = (await first.sessions.create(spec)).id
+                    assert (await first.sessions.run(id, Cell("x = 1\nx"))).value == "1"
+                    left = asyncio.create_task(first.sessions.run(id, SLOW))
                     await asyncio.sleep(0.2)
                     left.cancel()
-                assert (await second.desk.run(id, SLOW)).value == "2"
-                fork = (await second.desk.fork(id, Fork(1), ANONYMOUS)).sessions[0]
-                await second.desk.run(fork.id, Cell("x = 5"))
-                assert [(await second.desk.run(each, Cell("x"))).value for each in (id, fork.id)] == ["2", "5"]
-                listed = (await second.desk.list(Selection(run="r"), ANONYMOUS)).sessions
+                assert (await second.sessions.run(id, SLOW)).value == "2"
+                fork = (await second.sessions.fork(id, Fork(1), ANONYMOUS)).sessions[0]
+                await second.sessions.run(fork.id, Cell("x = 5"))
+                assert [(await second.sessions.run(each, Cell("x"))).value for each in (id, fork.id)] == ["2", "5"]
+                listed = (await second.sessions.list(Selection(run="r"), ANONYMOUS)).sessions
                 assert {session.id for session in listed} == {id, fork.id}
-                await second.desk.end(fork.id, Tenant(), ANONYMOUS)
-                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
+                await second.sessions.end(fork.id, Tenant(), ANONYMOUS)
+                running = asyncio.create_task(second.sessions.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
                 await until(lambda: not pool.free_slots, "the cell runs")
                 gone_at = time.monotonic()
             await seen(second, 0)

@@ -11,9 +11,9 @@ import pytest
 from loadtest.planner.__main__ import COSTS, main
 from loadtest.planner.model import (
     Costs,
+    Fleet,
     Unreachable,
     Wanted,
-    WorkerRegistry,
     erlang_c,
     latency,
     latency_on_one_machine,
@@ -62,33 +62,31 @@ def test_plan_is_the_smallest_fleet_that_reaches_the_wanted_latency(per_s: float
     wanted = Wanted(per_s, p99_ms=150)
     found = plan(COST, wanted)
     assert found.latency.p99_ms <= 150 and found.latency.busy < 1 and found.redis_busy <= 0.6
-    fewer = found.worker_registry._replace(workers=found.worker_registry.workers - 1)
+    fewer = found.fleet._replace(workers=found.fleet.workers - 1)
     assert fewer.workers < max(2, fewer.redis_servers) or not wanted.met(latency(COST, per_s, fewer))
 
 
 def test_a_tighter_latency_needs_more_machines() -> None:
-    loose, tight = (plan(COST, Wanted(150_000, mean_ms=mean_ms)).worker_registry for mean_ms in (300, 12.5))
+    loose, tight = (plan(COST, Wanted(150_000, mean_ms=mean_ms)).fleet for mean_ms in (300, 12.5))
     assert loose.workers < tight.workers and loose.redis_servers == tight.redis_servers > 1
 
 
 def test_a_dead_machine_costs_its_calls_one_lease_and_the_others_its_cores() -> None:
     found = plan(COST, Wanted(20_000, p99_ms=150))
     assert found.restarted >= 1 and 6000 < found.restarted_ms < 7000
-    assert found.after_death.busy == pytest.approx(
-        found.latency.busy * found.worker_registry.workers / (found.worker_registry.workers - 1)
-    )
+    assert found.after_death.busy == pytest.approx(found.latency.busy * found.fleet.workers / (found.fleet.workers - 1))
     assert found.after_death.mean_ms > found.latency.mean_ms
-    assert math.isinf(latency(COST, 20_000, WorkerRegistry(10, 5, 1, 16)).mean_ms)  # too few for the load
+    assert math.isinf(latency(COST, 20_000, Fleet(10, 5, 1, 16)).mean_ms)  # too few for the load
 
 
 def test_what_no_fleet_can_reach_is_refused() -> None:
-    with pytest.raises(Unreachable, match="no worker_registry reaches this latency: an unloaded call"):
+    with pytest.raises(Unreachable, match="no fleet reaches this latency: an unloaded call"):
         plan(COST, Wanted(10, mean_ms=1))
 
 
 def test_command_answers_for_a_rate_and_for_calls_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--calls-per-s", "1500", "--p99-ms", "200"]) == 0
-    assert "worker_registry    2 workers of 16 cores, 1 gateways" in capsys.readouterr().out
+    assert "fleet    2 workers of 16 cores, 1 gateways" in capsys.readouterr().out
     assert main(["--in-flight", "45000", "--mean-ms", "300"]) == 0
     assert "load     150,000 calls/s" in capsys.readouterr().out
 

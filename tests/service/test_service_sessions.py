@@ -394,22 +394,22 @@ async def test_death_of_a_gateway_is_no_event_for_a_session_and_that_of_its_work
             async with Sessions("w", pool) as sessions, Consumer("w", pool, queue.worker("w"), sessions):
                 await second.worker_registry.refresh()
                 async with Gateway(config, queue.gateway("one")) as first:
-                    id = (await first.desk.create(SessionSpec(limits=Limits(memory_mb=256)))).id
-                    await first.desk.run(id, Cell("x = 1"))
+                    id = (await first.sessions.create(SessionSpec(limits=Limits(memory_mb=256)))).id
+                    await first.sessions.run(id, Cell("x = 1"))
                     left = asyncio.create_task(
-                        first.desk.run(id, Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k"))
+                        first.sessions.run(id, Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k"))
                     )
                     await asyncio.sleep(0.2)
                     left.cancel()
                 assert (
-                    await second.desk.run(id, Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k"))
+                    await second.sessions.run(id, Cell("import time; time.sleep(0.5)\nx += 1\nx", idempotency_key="k"))
                 ).value == "2"
-                assert (await second.desk.run(id, Cell("x"))).value == "2"
-                running = asyncio.create_task(second.desk.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
+                assert (await second.sessions.run(id, Cell("x"))).value == "2"
+                running = asyncio.create_task(second.sessions.run(id, Cell("import time; time.sleep(60)", wall_s=60)))
                 await until(lambda: not pool.free_slots, "the cell runs")
                 started = time.monotonic()
             await second.worker_registry.refresh()
             result = await running
             assert (result.status, result.blame, result.retryable) == ("session_lost", "infra", False)
             assert time.monotonic() - started < 20
-            assert (await second.desk.run(id, Cell("x"))).status == "session_lost"
+            assert (await second.sessions.run(id, Cell("x"))).status == "session_lost"

@@ -211,12 +211,12 @@ async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **se
 def children_of(pid: int) -> list[int]:
     """Those that live: what a killed jail leaves is given to the runner, which reaps it a moment later."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if alive(int(child))]
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if is_alive(int(child))]
     except OSError:
         return []
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

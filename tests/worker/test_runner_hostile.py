@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_harness import PATIENCE_S, alive, cgroups_of, laboratory, need_sandbox, open_fds, scripted_runner, tree_of, until
+from sandbox_harness import (
+    PATIENCE_S,
+    cgroups_of,
+    is_alive,
+    laboratory,
+    need_sandbox,
+    open_fds,
+    scripted_runner,
+    tree_of,
+    until,
+)
 
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
@@ -332,7 +342,7 @@ async def test_later_message_that_is_not_allowed_ends_the_runner_and_leaves_noth
         base, before, link = lab.uid_base, tree_of(lab.runner_pid), lab.pool._runner
         link._socket.send(json.dumps(LATER[what]).encode())
         await until(link.lost.is_set, "the connection ends")
-        await until(lambda: not any(alive(pid) for pid in before), "runner, jail and zygote are gone")
+        await until(lambda: not any(is_alive(pid) for pid in before), "runner, jail and zygote are gone")
         assert (await lab.run("print('again')")).stdout == "again\n"  # in the next runner's zygotes
     assert (base - OWN_BASE) % uids.BLOCK_SIZE == 0
     assert cgroups_of(base) == [] and traces(range(OWN_BASE, OWN_BASE + uids.BLOCKS * uids.BLOCK_SIZE)) == set()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sandbox_harness import Lab, alive, canary_song, host_mounts, laboratory, need_sandbox, open_fds, processes_in, until
+from sandbox_harness import Lab, canary_song, host_mounts, is_alive, laboratory, need_sandbox, open_fds, processes_in, until
 
 CANARY = """
 import hashlib, os
@@ -566,7 +566,7 @@ async def test_machine_is_as_it_was_before(place: tuple[Lab, Canary, Node]) -> N
     lab, _, before = place
     await until(lambda: lab.pool.free_slots > 0, "a slot is free")
     assert lab.zygote_pids == before.zygotes
-    assert all(alive(pid) for pid in before.zygotes)
+    assert all(is_alive(pid) for pid in before.zygotes)
     assert host_mounts() == before.mounts
 
     def nothing_is_left() -> bool:  # once, while the canary rests

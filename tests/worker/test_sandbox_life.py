@@ -14,11 +14,11 @@ import pytest
 from sandbox_harness import (
     OWN_BASE,
     Lab,
-    alive,
     busy_machine,
     cgroups_of,
     children_of,
     host_mounts,
+    is_alive,
     laboratory,
     need_sandbox,
     processes_in,
@@ -61,7 +61,7 @@ async def test_dead_nsjail_takes_its_programs_along_and_is_replaced(own_lab: Lab
         async with asyncio.timeout(30):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
-    await until(lambda: not any(alive(pid) for pid in programs), "the programs are dead")
+    await until(lambda: not any(is_alive(pid) for pid in programs), "the programs are dead")
 
 
 async def test_stopped_zygote_is_found_by_heartbeat_and_replaced(own_lab: Lab) -> None:
@@ -72,7 +72,7 @@ async def test_stopped_zygote_is_found_by_heartbeat_and_replaced(own_lab: Lab) -
         async with asyncio.timeout(30):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
-    assert own_lab.pool.zygote_restarts == 1 and not alive(zygote)
+    assert own_lab.pool.zygote_restarts == 1 and not is_alive(zygote)
 
 
 async def test_call_waits_for_the_next_zygote(own_lab: Lab) -> None:
@@ -91,7 +91,7 @@ async def test_dead_runner_is_replaced_with_everything_it_had(own_lab: Lab) -> N
         async with asyncio.timeout(30):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
-    assert not any(alive(pid) for pid in (*before, *programs))
+    assert not any(is_alive(pid) for pid in (*before, *programs))
     assert (own_lab.uid_base, own_lab.pool.sandbox.tier, own_lab.pool.alive) == (base, "A", True)
 
 
@@ -111,7 +111,7 @@ async def test_runner_and_its_zygotes_die_with_the_worker() -> None:
     base = base_of(tree)
     worker.kill()
     await worker.wait()
-    await until(lambda: not any(alive(pid) for pid in tree), "runner, nsjail and zygotes are dead")
+    await until(lambda: not any(is_alive(pid) for pid in tree), "runner, nsjail and zygotes are dead")
     await until(lambda: cgroups_of(base) == [], "the control groups are gone")
     assert not (uids.STATE_FOLDER / f"exec-service-{base}").exists()
 
@@ -130,7 +130,7 @@ async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left()
         except ProcessLookupError:
             pass
     await worker.wait()
-    await until(lambda: not any(alive(pid) for pid in tree), "everything is dead")
+    await until(lambda: not any(is_alive(pid) for pid in tree), "everything is dead")
     assert cgroups_of(base) != []  # no process was left to remove them
     # What a process of the dead owner would look like that is still there, in its group and under its uid.
     straggler = await asyncio.create_subprocess_exec("sleep", "60", user=base + 1, group=base + 1, extra_groups=[], cwd="/")
@@ -167,7 +167,7 @@ async def test_a_pool_that_closes_leaves_nothing() -> None:
         tree, base = tree_of(lab.runner_pid), lab.uid_base
         assert cgroups_of(base) != []
     assert all(isinstance(end, ZygoteLost) for end in await asyncio.gather(*tasks, return_exceptions=True))
-    assert not any(alive(pid) for pid in tree)
+    assert not any(is_alive(pid) for pid in tree)
     assert cgroups_of(base) == [] and host_mounts() == mounts
     assert not (uids.STATE_FOLDER / f"exec-service-{base}").exists()
 
