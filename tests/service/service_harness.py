@@ -28,7 +28,7 @@ UP = ["up", "--port", "0", "--grpc-port", "0"]
 QUICK = {"slots": 2, "profiles": '{"bare": []}', "log_format": "text"}
 JSON = {"content-type": "application/json"}
 # Greeted, or told why nothing can be run; in both cases the address is in the words.
-_STARTED = re.compile(r"(?:ready on|served at) (http://[0-9.:]+)")
+_STARTED = re.compile(r"(?:ready on|documentation at) (http://[0-9.:]+)")
 
 
 def environment(**settings: object) -> dict[str, str]:
