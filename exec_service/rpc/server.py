@@ -64,7 +64,9 @@ OPTIONS = [
 HEALTH = "grpc.health.v1.Health"
 HEALTH_WATCH_S = 1.0
 HEALTH_READS, HEALTH_READ_S = 2, 1.0  # messages of callers without a key that are read at once, and for how long
-SLOW_S = 5.0  # a message that has not come by then is charged as the largest: gRPC does not show how much of it is here
+# A message that has not come by then is charged as the largest: gRPC does not show how much of it is here. The time is counted
+# in turns of the event loop, so that a gateway that is slow to read messages does not charge its callers for it.
+SLOW_S, SLOW_TURNS = 5.0, 10
 _METADATA = frozenset({"authorization", "x-request-id", "traceparent"})
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -351,8 +353,13 @@ class GrpcServer:
     async def _message(self, context: Context) -> bytes:
         """The message of a request that has one. How much of it is here cannot be seen, so it is charged by time."""
         loop, refused = asyncio.get_running_loop(), list[Refusal]()
+        slow: asyncio.TimerHandle
 
-        def charge() -> None:
+        def charge(turns: int) -> None:
+            nonlocal slow
+            if turns:
+                slow = loop.call_later(SLOW_S / SLOW_TURNS, charge, turns - 1)
+                return
             try:
                 arriving.hold(self._config.max_body_bytes)
             except Refusal as refusal:
@@ -360,7 +367,7 @@ class GrpcServer:
                 limit.reschedule(loop.time())
 
         with ArrivingBody(self._dispatch.admission) as arriving:
-            slow = loop.call_later(SLOW_S, charge)
+            slow = loop.call_later(SLOW_S / SLOW_TURNS, charge, SLOW_TURNS - 1)
             try:
                 async with asyncio.timeout(self._config.body_s) as limit:
                     message = await context.read()
