@@ -83,6 +83,24 @@ async def test_os_exit_ends_the_session(lab: SessionLab) -> None:
     assert refused.code == "session_ended"
 
 
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise KeyError('child')", "print('child')"])
+async def test_a_child_that_reaches_the_end_of_the_cell_does_not_answer_for_it(lab: SessionLab, ending: str) -> None:
+    session = await lab.create()
+    cell = f"""
+import os, sys
+if (child := os.fork()) == 0:
+    {ending}
+else:
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    answer = 42
+"""
+    result = await session.run(cell)
+    assert (result.status, result.state_kept) == ("ok", True), result
+    assert "child" in result.stdout + result.stderr or "exit" in ending
+    expected = {"sys": 3, "rai": 1, "pri": 0}[ending[:3]]
+    assert (await session.run("(code, answer)")).value == f"({expected}, 42)"
+
+
 async def test_segfault_is_the_cells_fault(lab: SessionLab) -> None:
     session = await lab.create()
     result = await session.run("import ctypes; ctypes.string_at(0)")

@@ -172,7 +172,11 @@ class Session:
         _close([payload_fd, stdin_fd, stdout_fd, stderr_fd])
         self._seeded = self._seeded or _SEEDS.search(code) is not None
         self._display, self._display_left = [], DISPLAY_BYTES
+        get_pid, leave = os.getpid, os._exit
+        pid = get_pid()
         exit_code, value, completed = self._interruptible(code, f"<cell {arguments['cell']}>")
+        if get_pid() != pid:  # a child that the cell forked and that reached its end: only the session's own process replies
+            leave(exit_code)
         extras = {"value": value, "display": self._display, "completed": completed}
         _write_all(out_fd, json.dumps(extras).encode())
         _close([out_fd])
