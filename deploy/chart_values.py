@@ -5,8 +5,6 @@
 A setting that the chart makes from other values is in `SET_BY_THE_CHART`; one that no operator needs in `LEFT_OUT`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -8,8 +8,6 @@ The root project contains all packages and is for development (`pip install -e .
 temporary copy of its packages, with a pyproject.toml derived from the root's.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

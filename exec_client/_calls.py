@@ -1,7 +1,5 @@
 """Makes a checked Call of the user's arguments."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from typing import TypedDict, TypeVar

@@ -3,8 +3,6 @@
 The gRPC endpoint has no judging and verifying; these methods raise `UsageError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote

@@ -5,8 +5,6 @@ cannot have reached it goes to the next at once. The caller decides whether a re
 sent again (`exec_client._outbox`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing

@@ -4,8 +4,6 @@ Each is a request of its own, or a part of one, and has no effect but its answer
 within the deadline.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypedDict, TypeVar

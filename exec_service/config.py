@@ -3,8 +3,6 @@
 Each field's `Meta` holds its bounds and its description; docs/configuration.md and the chart's values are generated from them.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 python -m exec_service.config_docs > docs/configuration.md
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 

@@ -8,8 +8,6 @@ Refusal                  any code; raised by decoding and validation
 └── NotPermitted         the caller's key does not allow this; names the call and the field
 """
 
-from __future__ import annotations
-
 
 class Refusal(Exception):
     def __init__(self, code: str, detail: str = "", *, field: str = "", retry_after_s: float | None = None) -> None:

@@ -3,8 +3,6 @@
 A gateway keeps no state of a session, so every gateway serves every session, and losing a gateway affects no session.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import secrets

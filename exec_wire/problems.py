@@ -1,7 +1,5 @@
 """Errors as they travel over HTTP: RFC 9457 problem+json with a stable `code` and the path of the bad field."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 CONTENT_TYPE = "application/problem+json"

@@ -8,8 +8,6 @@ restarted even then, because draining needs them.
 An unavailable queue is no failure of a task: the task pauses and goes on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

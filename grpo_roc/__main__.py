@@ -1,7 +1,5 @@
 """python -m grpo_roc COMMAND: the command line."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

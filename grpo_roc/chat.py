@@ -4,8 +4,6 @@ An assistant turn contains one or more `<tool_call>` blocks, each a JSON object 
 is the last. A call that cannot be parsed is answered with an observation that says why and counts as the model's error.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Literal, NamedTuple

@@ -7,8 +7,6 @@
 The state of random generators is not needed: every random draw depends on (seed, step) alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Unknown keys and wrong types are refused with their path. `--set rl.lr=1e-5` changes one value.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -4,8 +4,6 @@
 its share of the micro-batches; because every rank knows the whole batch, a token has the same weight on any of them.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, NamedTuple, TypeVar
 

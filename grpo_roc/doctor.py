@@ -1,7 +1,5 @@
 """Check device, model, engines and service with one round trip each."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable

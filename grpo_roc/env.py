@@ -4,8 +4,6 @@ Failures of the service are retried for `patience_s` and never count as the mode
 `infra`, an answer that could not be verified has no reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Evaluation on held-out problems, with the tool and without it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

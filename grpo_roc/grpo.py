@@ -4,8 +4,6 @@ A step depends on (settings, seed, step, weights, optimizer) alone. In lockstep 
 was killed and resumed writes the same rows as one that was not.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

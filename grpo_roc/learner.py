@@ -1,7 +1,5 @@
 """The learner: selected rollouts become micro-batches, and micro-batches one update of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The clipped policy-gradient loss on generated tokens, and the log-probabilities it needs. No KL, no entropy term."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """The metrics of a step: a row in metrics.csv and metrics.jsonl, in TensorBoard if installed, and a line for the terminal."""
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics

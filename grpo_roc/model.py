@@ -4,8 +4,6 @@ The tiny tokenizer has one token for each tag, constant part of a tool call, num
 texts. It spells everything else in bytes, so it can encode any text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

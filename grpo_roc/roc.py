@@ -4,8 +4,6 @@ Of 2G rollouts G are kept: wrong ones at random, to keep all kinds of failure, a
 fewer tool errors and format errors they have. Calls that the service failed do not count.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """RL runs: open or resume one, train step by step, evaluate now and then, write checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Supervised start: the model learns format and tool use from demonstrations. Only the assistant's own tokens are learned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

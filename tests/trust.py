@@ -4,8 +4,6 @@ python tests/trust.py --list
 python tests/trust.py --base COMMIT [--section NUMBER]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

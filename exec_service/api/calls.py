@@ -4,8 +4,6 @@ The two hot routes are plain ASGI endpoints: FastAPI's own request handling cost
 gateway does per request. The others are ordinary FastAPI routes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from urllib.parse import parse_qs

@@ -1,8 +1,6 @@
 """`/docs`: the OpenAPI document as one plain page without scripts. FastAPI's own page loads scripts from a CDN; this one must
 work without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
 from typing import Any

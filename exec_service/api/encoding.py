@@ -1,7 +1,5 @@
 """Encodes messages as JSON: small ones at once, large ones in a thread and in slices, so that the event loop keeps running."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Maps refusals to HTTP answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable
 

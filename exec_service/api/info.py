@@ -1,7 +1,5 @@
 """The body of `GET /v1/info`, and whether the service is ready."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import get_args, get_type_hints
 

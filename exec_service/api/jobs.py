@@ -4,8 +4,6 @@ A bulk job belongs to the tenant whose key submitted it; others get 404. Limits 
 hold for all gateways together, except for jobs that two gateways receive at the same moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The HTTP endpoints of judging and verifying: decode, run, encode."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Where a service listens: which addresses it may use, their sockets, and the server that owns them."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import socket

@@ -6,8 +6,6 @@ CORS headers. Required keys replace these checks: no web site knows them, and no
 middleware, since BaseHTTPMiddleware costs a task per request and breaks streaming.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """The OpenAPI document: FastAPI's own routes, and the plain ASGI routes with the schemas of their messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

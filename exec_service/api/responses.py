@@ -1,7 +1,5 @@
 """Describes the answers of a route for OpenAPI."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -3,8 +3,6 @@
 A disconnect does not stop a running cell, because it has effects; a retry with the same idempotency key gets its result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 

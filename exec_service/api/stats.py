@@ -1,7 +1,5 @@
 """`GET /v1/stats`: figures of the last seconds for the live view; `?run=…`: a training run by its steps, for trainers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

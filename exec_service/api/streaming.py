@@ -1,7 +1,5 @@
 """Answers that take long: signs of life on a silent stream, and the end of the work when the caller disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager

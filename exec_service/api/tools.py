@@ -1,7 +1,5 @@
 """The tools for models, described once: `GET /v1/tools` in OpenAI's form, and for the MCP adapter."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ The messages (`exec_wire.messages.calls`) declare types and ranges, `exec_wire.m
 module checks the rest.
 """
 
-from __future__ import annotations
-
 import binascii
 import json
 import re

@@ -4,8 +4,6 @@ The page shows the output of programs, which must stay text: the policy allows o
 strings (Trusted Types), no images from elsewhere (a program's pictures are drawn on a canvas), and no other server.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path

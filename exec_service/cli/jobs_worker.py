@@ -1,7 +1,5 @@
 """`exec-service jobs-worker`: runs the chunks of bulk jobs in a cluster."""
 
-from __future__ import annotations
-
 import argparse
 
 from exec_service.cli.common import EXIT_USAGE, Commands, add_redis_argument, fail, read_config

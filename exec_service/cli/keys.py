@@ -1,7 +1,5 @@
 """`exec-service keys`: add, list and remove API keys."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The parser of the command line, and the exit code of every command."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

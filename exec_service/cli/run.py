@@ -1,7 +1,5 @@
 """`exec-service run`: run one program, here or at a running service, and exit as it did."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`exec-service runner`: the privileged half of a worker, in a process or container of its own."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

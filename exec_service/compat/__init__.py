@@ -4,8 +4,6 @@ Adapters share admission, queue, sandbox and metrics with the service's own endp
 them has is a rule of the foreign service, and its file says so. `EXEC_ADAPTERS` lists the enabled ones.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

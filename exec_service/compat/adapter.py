@@ -1,7 +1,5 @@
 """What all adapters share: how they submit calls, for which tenant, and how they refuse."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Cells can write to that file themselves, so it is not trusted: it is read with b
 decides only what is shown of the cells.
 """
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -4,8 +4,6 @@ Every outcome is HTTP 200. Its clients retry `queue_timeout`, so every retryable
 60 s, so the adapter answers before.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from typing import Annotated, Any, Literal

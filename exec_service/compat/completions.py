@@ -1,7 +1,5 @@
 """SandboxFusion's generic judge: finds the program in a completion and compares outputs."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import re

@@ -1,7 +1,5 @@
 """NeMo-Skills' sandbox: `/execute /health /sessions`. `language: ipython` keeps its state by `X-Session-ID`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, ClassVar, Literal

@@ -4,8 +4,6 @@ The name is a tag of the session, so every gateway finds the session at its work
 one is stale, the worker refuses it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Piston: `/api/v2/execute` and `/api/v2/runtimes`. Times are milliseconds, memory is bytes, errors are `{"message": …}`."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import signal

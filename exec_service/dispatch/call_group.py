@@ -1,7 +1,5 @@
 """The calls of one request that takes several, such as a judgement: admitted together, made when the request comes to them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 from typing import Any

@@ -8,8 +8,6 @@
 A job that was taken back may have reached a worker all the same, so a WAITING job can be answered.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Cancelling calls by their tags, or by the id of their request: here, and at the other gateways."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Deadlines are kept in buckets of `TICK_S`, so that adding and removing one costs
 call would keep the entries of calls that were answered long before their deadline.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 from collections.abc import Callable, Hashable

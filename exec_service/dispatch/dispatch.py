@@ -6,8 +6,6 @@ task reads answers, one releases jobs, one looks for jobs that the queue has los
 While the queue is unavailable, accepted calls are kept and published later; new calls are accepted while there is room.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

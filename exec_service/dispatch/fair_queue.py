@@ -6,8 +6,6 @@ that what only few workers can run does not hold up the rest. Bulk has a room of
 find some even if everything that bulk has at the workers is stuck there.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections import OrderedDict

@@ -4,8 +4,6 @@ Records live in this gateway's memory for a while and within a byte budget, olde
 is not infra are recorded, so that what we did wrong is tried again. What others recorded is adopted when it is asked for.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 

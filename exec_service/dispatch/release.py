@@ -3,8 +3,6 @@
 Jobs that the queue refused or lost are published again. While the queue is unavailable they wait here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator

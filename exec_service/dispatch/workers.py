@@ -1,7 +1,5 @@
 """The live workers and the other gateways, as the queue knows them: read about once a second by one task, never per request."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ task is acknowledged when its chunk is done or stopped early. If a task dies wit
 again (`exec_service.jobs.scheduler`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ invalid item, is that item's result. A chunk that has to stop early (pause, canc
 saves its partial results, and the next runner continues from there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Files and messages in the folder of a bulk job: how they are written and read. `store` says which ones there are."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

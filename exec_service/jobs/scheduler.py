@@ -4,8 +4,6 @@ Every gateway has a scheduler. They do not coordinate: a chunk that is handed ou
 keep the chunk queue short. A chunk that was lost with a Celery worker or Redis has no heartbeat and is handed out again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -15,8 +15,6 @@ results are one file. Clocks of two machines are never compared: a runner counts
 count grows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import os

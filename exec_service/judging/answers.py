@@ -3,8 +3,6 @@
 Everything here takes linear time at most, whatever the text is.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Long texts are compared piece by piece, so that the event loop is never blocked 
 never what is expected: messages end up in prompts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

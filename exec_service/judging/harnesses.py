@@ -4,8 +4,6 @@ The sandbox of a function gets the arguments and returns the value in a file. Th
 gateway compares it with the expected value, which the sandbox never gets.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

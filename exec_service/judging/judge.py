@@ -5,8 +5,6 @@ Three kinds of failure: a program's failure is a verdict; a failure of the servi
 output is to blame only if it also fails on the expected output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import time

@@ -3,8 +3,6 @@
 Math-Verify gets the answer as data of a program of ours. An expression that it cannot finish costs only the time of its call.
 """
 
-from __future__ import annotations
-
 import time
 
 import msgspec

@@ -5,8 +5,6 @@ of requests, also those that expect one: so a message is read only when the call
 after which nothing may fork; what is exec'd may.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

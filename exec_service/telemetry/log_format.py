@@ -1,7 +1,5 @@
 """The two formats of a log line, JSON and text. Both carry the same fields."""
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Limits how often the same warning or error is logged, and logs how many were left out."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

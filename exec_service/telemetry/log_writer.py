@@ -4,8 +4,6 @@ The caller of a log function never waits for the reader of standard error. Lines
 dropped and counted, and a log line reports the count when standard error is read again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ prometheus_client's own take a lock for each write, and its histogram walks the 
 Here only one event loop writes, so a dictionary is enough: all metrics of a call take 14 µs instead of 24.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections import OrderedDict

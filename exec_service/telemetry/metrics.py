@@ -4,8 +4,6 @@ Labels are bounded: names that callers choose (runs, tenants) are labels for the
 metric has two such labels, since series multiply. Steps are no label: `GET /v1/stats?run=…` has them (`live_stats`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar, get_args
 

@@ -1,7 +1,5 @@
 """A port for operators: metrics and health of a process of a cluster, separate from the callers' port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

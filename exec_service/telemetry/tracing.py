@@ -4,8 +4,6 @@ A span is made when its call has ended, from the timings in the result: workers 
 a collector does not import OpenTelemetry.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Metrics of a worker, read at each scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest

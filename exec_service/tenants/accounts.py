@@ -5,8 +5,6 @@ gateway grants what the others leave of a limit, and reserves an equal share for
 that a tenant may use one gateway or all of them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, TypeVar, get_args

@@ -8,8 +8,6 @@ A key is 256 random bits, so one round of SHA-256 is enough: a dictionary attack
 every `REREAD_S`; if it cannot be read, the gateway logs that and keeps the keys that it has.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -4,8 +4,6 @@ The one place for this rule and for the form of a path. A gateway checks every r
 `MOST` before it makes a sandbox. Each check counts first, so a refusal costs no more than the bounds allow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 

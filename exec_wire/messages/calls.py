@@ -5,8 +5,6 @@ result (`exec_wire.messages.unknown_fields`).
 Not covered here: the job queue's envelopes (`exec_wire.queue.protocol`) and HTTP errors (`exec_wire.problems`).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 import msgspec

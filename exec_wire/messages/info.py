@@ -3,8 +3,6 @@
 Every field has a default, so that a client understands services older and newer than itself.
 """
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 

@@ -1,7 +1,5 @@
 """Bulk jobs as they travel: the items of `POST /v1/jobs`, one per line; their results; what is said of a job."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

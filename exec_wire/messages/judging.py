@@ -1,7 +1,5 @@
 """The messages of `POST /v1/judge`: one program, many tests, a verdict on each."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

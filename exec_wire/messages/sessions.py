@@ -4,8 +4,6 @@ A session's id names its worker and that worker's life, so that every gateway fi
 it unguessable is its last part.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import secrets

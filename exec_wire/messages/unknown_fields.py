@@ -4,8 +4,6 @@ Unknown fields are accepted and reported: an older service accepts a newer clien
 Decoding is strict first, at the price of plain decoding. Only a message that fails there is decoded again and searched.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import operator

@@ -1,7 +1,5 @@
 """The messages of `POST /v1/verify`: is a model's answer equal to the truth?"""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

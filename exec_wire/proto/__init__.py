@@ -4,8 +4,6 @@ The only module that imports protobuf. `exec.binpb` is `exec.proto` compiled (`m
 generated code, which demands a protobuf at least as new as the compiler; a trainer's is often older.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -5,8 +5,6 @@ read, and at a worker, which has been handed a job and has not started it. Both 
 that arrives. They keep it for `KEEP_S` and keep at most `MOST` of them, the newest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar

@@ -22,8 +22,6 @@
 Ids are made by the gateway; a caller's own `Call.id` is a label that never comes here.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -34,8 +34,6 @@ Scripts (`scripts/*.lua`) are sent with their text (EVAL): a restarted server kn
 payloads.
 """
 
-from __future__ import annotations
-
 from exec_wire.queue.redis_entries import Address
 from exec_wire.queue.redis_gateway import RedisGatewayEnd
 from exec_wire.queue.redis_worker import RedisWorkerEnd

@@ -1,7 +1,5 @@
 """Keys, scripts and entries of the Redis queue (`exec_wire.queue.redis` lists them)."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The gateway's end of the Redis queue."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """The worker's end of the Redis queue."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Engines generate tokens, in this process (`local`) or over HTTP (`vllm`, `sglang`), behind one protocol (`base`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

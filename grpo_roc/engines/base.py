@@ -3,8 +3,6 @@
 All turns of a rollout have one `request_id`, so that the engine can keep its KV cache between them until `release`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 

@@ -3,8 +3,6 @@
 A step of a tiny model takes several milliseconds of Python in `transformers`, and about one here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared by the HTTP engines: requests, weights as files, Prometheus metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -5,8 +5,6 @@ token for each. A request keeps its cache between turns until `release`. When th
 recomputed later; the engine counts evictions and recomputed tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any

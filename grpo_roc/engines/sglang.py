@@ -1,7 +1,5 @@
 """SGLang over HTTP (written for 0.5.23): tokens in, tokens out; load by /v1/loads, which needs no --enable-metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ vllm serve MODEL --enable-token-in-token-out …    POST /inference/v1/generate
 VLLM_SERVER_DEV_MODE=1                            POST /collective_rpc, /pause, /resume, /reset_prefix_cache
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

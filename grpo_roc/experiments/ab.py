@@ -5,8 +5,6 @@ uniform  2G rollouts, G kept at random: the effect of oversampling alone
 roc      2G rollouts, G kept by RoC
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

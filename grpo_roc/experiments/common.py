@@ -1,7 +1,5 @@
 """Shared by the experiments: one service, one SFT model, a table of targets."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ first call is forced to fail with a given text and the beginning of the next cal
 model that copies by position fails at lengths that its training did not have.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -9,8 +9,6 @@ Trajectories are JSONL, from any trainer: {"tokens": [text, …], "entropies": [
 "prompt", "tool" (observed) or "assistant" (generated).
 """
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -7,8 +7,6 @@ second they keep some room free (`headroom`). Lengths and tool times are drawn o
 The result depends on the seed alone.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque

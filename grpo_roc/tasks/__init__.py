@@ -1,7 +1,5 @@
 """Tasks: problems with answers that can be verified, and demonstrations for SFT."""
 
-from __future__ import annotations
-
 from grpo_roc import config
 from grpo_roc.tasks.arith import Arith
 from grpo_roc.tasks.base import Task

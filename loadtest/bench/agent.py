@@ -10,8 +10,6 @@ them has ended. Kinds:
     run, run_code, batch, long-batch    as `http`, with plain requests to that endpoint; the first two send one program each
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -7,8 +7,6 @@ An arm is an agent (`loadtest.bench.agent`) in a process of its own. `http` also
 gateway, a worker and a Redis server; there the agent only makes the load. The arms of single endpoints share one service.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

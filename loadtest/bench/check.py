@@ -1,7 +1,5 @@
 """Compares the outcome of a program with that of a fresh plain interpreter."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadtest.bench.agent import CUT, SHOWN_CHARS, Outcome

@@ -4,8 +4,6 @@ The service is the one of the current folder's source tree, which may be another
 command line, and the log is not read.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

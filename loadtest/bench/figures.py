@@ -1,7 +1,5 @@
 """What a benchmark measured: the runs, the figures computed from them, and the targets they are held to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from statistics import median
 

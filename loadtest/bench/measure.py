@@ -9,8 +9,6 @@ own clients send: code-judge one request with all programs, SandboxFusion one re
 give it as many cores as this machine has.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

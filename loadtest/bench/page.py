@@ -1,7 +1,5 @@
 """A benchmark as a Markdown page."""
 
-from __future__ import annotations
-
 from loadtest.bench.figures import TARGET, Figures, Results
 from loadtest.support.results import Spread, about_table, markdown
 

@@ -12,8 +12,6 @@ interval of their median comes from order statistics and assumes no distribution
 shown; the exit code is then 1, as it is if a median ratio is above `--most`.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@ Real processes on this machine: a Redis server, one gateway, workers with the ru
 load on the same cores. Every result is compared with what was sent. The table has the CPU time per call of each stage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

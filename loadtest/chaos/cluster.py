@@ -1,7 +1,5 @@
 """The cluster that faults are injected into: real processes on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import random

@@ -1,7 +1,5 @@
 """The faults, as data: name and function. A function returns when its fault is over, with the loads that were part of it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

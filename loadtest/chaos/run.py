@@ -8,8 +8,6 @@ calls are sent to every gateway until each is answered within a second: then the
 The seed chooses victims and moments. Killed processes are replaced before the next fault.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -7,8 +7,6 @@
 Arguments after -- are passed to locust.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -3,8 +3,6 @@
 It reads an `Order` from standard input and writes a `Share` to standard output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -7,8 +7,6 @@ of each stage of our own calls (`queue`, `start`, `run`) and for the number of r
 All users of a process share one client, as the tasks of a trainer do: their calls share requests.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

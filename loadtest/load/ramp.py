@@ -3,8 +3,6 @@
 This shape is a file of its own because locust uses every shape that it finds in its files.
 """
 
-from __future__ import annotations
-
 from locust import LoadTestShape
 
 STAGES = 10

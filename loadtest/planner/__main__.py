@@ -11,8 +11,6 @@ ones, calls that share requests as our client sends them, machines of their own 
 that adds nothing.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ First the path in large batches without programs, then one call at a time (unloa
 CPU time of each stage. Last a check: calls at random times at half the capacity, beside what the model predicts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import random

@@ -8,8 +8,6 @@ has to wait for a core also has to wait for a slot with probability rho ** (c * 
 Avi-Itzhak and Halfin for limited processor sharing, which is exact for one slot and for infinitely many.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from typing import NamedTuple

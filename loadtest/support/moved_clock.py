@@ -1,7 +1,5 @@
 """A wall clock that can jump, for other processes, and a Redis server that uses it. Needs a C compiler."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

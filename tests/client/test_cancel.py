@@ -1,7 +1,5 @@
 """`cancel`: what is selected, what is not sent again, and that whoever waits gets a result."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

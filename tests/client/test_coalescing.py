@@ -1,7 +1,5 @@
 """How concurrent runs become requests."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """The public door: its names, its errors, its examples."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib

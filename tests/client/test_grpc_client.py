@@ -1,7 +1,5 @@
 """The client over gRPC: the same methods, results and errors as over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Judgements and verifications are sent again when that may help, and never answered twice."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

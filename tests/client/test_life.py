@@ -1,7 +1,5 @@
 """Closing, event loops, threads, forks, pickles."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import multiprocessing

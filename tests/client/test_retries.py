@@ -1,7 +1,5 @@
 """Retries, errors, and calls that share a request but not its errors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

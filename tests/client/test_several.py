@@ -1,7 +1,5 @@
 """One service behind several addresses: calls go on while one of them is away."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each built wheel works in an empty environment, with its dependencies and without the source tree."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

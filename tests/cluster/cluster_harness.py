@@ -1,7 +1,5 @@
 """Gateways and workers of a cluster in this process, and a real server between them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """One queue under test: in memory or on a real server, with time that passes without waiting."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A real server, or a reason why there is none; and time that passes there without waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

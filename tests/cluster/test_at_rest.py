@@ -1,7 +1,5 @@
 """A cluster at rest does next to nothing, whatever happened to it before: few commands and wake-ups, little CPU time."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

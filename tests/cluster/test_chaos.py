@@ -1,7 +1,5 @@
 """Some of `make chaos`, with fewer calls: parts die under load, and every accepted call has its one right result."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Gateways and workers joined by a real server: what one accepts, any can run, and all keep the promise together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Keys and gRPC in a cluster: tenants are kept apart and weighed at every gateway."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sessions through Redis: any gateway reaches them, none is missed, and they end with their worker."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

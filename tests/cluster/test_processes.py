@@ -1,7 +1,5 @@
 """The commands of a cluster as an operator meets them."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import ssl

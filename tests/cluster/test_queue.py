@@ -3,8 +3,6 @@
 A queue is made by a factory and told the time by a clock that the tests move, so that leases expire without waiting.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """What only a queue between processes has: records, other gateways, and a server that forgets or is full."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import re

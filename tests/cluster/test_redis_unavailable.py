@@ -1,7 +1,5 @@
 """The server between gateways and workers is unavailable, full or has lost its data: accepted calls are kept and answered."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Which Redis or Valkey server is started: all that are there are known, and one can be chosen."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

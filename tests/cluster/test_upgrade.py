@@ -3,8 +3,6 @@
 Each part runs its own tree's code. The workers echo programs, so that the other tree needs no compiler. `make test-upgrade`
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

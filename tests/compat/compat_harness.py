@@ -1,7 +1,5 @@
 """A caller that speaks plain HTTP to one of the adapters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The code-judge adapter, field by field; and what its clients rely on."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

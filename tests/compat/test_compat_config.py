@@ -1,7 +1,5 @@
 """Which adapters are enabled, and which accept clients without a key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Programs in a model's text, and outputs that count as right."""
 
-from __future__ import annotations
-
 import pytest
 
 from exec_service.compat.completions import extract, same_output

@@ -1,7 +1,5 @@
 """The MCP adapter, spoken to by hand; the official client is in tests/integrations."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from typing import Any

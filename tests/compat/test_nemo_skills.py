@@ -1,7 +1,5 @@
 """The NeMo-Skills adapter."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Piston adapter."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The SandboxFusion adapter, field by field; and what verl and the SDK rely on."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

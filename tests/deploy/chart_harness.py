@@ -1,7 +1,5 @@
 """The real helm on the real chart, and what it renders as Python objects."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

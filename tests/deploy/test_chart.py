@@ -1,7 +1,5 @@
 """The chart renders every scenario into objects that Kubernetes knows, and refuses values that cannot be meant."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What each container may do, in each scenario, word for word; who may talk to whom; and which files hold the profiles."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The settings of the service and those of the chart are the same, both ways."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 What is not in here: a scheduler, controllers of HPA and KEDA, NetworkPolicies, AppArmor, kubelet.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

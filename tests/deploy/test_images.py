@@ -1,7 +1,5 @@
 """The Dockerfiles and the compose file, by their linters and by what they promise; building them is `make test-deploy`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

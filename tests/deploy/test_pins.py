@@ -1,7 +1,5 @@
 """The versions that `make` installs are those of the pin files, for every supported Python."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """How deploy/test.sh runs the suite, seen with a pytest that only writes down what it is asked for."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """How tests/vm/run.sh starts its machine, seen with an emulator that only writes down what it is asked for."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

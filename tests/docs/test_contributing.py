@@ -1,7 +1,5 @@
 """The table "To change X, open Y" names every usual change, and files that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/packages.md is true: its commands are run as they are written, with a stand-in for the package that they name."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 An example is a fenced `python` block, or a `sh` block that begins with curl; the block after it holds what it prints.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

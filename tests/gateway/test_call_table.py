@@ -1,7 +1,5 @@
 """Each transition of a job, alone and in its races: cancel while publishing, late answers, the same key twice, a lost queue."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The order in which waiting calls are released."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from exec_service.dispatch import fair_queue as waiting

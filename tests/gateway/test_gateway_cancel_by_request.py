@@ -1,7 +1,5 @@
 """`DELETE /v1/calls?request=ID&index=N` and gRPC's `Cancel`: single calls of a request, and cancels that come first."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

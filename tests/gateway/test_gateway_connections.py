@@ -1,7 +1,5 @@
 """What a connection may cost: headers, bodies, time and number; and what a stream says while nothing lands."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

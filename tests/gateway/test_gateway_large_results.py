@@ -1,7 +1,5 @@
 """Large results at the gateway: bounded by settings, written beside the event loop, and not piled up."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

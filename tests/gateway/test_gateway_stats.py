@@ -1,7 +1,5 @@
 """`/v1/stats`, the bounded labels of the metrics, and what both keep however much callers send."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces reach a collector over OTLP; without one OpenTelemetry is not even imported."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import subprocess

@@ -1,7 +1,5 @@
 """Fields that nobody knows are accepted and named in the result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """The same warning again and again is logged a few times, and then how many were left out."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """An order's reader: called at once if nothing else is to come, else at most every `PACE_S`."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

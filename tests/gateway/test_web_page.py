@@ -1,7 +1,5 @@
 """The page at `/` as it is sent: complete, from here alone, under a policy that lets output be text only."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

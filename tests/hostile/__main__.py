@@ -7,8 +7,6 @@ of its own, and the copies beside a session that must keep its state. `--tier-ma
 plain user it runs in the best tier that there is.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import re

@@ -1,7 +1,5 @@
 """Every hostile program once; a few of them as copies beside a canary. All of them alone and as copies: `make hostile`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine

@@ -4,8 +4,6 @@ Each client has a virtual environment of its own below `.integrations`, made by 
 installed is skipped with pip's reason. Not part of `make test`, which installs nothing of others.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each program is what a user of that client would write, and asserts what he would expect."""
 
-from __future__ import annotations
-
 import pytest
 
 

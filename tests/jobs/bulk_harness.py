@@ -5,8 +5,6 @@ share of the job is done, a part is killed by SIGKILL while chunks run, and a ne
 (priority `train`) is sent every `EVERY_S` to both gateways, as the client does with several addresses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """A gateway with a folder of jobs whose chunks are run in a thread beside it, and its worker without a sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Bulk jobs as a caller meets them, on one machine: chunks are run beside the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`exec-service jobs …` as people use it: a real terminal for the progress bar, files, and exit codes for scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

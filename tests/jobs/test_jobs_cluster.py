@@ -1,7 +1,5 @@
 """Bulk jobs in a cluster of real processes: Celery on a real server, programs in real sandboxes, and parts that are killed."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

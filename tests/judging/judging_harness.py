@@ -1,7 +1,5 @@
 """A gateway, its server, the in-memory queue and a worker with real sandboxes, all in this process; and a client of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

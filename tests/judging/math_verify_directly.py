@@ -1,7 +1,5 @@
 """Math-Verify as everybody would call it: in a plain interpreter, with its own defaults."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

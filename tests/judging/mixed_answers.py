@@ -3,8 +3,6 @@
 A kind makes two expressions; `_wrapped` puts the answer into words as a model would. Whether they are equal is not said here.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Judgements by real programs in real sandboxes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Verifications by Math-Verify in its sandbox, and the kinds that need none."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

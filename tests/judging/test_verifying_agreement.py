@@ -1,7 +1,5 @@
 """Mixed answers through the whole service: the verdicts are those of Math-Verify run directly."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The arms run programs and count all their CPU time; wrong outcomes are found; figures are computed from the runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """All calls of a burst are accepted before the first is served, over both transports."""
 
-from __future__ import annotations
-
 import pytest
 
 from loadtest.load import burst

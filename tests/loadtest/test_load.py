@@ -1,7 +1,5 @@
 """locust with every class of users, against a real service: nothing fails, and its statistics have the stages and the blame."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The comparison of two source trees: its interval, what counts as a difference, and a small run of a tree against itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

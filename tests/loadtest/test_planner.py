@@ -1,7 +1,5 @@
 """The planner's formula against known results of queueing theory and measured runs, and its answers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

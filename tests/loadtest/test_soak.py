@@ -1,7 +1,5 @@
 """The soak judges by its criteria; at rest it counts the cluster's own CPU time and names the busiest thread."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The load notices every way in which a service breaks its promise."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """The workload is the same everywhere, has the shares it says, and each program ends as it should in a plain interpreter."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes a real service, and the rules and dashboards that it is asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Metrics, alert rules and dashboards fit each other, and a real Prometheus understands them."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

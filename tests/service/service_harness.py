@@ -1,7 +1,5 @@
 """A real `exec-service up` in a process of its own, and a look at what it has on the machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What a process writes to standard error: one format, from one thread, whoever reads it or does not."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

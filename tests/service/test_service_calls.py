@@ -1,7 +1,5 @@
 """Calls over plain HTTP, as anybody with curl makes them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

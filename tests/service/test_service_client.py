@@ -1,7 +1,5 @@
 """The client against a real service: results, cancelling, leaving, asking twice."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

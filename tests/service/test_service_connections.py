@@ -1,7 +1,5 @@
 """A real service under hostile connections: meanwhile it is alive, programs are right, memory and descriptors are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Processes of the service are killed under load: every call is answered right all the same, and the service heals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

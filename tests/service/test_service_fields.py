@@ -1,7 +1,5 @@
 """Whatever its fields hold, a request costs little: it is refused with the field's name, and others are served meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole service over gRPC, and with keys: real programs in the real sandbox."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

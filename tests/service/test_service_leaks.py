@@ -1,7 +1,5 @@
 """20,000 calls later the service has as much of everything as before."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

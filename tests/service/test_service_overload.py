@@ -1,7 +1,5 @@
 """More than fits: refused as a whole, with a time to come again; the client comes again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

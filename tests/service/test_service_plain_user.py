@@ -1,7 +1,5 @@
 """A user without privileges gets a weaker sandbox that says so."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import stat

@@ -1,7 +1,5 @@
 """Sessions through a real service: the routes, the client, and what happens when somebody dies."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

@@ -1,7 +1,5 @@
 """However a service ends, what was accepted is answered where that is possible, and nothing of it stays on the machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

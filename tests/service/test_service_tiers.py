@@ -1,7 +1,5 @@
 """With layers masked one by one: the tier that is reported is the tier that is there, and below the bound nothing runs."""
 
-from __future__ import annotations
-
 import pytest
 from service_harness import Service, command, serving
 

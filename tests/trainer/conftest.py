@@ -1,7 +1,5 @@
 """A service and a tiny trained model for the trainer's tests. Without torch they are skipped: the service needs none."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

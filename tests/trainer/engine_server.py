@@ -1,7 +1,5 @@
 """A server made of a fixture: returns its replies and refuses every request with an unknown or a missing field."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Valid and invalid tool calls."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The local engine computes the same numbers as the model, in a cache of limited size."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

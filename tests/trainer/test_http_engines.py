@@ -1,7 +1,5 @@
 """The vLLM and SGLang engines against servers that accept only the real schemas."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The loss against values computed by hand, and its independence from observations."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

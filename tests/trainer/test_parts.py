@@ -1,7 +1,5 @@
 """Settings, tasks, triggers, metrics, entropy, the scheduler: the parts around the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Selection: the paper's equations 4 and 5, counts for every mix, determinism."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

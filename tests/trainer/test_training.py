@@ -1,7 +1,5 @@
 """Training with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

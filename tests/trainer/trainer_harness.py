@@ -1,7 +1,5 @@
 """Settings and made-up rollouts for the trainer's tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A live service for the adapters: the one at EXEC_TEST_URL, or a new one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

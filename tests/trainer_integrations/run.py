@@ -5,8 +5,6 @@
 Packages that pip cannot install without a GPU, or that are not on an index, are tested with stand-ins only and listed so.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ They only check that an adapter is called and replies as the framework documents
 required instead (`make test-integrations`).
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Every adapter makes a tool call, and scores an answer, in a live service."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

@@ -3,8 +3,6 @@
 python tests/web/screenshots.py http://127.0.0.1:8080
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page at `/` in headless Chromium, in front of a real service."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page's sessions in headless Chromium: cells, forks and their tree, in front of a real service."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib

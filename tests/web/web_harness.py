@@ -1,7 +1,5 @@
 """A headless Chromium that looks at a real service, and a load of the kinds of calls that a training run makes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Programs through the real runner, jail and zygotes, and a look at the machine from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import hashlib

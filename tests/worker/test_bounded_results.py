@@ -1,8 +1,6 @@
 """What a program leaves to be read has a bounded cost: large results are made beside the event loop, and files that do not fit
 are named."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading

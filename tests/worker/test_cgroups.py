@@ -1,7 +1,5 @@
 """Control groups of slots, on the machine's own file system."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

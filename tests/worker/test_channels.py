@@ -1,7 +1,5 @@
 """What one program does leaves no trace that another one, of the same time or a later one, could read."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The worker's loop between a queue and a pool: every job is answered once, whatever happens below."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

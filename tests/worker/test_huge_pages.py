@@ -1,7 +1,5 @@
 """The warm interpreter's objects are on huge pages (native/huge_pages.c)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The judgement alone, on what a zygote may report."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs in other languages than Python: the same sandbox and statuses; each program is compiled once."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import itertools

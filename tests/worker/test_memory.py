@@ -1,7 +1,5 @@
 """The memory that programs can use, and the warning or refusal if all slots together can need more."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource

@@ -1,7 +1,5 @@
 """A runner in a process of its own, as in the second container of a pod: joined by its socket, ended by SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import stat

@@ -3,8 +3,6 @@
 The uids that these tests attack have no process but our own: with a runner that believes its worker, anything there dies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Files in and out."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501, ASYNC240 - programs stay on one line
 """Programs that mean harm, one after the other, beside a canary that must not notice."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Zygotes, runners and whole services that die, and what the next one finds."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - programs stay on one line
 """Streams: whatever is written, nothing blocks, what was written is kept."""
 
-from __future__ import annotations
-
 import pytest
 from sandbox_harness import Lab
 

@@ -1,7 +1,5 @@
 """A plot in a warm interpreter: fonts that it loaded before the fork are of no use after it."""
 
-from __future__ import annotations
-
 from sandbox_harness import laboratory, need_sandbox
 
 PLOT = """

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - programs stay on one line
 """A program behaves as `python main.py` would."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

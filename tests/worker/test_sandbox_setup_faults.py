@@ -1,7 +1,5 @@
 """Fail closed: whichever step of the set-up fails, no byte of the program runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator
 from typing import Any

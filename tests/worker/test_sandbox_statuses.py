@@ -1,7 +1,5 @@
 """Every status of the table from a real program."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forks of sessions in the real sandbox: independent variables, files and lives; checkpoints and rollback."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """A session that breaks the protocol is ended with a reason and does not affect others."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Sessions where layers of the sandbox are missing, and zygotes that are replaced or die under them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sessions in the real sandbox: state, errors, limits, interrupts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

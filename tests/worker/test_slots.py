@@ -1,7 +1,5 @@
 """The order in which cells and calls get the slots of a saturated worker: counted, not timed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Small objects in an area of their own (native/small_objects.c) behave as everywhere else."""
 
-from __future__ import annotations
-
 from sandbox_harness import Lab
 
 CHURN = """

@@ -1,7 +1,5 @@
 """The supervisor of long-lived tasks: what fails is logged, counted and started again, and what keeps failing is not hidden."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Nothing here measures speed: each program needs more, or less, time than it may have, whatever else the machine does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

@@ -1,8 +1,6 @@
 # ruff: noqa: E501
 """Blocks of user ids, without a sandbox."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

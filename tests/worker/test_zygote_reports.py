@@ -1,7 +1,5 @@
 """A worker that does not read does not keep a zygote from enforcing limits, and nothing that it is sent leaks."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
