@@ -2,12 +2,13 @@
 # The whole suite, or with arguments: pytest with these. Most tests wait rather than compute, so several run at the same time: the
 # trainer's in one process, the others in two for every core. First and one by one those marked `alone`, which look at the
 # whole machine. A test that hangs fails after 10 minutes and shows where. TRAINER=no leaves out the trainer's.
-pytest="${BIN:-.venv/bin}/pytest -q --timeout 600"
+pytest="${BIN:-.venv/bin}/pytest -q"
 without="--ignore=tests/trainer --ignore=tests/trainer_integrations"
 if [ $# -gt 0 ]; then
     [ "${TRAINER:-yes}" = yes ] || exec $pytest $without "$@"
     exec $pytest "$@"
 fi
+pytest="$pytest --timeout 600"
 folder=$(mktemp -d)
 trainer=
 stop() { [ -z "$trainer" ] || { kill -INT $trainer 2>/dev/null; wait $trainer; }; exit 130; }
