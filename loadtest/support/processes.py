@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 ROOT = Path(__file__).parents[2]
-START_S, STOP_S = 90.0, 45.0
+START_S, STOP_S = 240.0, 90.0
 # Below the range that Linux takes the ports of outgoing connections from, so that no connection takes the port first.
 _PORTS = range(10_000, 32_768)
 _READY = re.compile(

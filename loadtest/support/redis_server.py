@@ -21,7 +21,7 @@ from typing import Self
 
 from loadtest.support.processes import free_port
 
-START_S = 10.0
+START_S = 60.0
 CHOSEN = "EXEC_REDIS_SERVER"
 CHOICE = f"{CHOSEN} names the Redis or Valkey server by its path; the default is the first one found."
 UNPACKED = Path(__file__).parents[2] / ".tools" / "debian" / "usr" / "bin"  # by deploy/test-tools.sh

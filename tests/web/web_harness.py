@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 120_000
 SCRIPT = "<script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\"><b>bold</b>"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -98,7 +98,7 @@ class Lab:
     def steps(self) -> list[str]:
         return self.pool._runner.steps
 
-    async def run(self, code: str, *, fail_step: str = "", deadline_s: float = 60.0, **fields: Any) -> Result:
+    async def run(self, code: str, *, fail_step: str = "", deadline_s: float = PATIENCE_S, **fields: Any) -> Result:
         step = self.steps.index(fail_step) + 1 if fail_step else 0
         async with self._slots:
             slot = self.pool.take_slot()
