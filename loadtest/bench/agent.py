@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import IO, Any, Self
 
 import httpx
 import msgspec
@@ -377,13 +377,13 @@ class LongBatch(Batch):
         return Outcome(status, answer["stdout"], CUT if len(stderr) == SHOWN_CHARS else last_line(stderr), latency_s)
 
 
-def send_frame(stream: BinaryIO, message: Struct | bool) -> None:
+def send_frame(stream: IO[bytes], message: Struct | bool) -> None:
     data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
 
 
-def receive_frame(stream: BinaryIO) -> bytes | None:
+def receive_frame(stream: IO[bytes]) -> bytes | None:
     head = stream.read(8)
     return stream.read(int.from_bytes(head, "little")) if len(head) == 8 else None
 

@@ -9,7 +9,7 @@ own clients send: code-judge one request with all programs, SandboxFusion one re
 give it as many cores as this machine has.
 """
 
-import asyncio
+import argparse
 import contextlib
 import http.client
 import os
@@ -36,7 +36,7 @@ from worker.config import default_slots
 MODULE = "loadtest.bench"
 SLOW_ARMS = ("spawn", "nsjail")
 PROTOCOLS = {"code-judge": "long-batch", "sandboxfusion": "run_code"}  # and the agent that speaks it
-IDLE_CALLS, IDLE_PAUSE_S = 200, (0.005, 0.03)
+IDLE_PAUSE_S = (0.005, 0.03)
 
 
 class Size(NamedTuple):
@@ -50,28 +50,6 @@ FULL = {"rollout": Size(60, 2), "std": Size(120, 2), "slow": Size(50, 1)}
 QUICK = {"rollout": Size(20, 2), "std": Size(30, 2), "slow": Size(25, 1)}
 
 
-class Options(NamedTuple):
-    repeats: int
-    mixes: list[str]
-    arms: list[str]
-    sizes: dict[str, Size]
-    workload: Workload
-    seed: int
-    json_file: Path | None
-    page_file: Path | None
-    idle_calls: int
-    target: str
-    protocol: str
-    about: dict[str, str]
-
-    def agent_of(self, arm: str) -> str:
-        return PROTOCOLS[self.protocol] if arm == TARGET else arm
-
-    def takes(self, arm: str, mix: str) -> bool:
-        """code-judge's protocol has no time limit for an endless program, so single endpoints skip `slow`."""
-        return not (self.agent_of(arm) in ENDPOINTS and mix == "slow")
-
-
 def main(argv: list[str] | None = None) -> int:
     try:
         options = parse(argv)
@@ -82,16 +60,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {problem}", file=sys.stderr)
         return EXIT_UNAVAILABLE
     try:
-        found = asyncio.run(measure(options))
+        found = measure(options)
     except ArmFailed as error:
         print(f"\nbench: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
-    results.write_page(page.page_text(found), options.page_file)
-    results.write_json(found, options.json_file)
+    results.write_page(page.page_text(found), options.page)
+    results.write_json(found, options.json)
     return EXIT_FAILED if found.mismatches else 0
 
 
-def parse(argv: list[str] | None) -> Options:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = results.parser(MODULE, __doc__)
     parser.add_argument("--quick", action="store_true", help="few calls, two repeats, no `slow` mix")
     parser.add_argument("--repeats", type=int, help="turns of each arm (default 5, with --quick 2)")
@@ -105,26 +83,18 @@ def parse(argv: list[str] | None) -> Options:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures as JSON")
     parser.add_argument("--page", type=Path, metavar="PATH", help="write a Markdown page")
     given = parser.parse_args(argv)
-    sizes = QUICK if given.quick else FULL
+    given.repeats = given.repeats or (2 if given.quick else 5)
+    given.mix = given.mix or (["rollout", "std"] if given.quick else list(MIXES))
+    given.sizes = QUICK if given.quick else FULL
     if given.calls:
-        sizes = {mix: Size(given.calls, size.rounds) for mix, size in sizes.items()}
-    return Options(
-        repeats=given.repeats or (2 if given.quick else 5),
-        mixes=given.mix or (["rollout", "std"] if given.quick else list(MIXES)),
-        arms=given.arms,
-        sizes=sizes,
-        workload=Workload.from_file(given.workload) if given.workload else Workload.own(),
-        seed=given.seed,
-        json_file=given.json,
-        page_file=given.page,
-        idle_calls=40 if given.quick else IDLE_CALLS,
-        target=given.target,
-        protocol=given.protocol,
-        about=results.about(MODULE, argv),
-    )
+        given.sizes = {mix: Size(given.calls, size.rounds) for mix, size in given.sizes.items()}
+    given.workload = Workload.from_file(given.workload) if given.workload else Workload.own()
+    given.idle_calls = 40 if given.quick else 200
+    given.about = results.about(MODULE, argv)
+    return given
 
 
-def unavailable(options: Options) -> str:
+def unavailable(options: argparse.Namespace) -> str:
     """Why this cannot be measured here; empty if it can."""
     if os.geteuid() != 0 and set(options.arms) - {"spawn"}:
         return "needs root: these figures are for sandbox tier A; --arms spawn needs no root"
@@ -149,31 +119,29 @@ class Progress:
         print(f"bench: [{self._done}/{self._total} {seconds:.0f} s] {words}", file=sys.stderr, flush=True)
 
 
-async def measure(options: Options) -> Results:
+def measure(options: argparse.Namespace) -> Results:
     meter.remove_leftovers()
     started = time.monotonic()
-    names = [*options.arms, *([TARGET] if options.target else [])]
-    progress = Progress(options.repeats * sum(options.takes(arm, mix) for arm in names for mix in options.mixes))
     settings = {name: value for name, value in os.environ.items() if name.startswith("EXEC_")}
     found = Results(options.about, options.workload.name, options.seed, options.repeats, settings)
+    names = [*options.arms, *([TARGET] if options.target else [])]
+    steps = [(mix, name) for mix in options.mix for name in names if takes(agent_of(options, name), mix)]
+    progress = Progress(options.repeats * len(steps))
     bench = Bench(options, found, progress)
-    async with contextlib.AsyncExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         progress("starting the arms")
         for name in options.arms:
-            shared = next((arm.service for arm in bench.arms.values() if arm.service), None) if name in ENDPOINTS else None
-            bench.arms[name] = await stack.enter_async_context(open_arm(name, shared))
+            shared = next((arm for arm in bench.arms.values() if arm.service), None) if name in ENDPOINTS else None
+            bench.arms[name] = stack.enter_context(open_arm(name, shared))
         if options.target:
-            attached = attach_arm(TARGET, PROTOCOLS[options.protocol], options.target)
-            bench.arms[TARGET] = await stack.enter_async_context(attached)
-        await bench.look_at_idle_service()
+            bench.arms[TARGET] = stack.enter_context(attach_arm(TARGET, agent_of(options, TARGET), options.target))
+        bench.look_at_idle_service()
         for repeat in range(options.repeats):
-            for mix in options.mixes:
-                for arm in bench.arms.values():
-                    if options.takes(arm.name, mix):
-                        await bench.turn(arm, mix, repeat)
-        await bench.look_at_used_service()
+            for mix, name in steps:
+                bench.turn(bench.arms[name], mix, repeat)
+        bench.look_at_used_service()
         if "spawn" not in options.arms:
-            await bench.make_references(await stack.enter_async_context(open_arm("spawn")))
+            bench.make_references(stack.enter_context(open_arm("spawn")))
         progress("closing the arms")
     bench.compare_all()
     found.figures = summarise(found.runs)
@@ -182,18 +150,27 @@ async def measure(options: Options) -> Results:
     return found
 
 
+def agent_of(options: argparse.Namespace, arm: str) -> str:
+    return PROTOCOLS[options.protocol] if arm == TARGET else arm
+
+
+def takes(agent: str, mix: str) -> bool:
+    """code-judge's protocol has no time limit for an endless program, so single endpoints skip `slow`."""
+    return not (agent in ENDPOINTS and mix == "slow")
+
+
 class Bench:
-    def __init__(self, options: Options, found: Results, progress: Progress) -> None:
+    def __init__(self, options: argparse.Namespace, found: Results, progress: Progress) -> None:
         self._options, self._results, self._progress = options, found, progress
         self.arms: dict[str, Arm] = {}
-        self._parts = {mix: self._programs(mix) for mix in options.mixes}
+        self._parts = {mix: self._programs(mix) for mix in options.mix}
         self._references: dict[tuple[str, str], Outcome] = {}
         self._outcomes: list[tuple[str, Program, Outcome]] = []
 
     def _programs(self, mix: str) -> list[list[Program]]:
         """One part for each repeat; a fast arm runs all of them in every repeat."""
         options = self._options
-        programs = options.workload.calls(options.sizes[mix].part * options.repeats, options.seed, mix)
+        programs: list[Program] = options.workload.calls(options.sizes[mix].part * options.repeats, options.seed, mix)
         return deal(programs, options.repeats, options.seed)
 
     def _share(self, arm: Arm, mix: str, repeat: int) -> list[Program]:
@@ -205,9 +182,9 @@ class Bench:
         random.Random(f"{mix} {repeat}").shuffle(everything)
         return everything
 
-    async def turn(self, arm: Arm, mix: str, repeat: int) -> None:
+    def turn(self, arm: Arm, mix: str, repeat: int) -> None:
         programs = self._share(arm, mix, repeat)
-        run = await arm.run(programs, default_slots())
+        run = arm.run(programs, default_slots())
         self._results.cpu_counted_by = arm.counted_by
         self._results.runs.append(_record(mix, arm.name, repeat, run))
         self._keep(arm.name, programs, run.outcomes)
@@ -221,37 +198,37 @@ class Bench:
         else:
             self._outcomes += [(arm, program, outcome) for program, outcome in pairs]
 
-    async def make_references(self, spawn: Arm) -> None:
+    def make_references(self, spawn: Arm) -> None:
         for mix, parts in self._parts.items():
             self._progress(f"reference outcomes of {mix}")
             programs = [program for part in parts for program in part]
-            self._keep("spawn", programs, (await spawn.run(programs, default_slots())).outcomes)
+            self._keep("spawn", programs, spawn.run(programs, default_slots()).outcomes)
 
     def compare_all(self) -> None:
         for arm, program, outcome in self._outcomes:
             reference = self._references[program.code, program.stdin]
             if reference.status == "timeout" and outcome.status == STARVED:
                 self._results.starved += 1
-            elif words := difference(as_shown(self._options.agent_of(arm), reference, outcome), outcome):
+            elif words := difference(as_shown(agent_of(self._options, arm), reference, outcome), outcome):
                 self._results.mismatches.append(f"{arm}: {program.kind} {program.name}: {words}")
         self._results.checked = len(self._outcomes)
 
-    async def look_at_idle_service(self) -> None:
+    def look_at_idle_service(self) -> None:
         if "http" not in self.arms:
             return
         service = self.arms["http"]
-        about = await info(service.url)
+        about = info(service.url)
         self._results.tier, self._results.slots = about["tier"], about["slots"]
-        await asyncio.sleep(1.0)
+        time.sleep(1.0)
         pss_bytes = meter.pss_bytes(service.service_pid)
         self._progress(f"{self._options.idle_calls} times print(1) through /v1/run")
-        latencies_ms = await asyncio.to_thread(time_idle_calls, service.url, self._options.idle_calls)
+        latencies_ms = time_idle_calls(service.url, self._options.idle_calls)
         p50_ms, p95_ms = (round(percentile(latencies_ms, share), 3) for share in (0.5, 0.95))
         self._results.idle = Idle([round(one, 3) for one in latencies_ms], p50_ms, p95_ms, pss_bytes, 0)
 
-    async def look_at_used_service(self) -> None:
+    def look_at_used_service(self) -> None:
         if self._results.idle:
-            await asyncio.sleep(1.0)
+            time.sleep(1.0)
             pss_bytes = meter.pss_bytes(self.arms["http"].service_pid)
             self._results.idle = msgspec.structs.replace(self._results.idle, pss_bytes_after_load=pss_bytes)
 

@@ -12,9 +12,9 @@ of each kind, and of each template within its kind, is exact and not drawn: two 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import random
 import re
+import runpy
 import string
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
@@ -84,7 +84,9 @@ def calls(n: int, seed: int = 0, mix: str = "rollout") -> list[Program]:
     programs = []
     for kind, count in shares(n, MIXES[mix]).items():
         order = rng.sample(TEMPLATES[kind], len(TEMPLATES[kind]))
-        programs += [_program(kind, template, rng) for template in islice(cycle(order), count)]
+        programs += [
+            Program(kind, *template.fill(rng), template.name, _wall_s(kind)) for template in islice(cycle(order), count)
+        ]
     rng.shuffle(programs)
     return programs
 
@@ -97,10 +99,6 @@ def shares(n: int, weights: dict[str, int]) -> dict[str, int]:
     for kind in by_remainder[: n - sum(counts.values())]:
         counts[kind] += 1
     return counts
-
-
-def _program(kind: str, template: Template, rng: random.Random) -> Program:
-    return Program(kind, *template.fill(rng), template.name, _wall_s(kind))
 
 
 def _wall_s(kind: str) -> float:
@@ -120,14 +118,10 @@ class Workload(Struct, frozen=True):
     @classmethod
     def from_file(cls, path: Path) -> Workload:
         """A module with `calls(n, seed, mix)`, which returns dicts with `kind`, `code` and `stdin`."""
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{path} is not a Python module")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = runpy.run_path(str(path))
 
         def foreign(n: int, seed: int, mix: str) -> list[Program]:
-            return [_foreign_program(call) for call in module.calls(n, seed=seed, mix=mix)]
+            return [_foreign_program(call) for call in module["calls"](n, seed=seed, mix=mix)]
 
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         return cls(f"{path.name} (sha256 {digest})", foreign)
