@@ -170,7 +170,7 @@ class Bench:
     def _programs(self, mix: str) -> list[list[Program]]:
         """One part for each repeat; a fast arm runs all of them in every repeat."""
         options = self._options
-        programs: list[Program] = options.workload.calls(options.sizes[mix].part * options.repeats, options.seed, mix)
+        programs = options.workload.calls(options.sizes[mix].part * options.repeats, options.seed, mix)
         return deal(programs, options.repeats, options.seed)
 
     def _share(self, arm: Arm, mix: str, repeat: int) -> list[Program]:
@@ -178,7 +178,7 @@ class Bench:
         if arm.name in (*SLOW_ARMS, TARGET):
             return parts[repeat]
         chosen = parts[repeat : repeat + 1] if arm.name in ENDPOINTS else parts
-        everything = [program for part in chosen for program in part] * self._options.sizes[mix].rounds
+        everything: list[Program] = [program for part in chosen for program in part] * self._options.sizes[mix].rounds
         random.Random(f"{mix} {repeat}").shuffle(everything)
         return everything
 

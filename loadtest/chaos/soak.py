@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -115,14 +116,6 @@ class Soak(NamedTuple):
         return ", ".join(shares) or "no thread stands out"
 
 
-def resident_bytes(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0  # Redis is being restarted
-    return int(text.partition("VmRSS:")[2].split()[0]) * 1024 if "VmRSS:" in text else 0
-
-
 class Busy:
     """How busy the cores were since the last look."""
 
@@ -143,32 +136,26 @@ class Watch:
         self.paces: list[Pace] = []
         self.calm = True
         self._cluster, self._load = cluster, load
-        self._failure: BaseException | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        self._work_done = self._thread.submit(self._work)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
-        if self._failure is not None:
-            raise RuntimeError("the thread that watches memory and load failed") from self._failure
+        self._work_done.result(10)
 
     def _work(self) -> None:
         busy = Busy()
-        try:
-            for step in itertools.count(1):
-                if self._stop.wait(STEP_S):
-                    return
-                self._adjust(busy.share())
-                if step % MEMORY_STEPS == 0:
-                    pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
-                    self.memory.append(Memory(*map(resident_bytes, pids)))
-        except BaseException as error:
-            self._failure = error
+        for step in itertools.count(1):
+            if self._stop.wait(STEP_S):
+                return
+            self._adjust(busy.share())
+            if step % MEMORY_STEPS == 0:
+                pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
+                self.memory.append(Memory(*(meter.memory_bytes(pid, "VmRSS") for pid in pids)))
 
     def _adjust(self, busy: float) -> None:
         assert self._load.per_s is not None
