@@ -13,18 +13,16 @@ them has ended. Kinds:
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
@@ -64,15 +62,7 @@ class Report(Struct, frozen=True):
     wall_s: float
 
 
-class Agent(ABC):
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
+class Agent(contextlib.AbstractAsyncContextManager["Agent"]):
     @abstractmethod
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]: ...
 
@@ -112,18 +102,14 @@ class Spawn(Agent):
 
     def _run_one(self, program: Program) -> Outcome:
         started = time.perf_counter()
-        folder = Path(tempfile.mkdtemp(prefix="exec-bench-"))
-        try:
-            status, stdout, stderr = self._execute(program, folder)
-        finally:
-            shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory(prefix="exec-bench-") as name:
+            (folder := Path(name)).chmod(0o755)  # for the uid in the jail
+            (folder / "main.py").write_text(program.code)
+            status, stdout, stderr = run_command(self._command(folder), program, self._variables(folder), folder)
         return Outcome(status, stdout, last_line(stderr), time.perf_counter() - started)
 
-    def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
-        (folder / "main.py").write_text(program.code)
-        return run_command(
-            self._command(folder), program, {**self._environment, "HOME": str(folder), "TMPDIR": str(folder)}, folder
-        )
+    def _variables(self, folder: Path) -> dict[str, str]:
+        return {**self._environment, "HOME": str(folder), "TMPDIR": str(folder)}
 
     def _command(self, folder: Path) -> list[str]:
         return [self._interpreter, "main.py"]
@@ -193,10 +179,8 @@ class Nsjail(Spawn):
         self._folder.rmdir()  # never a recursive removal: it would delete the sources of the bind mounts
         await super().__aexit__()
 
-    def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
-        folder.chmod(0o755)
-        (folder / "main.py").write_text(program.code)
-        return run_command(self._command(folder), program, {}, folder)
+    def _variables(self, folder: Path) -> dict[str, str]:
+        return {}
 
     def _command(self, folder: Path) -> list[str]:
         options = ["--really_quiet", "-C", str(self._config), "-R", f"{folder}/main.py:/main.py"]
@@ -244,14 +228,12 @@ def _outcome(result: Result, latency_s: float) -> Outcome:
 
 class Zygote(Agent):
     async def __aenter__(self) -> Self:
-        async with contextlib.AsyncExitStack() as stack:
-            self._pool = await stack.enter_async_context(Pool(WorkerConfig()))
-            await self._pool.wait_ready()
-            self._stack = stack.pop_all()
+        self._pool = await Pool(WorkerConfig()).__aenter__()
+        await self._pool.wait_ready()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await self._pool.__aexit__()
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
         return await run_each(self._run_one, programs, min(concurrency, self._pool.slots))
@@ -296,10 +278,11 @@ class Http(Agent):
         return [outcomes[index] for index in range(len(programs))]
 
 
-class Plain(Agent):
+class Run(Agent):
     """Requests as any HTTP client sends them: `body` is the request for one program, `outcome` reads the response."""
 
-    path = ""
+    path = "/v1/run"
+    all_in = ""  # the field of a request that has all programs; empty: one request per program
 
     def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=DEADLINE_S)
@@ -307,29 +290,21 @@ class Plain(Agent):
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def _post(self, request: object) -> Any:
-        content = msgspec.json.encode(request)
+    async def _post(self, request: object) -> tuple[Any, float]:
+        """The response and its latency."""
+        started, content = time.perf_counter(), msgspec.json.encode(request)
         answer = await self._http.post(self.path, content=content, headers={"content-type": "application/json"})
         answer.raise_for_status()
-        return msgspec.json.decode(answer.content)
+        return msgspec.json.decode(answer.content), time.perf_counter() - started
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        return await run_each(self._run_one, programs, IN_FLIGHT * concurrency)
+        if not self.all_in:
+            return await run_each(self._run_one, programs, IN_FLIGHT * concurrency)
+        answer, latency_s = await self._post({self.all_in: [self.body(program) for program in programs]})
+        return [self.outcome(one, latency_s) for one in answer["results"]]
 
     async def _run_one(self, program: Program) -> Outcome:
-        started = time.perf_counter()
-        answer = await self._post(self.body(program))
-        return self.outcome(answer, time.perf_counter() - started)
-
-    @abstractmethod
-    def body(self, program: Program) -> object: ...
-
-    @abstractmethod
-    def outcome(self, answer: Any, latency_s: float) -> Outcome: ...
-
-
-class Run(Plain):
-    path = "/v1/run"
+        return self.outcome(*await self._post(self.body(program)))
 
     def body(self, program: Program) -> object:
         return _call(program)
@@ -338,7 +313,11 @@ class Run(Plain):
         return _outcome(msgspec.convert(answer, Result), latency_s)
 
 
-class RunCode(Plain):
+class Batch(Run):
+    path, all_in = "/v1/batch?stream=false", "calls"
+
+
+class RunCode(Run):
     """SandboxFusion's endpoint."""
 
     path = "/run_code"
@@ -352,20 +331,10 @@ class RunCode(Plain):
         return Outcome(status, ran["stdout"], last_line(ran["stderr"]), latency_s)
 
 
-class Batch(Run):
-    path, many, results = "/v1/batch?stream=false", "calls", "results"
-
-    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        started = time.perf_counter()
-        answer = await self._post({self.many: [self.body(program) for program in programs]})
-        latency_s = time.perf_counter() - started
-        return [self.outcome(one, latency_s) for one in answer[self.results]]
-
-
-class LongBatch(Batch):
+class LongBatch(Run):
     """code-judge's endpoint. Its protocol has no time limit per program."""
 
-    path, many = "/run/long-batch", "submissions"
+    path, all_in = "/run/long-batch", "submissions"
 
     def body(self, program: Program) -> object:
         return {"type": "python", "solution": program.code, "input": program.stdin}
