@@ -10,8 +10,6 @@ stays within twice that of the first minutes; if the memory of the processes tha
 end the cluster is as fast as a fresh one and uses at most 2 % of the cores at rest.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -21,7 +19,7 @@ from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from loadtest.chaos.cluster import Cluster
 from loadtest.chaos.faults import SOAKED
@@ -139,7 +137,7 @@ class Watch:
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._work_done = self._thread.submit(self._work)
         return self
 

@@ -6,14 +6,13 @@ that the groups of the sandbox are made beside that leaf and still inside. Witho
 processes, which include the children they waited for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 PREFIX = "exec-bench"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -171,7 +170,7 @@ class OwnProcesses:
     def __init__(self, name: str) -> None:
         self._meter = make_meter(name)
 
-    def __enter__(self) -> OwnProcesses:
+    def __enter__(self) -> Self:
         if self._meter.procs is not None:
             self._meter.procs.write_text(str(os.getpid()))
         return self

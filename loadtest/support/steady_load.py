@@ -9,8 +9,6 @@ It is a client that relies on the promise: each call has an idempotency key, and
 is blamed on infra and retryable, is sent again with the same key, maybe to another gateway.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import itertools
@@ -35,11 +33,11 @@ class Program(NamedTuple):
     stdout: str
 
     @classmethod
-    def echo(cls, name: str) -> Program:
+    def echo(cls, name: str) -> Self:
         return cls(name, name)
 
     @classmethod
-    def python(cls, name: str) -> Program:
+    def python(cls, name: str) -> Self:
         """Runs for 10 ms, so that a kill meets running programs."""
         return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
 

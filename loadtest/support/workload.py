@@ -9,8 +9,6 @@ Mixes as in RL rollouts of a math model: `rollout`, `std` (standard library only
 of each kind, and of each template within its kind, is exact and not drawn: two parts of a workload cost the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re
@@ -19,7 +17,7 @@ import string
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -40,7 +38,7 @@ class Template(Struct, frozen=True):
     stdin_integers: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Template:
+    def parse(cls, text: str) -> Self:
         head, _, code = text.partition("\n")
         head, _, stdin = head.partition(" stdin=")
         name, *fields = head.split()
@@ -112,11 +110,11 @@ class Workload(Struct, frozen=True):
     calls: Calls
 
     @classmethod
-    def own(cls) -> Workload:
+    def own(cls) -> Self:
         return cls("loadtest.support.workload", calls)
 
     @classmethod
-    def from_file(cls, path: Path) -> Workload:
+    def from_file(cls, path: Path) -> Self:
         """A module with `calls(n, seed, mix)`, which returns dicts with `kind`, `code` and `stdin`."""
         module = runpy.run_path(str(path))
 
