@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import string
 import subprocess
 import sys
 import tempfile
@@ -153,8 +154,6 @@ class Nsjail(Spawn):
     It has no control groups, Landlock, init process or checks for leftovers, which makes this arm faster.
     """
 
-    INSIDE_UID, OUTSIDE_UID = 1000, 99_999
-
     async def __aenter__(self) -> Self:
         self._nsjail = str(jail.nsjail_binary())
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -187,33 +186,18 @@ class Nsjail(Spawn):
         return [self._nsjail, *options, "--", "/venv/bin/python", "/main.py"]
 
     def _config_text(self) -> str:
-        environment = {**jail.ENVIRONMENT, "PYTHONPATH": "/opt/packages"}
+        """`nsjail.cfg` with the folders of this machine's interpreter and the environment of a program."""
         prefix = Path(sys.base_prefix)
-        return "\n".join(
-            [
-                'mode: ONCE  time_limit: 60  keep_env: false  log_level: FATAL  hostname: "sandbox"  cwd: "/tmp"',
-                "rlimit_as: 4096  rlimit_cpu: 10  rlimit_fsize: 64  rlimit_nofile: 256  rlimit_nproc: 64  rlimit_stack: 8",
-                f'uidmap {{ inside_id: "{self.INSIDE_UID}" outside_id: "{self.OUTSIDE_UID}" count: 1 }}',
-                f'gidmap {{ inside_id: "{self.INSIDE_UID}" outside_id: "{self.OUTSIDE_UID}" count: 1 }}',
-                "clone_newnet: true  iface_no_lo: true",
-                'mount { dst: "/" fstype: "tmpfs" rw: false options: "size=1m,mode=755" }',
-                *(_bind(folder) for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()),
-                *([] if prefix == Path("/usr") else [_bind(self._folder / "python", prefix)]),
-                _bind(self._folder / "packages", "/opt/packages"),
-                _bind(self._folder / "venv", "/venv"),
-                *(f'mount {{ src: "/dev/{name}" dst: "/dev/{name}" is_bind: true rw: true }}' for name in ("null", "urandom")),
-                'mount { dst: "/tmp" fstype: "tmpfs" rw: true options: "size=64m,mode=1777" }',
-                'mount { dst: "/proc" fstype: "proc" }',
-                *(f'envar: "{name}={value}"' for name, value in environment.items()),
-                'seccomp_string: "ERRNO(1) { ptrace, process_vm_readv, process_vm_writev, bpf, keyctl, add_key, request_key,"',
-                'seccomp_string: " perf_event_open, userfaultfd, kexec_load, init_module, finit_module, delete_module,"',
-                'seccomp_string: " mount, umount, pivot_root, unshare, setns } DEFAULT ALLOW"',
-            ]
-        )
-
-
-def _bind(source: str | Path, target: str | Path | None = None) -> str:
-    return f'mount {{ src: "{source}" dst: "{target or source}" is_bind: true nosuid: true nodev: true }}'
+        folders = {Path(folder): folder for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()}
+        binds = {prefix: self._folder / "python"} if prefix not in folders else {}
+        mounts = [
+            f'mount {{ src: "{source}" dst: "{target}" is_bind: true nosuid: true nodev: true }}'
+            for target, source in (folders | binds).items()
+        ]
+        environment = {**jail.ENVIRONMENT, "PYTHONPATH": "/opt/packages"}
+        more = "\n".join([*mounts, *(f'envar: "{name}={value}"' for name, value in environment.items())])
+        template = string.Template(Path(__file__).with_name("nsjail.cfg").read_text())
+        return template.substitute(folder=self._folder, more=more)
 
 
 def _call(program: Program) -> Call:

@@ -1,5 +1,7 @@
 """A benchmark as a Markdown page."""
 
+from pathlib import Path
+
 from loadtest.bench.figures import TARGET, Figures, Results
 from loadtest.support.results import Spread, about_table, markdown
 
@@ -43,30 +45,6 @@ def _checks(results: Results) -> str:
     )
 
 
-PAGE = """# Speed
-
-{checks}
-
-{table}
-
-{targets}
-
-Median over {repeats} repeats in which the arms take turns, with the lowest and highest. `spawn`: a fresh interpreter per call.
-`nsjail`: a fresh nsjail and interpreter per call. `zygote`: the worker's pool alone. `http`: the whole service through
-`/v1/batch`, tier {tier}, {slots} slots. `redis`: the same with gateway, Redis and worker as processes of their own. `run`,
-`run_code`, `batch` and `long-batch`: plain requests to `/v1/run`, SandboxFusion's `/run_code`, `/v1/batch` and code-judge's
-`/run/long-batch`. All arms run the same programs; `spawn`, `nsjail` and the single endpoints run a part of them with the same
-composition. CPU time is that of all processes of an arm ({counted_by}); the load generator of the HTTP arms is counted apart.
-When other processes use the machine, calls/s drop; the columns by CPU time hardly change.
-
-Every call runs, and every outcome is compared with that of a fresh plain interpreter in the same run: status, output, and the
-last line of a traceback. Nothing is cached, and no interpreter is warmed up with these programs. Endless programs (2 % of
-`slow`) are stopped after one second.
-
-{about}
-"""
-
-
 def page_text(results: Results) -> str:
     about = {**results.about, "took": f"{results.duration_s:.0f} s", "workload": f"{results.workload}, seed {results.seed}"}
     about |= {name: f"`{value}`" for name, value in results.settings.items()}
@@ -75,13 +53,18 @@ def page_text(results: Results) -> str:
         megabytes = [f"{size / 1e6:.0f}" for size in (results.idle.pss_bytes_at_start, results.idle.pss_bytes_after_load)]
         about["idle memory (PSS), at start / after load"] = f"{' / '.join(megabytes)} MB"
     judged = [[one.words, one.wanted, one.found, "met" if one.met else "**missed**"] for one in results.targets]
-    return PAGE.format(
-        checks=_checks(results),
-        table=markdown(COLUMNS, map(_row, results.figures), 2),
-        targets=markdown(["target", "wanted", "found", ""], judged, 4),
-        repeats=results.repeats,
-        tier=results.tier,
-        slots=results.slots,
-        counted_by=results.cpu_counted_by,
-        about=about_table(about),
+    return (
+        Path(__file__)
+        .with_name("page.txt")
+        .read_text()
+        .format(
+            checks=_checks(results),
+            table=markdown(COLUMNS, map(_row, results.figures), 2),
+            targets=markdown(["target", "wanted", "found", ""], judged, 4),
+            repeats=results.repeats,
+            tier=results.tier,
+            slots=results.slots,
+            counted_by=results.cpu_counted_by,
+            about=about_table(about),
+        )
     )

@@ -5,6 +5,7 @@ import http.client
 import random
 import signal
 import time
+import urllib.request
 from collections import Counter
 from typing import Any, Self
 
@@ -153,10 +154,8 @@ def is_healthy(url: str) -> bool:
 
 
 def post(url: str, path: str, body: Any, timeout_s: float) -> dict[str, Any] | None:
-    """The response, or None if there is none in time."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("POST", path, msgspec.json.encode(body), {"content-type": "application/json"})
-        answer: dict[str, Any] = msgspec.json.decode(connection.getresponse().read())
-        return answer
+    """The response, or None if there is none in time, or if it is a refusal."""
+    request = urllib.request.Request(url + path, msgspec.json.encode(body), {"content-type": "application/json"})
+    with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        return msgspec.json.decode(answer.read(), type=dict[str, Any])
     return None

@@ -96,33 +96,22 @@ COLUMNS: dict[str, Callable[[Outcome], object]] = {
     "": lambda one: "good" if one.good else "**BAD**",
 }
 
-PAGE = """# Chaos
-
-{summary}
-
-{table}
-
-Two gateways, three workers and one Redis, all processes on this machine, with sandboxes (the first rows) and with workers that
-only echo after 50 ms (`--runtime echo`). Each fault is injected into a running load; calls have idempotency keys and are sent
-again when a connection breaks. **accepted** and **answered** count every acceptance, so a call that was sent again counts
-again: accepted = answered + connection broke + lost. **started twice** counts deliveries after the first, so it is an upper
-bound. **blamed on infra**: results that are sent again. **healthy after**: from the end of the fault until a new call to every
-gateway was answered within a second; at most {healthy:g} s are good.
-
-{about}
-"""
-
 
 def page(outcomes: Sequence[Outcome], about: dict[str, str]) -> str:
     bad = [one.fault for one in outcomes if not one.good]
     counts = add_up(one.counts for one in outcomes)
     verdict = f"Bad: {', '.join(bad)}." if bad else "The promise held every time."
     rows = [[one.fault, *(str(value(one)) for value in COLUMNS.values())] for one in outcomes]
-    return PAGE.format(
-        summary=f"{counts.accepted} accepted calls, {counts.lost} lost. {verdict}",
-        table=results.markdown(["fault", *COLUMNS], rows),
-        healthy=HEALTHY_WITHIN_S,
-        about=results.about_table(about),
+    return (
+        Path(__file__)
+        .with_name("page.txt")
+        .read_text()
+        .format(
+            summary=f"{counts.accepted} accepted calls, {counts.lost} lost. {verdict}",
+            table=results.markdown(["fault", *COLUMNS], rows),
+            healthy=HEALTHY_WITHIN_S,
+            about=results.about_table(about),
+        )
     )
 
 
