@@ -42,6 +42,7 @@ BUSY_PAUSE_S = 0.02
 IN_FLIGHT = 4  # requests in flight per running program, for endpoints that take one program per request
 SHOWN_CHARS = 1000  # of each output stream that code-judge's endpoint returns
 CUT = "[cut]"  # replaces the last line of a stream that was longer
+STARVED = "timeout (infra)"  # a time-out while the program got no CPU: correct on a busy machine, and counted
 
 
 class Outcome(Struct, frozen=True):
@@ -51,6 +52,27 @@ class Outcome(Struct, frozen=True):
     stdout: str
     last_line: str  # of stderr: the exception of a traceback
     latency_s: float
+
+
+def as_shown(agent: str, reference: Outcome, outcome: Outcome) -> Outcome:
+    """The reference as this agent returns it: code-judge's endpoint cuts both streams."""
+    if agent != "long-batch":
+        return reference
+    last_line = outcome.last_line if outcome.last_line == CUT else reference.last_line
+    return msgspec.structs.replace(reference, stdout=reference.stdout[:SHOWN_CHARS], last_line=last_line)
+
+
+def difference(reference: Outcome, outcome: Outcome) -> str:
+    """How an outcome differs from that of a plain interpreter; empty if it does not."""
+    if outcome.status != reference.status:
+        return f"status {outcome.status!r} instead of {reference.status!r} ({outcome.last_line[:100]!r})"
+    if reference.status == "timeout":  # a plain interpreter loses output that was not flushed
+        return "" if outcome.stdout.startswith(reference.stdout) else f"stdout {outcome.stdout[:100]!r} before the time-out"
+    if outcome.stdout != reference.stdout:
+        return f"stdout {outcome.stdout[:100]!r} instead of {reference.stdout[:100]!r}"
+    if reference.status == "error" and outcome.last_line != reference.last_line:
+        return f"traceback ends in {outcome.last_line[:100]!r} instead of {reference.last_line[:100]!r}"
+    return ""
 
 
 class Request(Struct, frozen=True):

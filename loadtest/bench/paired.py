@@ -28,9 +28,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from loadtest.bench.agent import Outcome
+from loadtest.bench.agent import STARVED, Outcome, difference
 from loadtest.bench.arms import Arm, ArmFailed, Run, info, open_arm
-from loadtest.bench.check import STARVED, difference
 from loadtest.support import meter, results
 from loadtest.support.results import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ROOT, markdown, some_of
 from loadtest.support.workload import MIXES, Program, Workload

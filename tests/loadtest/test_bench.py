@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.bench import measure as bench
-from loadtest.bench.agent import CUT, Outcome
+from loadtest.bench import __main__ as bench
+from loadtest.bench.agent import CUT, STARVED, Outcome, as_shown, difference
 from loadtest.bench.arms import ARMS, ENDPOINTS, info, open_arm
-from loadtest.bench.check import STARVED, as_shown, difference
 from loadtest.bench.figures import Results, RunRecord, judge, summarise
 from loadtest.support import meter
 from loadtest.support.processes import Part, free_port
