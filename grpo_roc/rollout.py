@@ -5,8 +5,6 @@ In lockstep all rollouts advance turn by turn in a fixed order, so that a run ca
 still run concurrently. Otherwise every rollout advances on its own and sends a tool call as soon as it is generated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict
@@ -83,7 +81,7 @@ class Codec:
 class _Rollout:
     """A trajectory in progress."""
 
-    def __init__(self, problem: Problem, at: Position, actor: Actor, limits: Limits) -> None:
+    def __init__(self, problem: Problem, at: Position, actor: "Actor", limits: Limits) -> None:
         self.at, self._actor, self._limits = at, actor, limits
         self.trajectory = Trajectory(problem.id, problem.answer, at.group, at.sample, actor.codec.prompt(problem.text))
         self.done = False

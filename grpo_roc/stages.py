@@ -5,8 +5,6 @@ solved     every rollout is correct for most prompts, so they teach nothing
 eval_drop  the held-out reward fell from its best; the best checkpoint is kept
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Sequence
@@ -73,7 +71,7 @@ async def _run_stage(run: Run) -> None:
     run.save(f"stage{number + 1}")
 
 
-def _summary(number: int, stage: config.Stage, run: Run, rows: list[Row], end: End) -> Row:
+def _summary(number: int, stage: config.Stage, run: Run, rows: list[Row], end: "End") -> Row:
     lengths = [row["len/mean"] for row in rows]
     few = max(1, min(5, len(rows) // 2))
     return {

@@ -15,8 +15,6 @@ expected rest of the turns in progress and the expected length of this turn fit,
 rollout at the gate keeps its cache, so nothing is computed twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import statistics
@@ -44,7 +42,7 @@ class _Turn:
         if not self._admitted.done():
             self._admitted.set_result(None)
 
-    async def admitted_from(self, queue: deque[_Turn]) -> None:
+    async def admitted_from(self, queue: "deque[_Turn]") -> None:
         try:
             await self._admitted
         except asyncio.CancelledError:

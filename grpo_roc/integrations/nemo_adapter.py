@@ -4,8 +4,6 @@ NeMo-RL: `register_env("exec_math", "grpo_roc.integrations.nemo_adapter.ExecEnvi
 NeMo Gym: `ExecResourcesServer` with `POST /execute_python`; `verify` scores the last message.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenRLHF 0.11: `--train.agent_func_path .../openrlhf_adapter.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Shared by the adapters: one client per event loop, tool calls, verification."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import weakref
@@ -41,6 +39,16 @@ async def run(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Observatio
         return _observe(await client().run(code, stdin=stdin, echo_value=True, limits=Limits(wall_s=wall_s)))
     except Unavailable as error:
         return _unavailable(error)
+
+
+async def tool(code: str, input: str = "") -> str:
+    """Execute a Python program and return what it prints.
+
+    Args:
+        code: The program.
+        input: Its standard input.
+    """
+    return (await run(code, input)).text
 
 
 def run_blocking(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Observation:

@@ -4,8 +4,6 @@ register(id="exec_math", entry_point="grpo_roc.integrations.skyrl_adapter:ExecMa
 environment.skyrl_gym.max_env_workers=512      # steps run in threads; the default of 32 is too small
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput

@@ -7,8 +7,6 @@
 --custom-reward-post-process-path grpo_roc.integrations.slime_adapter.advantages
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tinker cookbook 0.5: a tool for `AgentToolMessageEnv(tools=[ExecTool().python], reward_fn=reward_fn(truth), …)`."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 

@@ -5,8 +5,6 @@ rollouts. You write `sample`: an async function (prompt, count, trainer) -> list
 holds TRL's options for the paper's loss.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
@@ -38,17 +36,8 @@ class Rollout(NamedTuple):
     turns: int
 
 
+tool = service.tool
 Sample = Callable[[Any, int, Any], Awaitable[list[Rollout]]]
-
-
-async def tool(code: str, input: str = "") -> str:
-    """Execute a Python program and return what it prints.
-
-    Args:
-        code: The program.
-        input: Its standard input.
-    """
-    return (await service.run(code, input)).text
 
 
 def rollout_func(sample: Sample, *, oversample: int = 2, seed: int = 0) -> Callable[[list[Any], Any], dict[str, list[Any]]]:

@@ -5,8 +5,6 @@ itself, `ToolsetConfig(url=…)` is enough. RoC in prime-rl: call `score_group` 
 a group's rollouts, zero for those not selected.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

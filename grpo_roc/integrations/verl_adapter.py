@@ -8,8 +8,6 @@
 Raise `max_tool_response_length` (256 characters by default) as far as your answers need.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl.tools.base_tool import BaseTool
@@ -18,16 +16,7 @@ from verl.tools.schemas import ToolResponse
 
 from grpo_roc.integrations import service
 
-
-@function_tool(service.TOOL)
-async def run_python(code: str, input: str = "") -> str:
-    """Execute a Python program and return what it prints.
-
-    Args:
-        code: The program.
-        input: Its standard input.
-    """
-    return (await service.run(code, input)).text
+run_python = function_tool(service.TOOL)(service.tool)
 
 
 class ExecTool(BaseTool):

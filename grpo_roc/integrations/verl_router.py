@@ -6,8 +6,6 @@ router.yaml:
     max_response: 8192
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

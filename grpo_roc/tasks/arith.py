@@ -7,17 +7,13 @@ All lengths vary (wording, error texts, filler around them), because a model tha
 distance and fails at the first traceback of another length.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterator, Sequence
 
 from exec_wire.messages.calls import cut_middle
 from grpo_roc import chat
-from grpo_roc.config import Chat
-from grpo_roc.config import Task as Settings
-from grpo_roc.tasks.base import Problem, Segment, passes
+from grpo_roc.tasks.base import Problem, Segment, Task
 
 WORDINGS = (
     "Compute {}.",
@@ -44,25 +40,16 @@ def make_problem(rng: random.Random, kinds: Sequence[str], heldout: bool) -> Pro
             return Problem(code, rng.choice(WORDINGS).format(code), str(eval(code)))  # digits and operators from FORMS
 
 
-class Arith:
-    def __init__(self, settings: Settings, chat_settings: Chat, problems: Sequence[Problem] | None = None) -> None:
-        unknown = set(settings.problems) - set(FORMS)
-        if unknown:
+class Arith(Task):
+    def _make_pool(self) -> Sequence[Problem]:
+        if unknown := set(self._settings.problems) - set(FORMS):
             raise ValueError(f"task.problems: unknown kind {', '.join(unknown)}; known kinds: {', '.join(FORMS)}")
-        self._settings, self._chat = settings, chat_settings
         rng = random.Random("pool")
-        self._pool = problems or [make_problem(rng, settings.problems, False) for _ in range(settings.pool)]
-
-    @property
-    def pool(self) -> Sequence[Problem]:
-        return self._pool
-
-    def with_problems(self, problems: Sequence[Problem]) -> Arith:
-        return Arith(self._settings, self._chat, problems)
+        return [make_problem(rng, self._settings.problems, False) for _ in range(self._settings.pool)]
 
     def batch(self, seed: int, step: int, count: int) -> list[Problem]:
-        if self._pool:
-            return passes(self._pool, seed, step, count)
+        if self.pool:
+            return super().batch(seed, step, count)
         rng = random.Random(f"rl:{seed}:{step}")
         return [make_problem(rng, self._settings.problems, False) for _ in range(count)]
 
@@ -76,7 +63,6 @@ class Arith:
 
     @property
     def texts(self) -> list[str]:
-        """Texts whose words get tokens of their own."""
         rng = random.Random(0)
         errors = [error_text(rng, bug, "1*2%3+4//5-6") for bug in (*BUGS, "zero", "time") for _ in range(4)]
         turns = [chat.prompt(wording.format("1*2%3"), "short", "<reason>") for wording in WORDINGS]

@@ -1,10 +1,11 @@
-"""The protocol of a task, and its types."""
-
-from __future__ import annotations
+"""What every task has, and its types."""
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Self, TypeVar
+
+from grpo_roc import config
 
 T = TypeVar("T")
 
@@ -22,17 +23,29 @@ class Segment(NamedTuple):
     learned: bool
 
 
-class Task(Protocol):
+class Task(ABC):
     """Stateless: the same arguments give the same problems, so a resumed run continues unchanged."""
 
-    def batch(self, seed: int, step: int, count: int) -> list[Problem]: ...
+    def __init__(self, settings: config.Task, chat: config.Chat, problems: Sequence[Problem] | None = None) -> None:
+        self._settings, self._chat = settings, chat
+        self.pool = problems or self._make_pool()
+
+    def with_problems(self, problems: Sequence[Problem]) -> Self:
+        return type(self)(self._settings, self._chat, problems)
+
+    def batch(self, seed: int, step: int, count: int) -> list[Problem]:
+        return passes(self.pool, seed, step, count)
+
+    @abstractmethod
+    def _make_pool(self) -> Sequence[Problem]: ...
+    @abstractmethod
     def heldout(self, count: int) -> list[Problem]: ...
+    @abstractmethod
     def demonstrations(self, seed: int, step: int, count: int) -> list[list[Segment]]: ...
-    def with_problems(self, problems: Sequence[Problem]) -> Task: ...
     @property
-    def pool(self) -> Sequence[Problem]: ...
-    @property
-    def texts(self) -> list[str]: ...
+    @abstractmethod
+    def texts(self) -> list[str]:
+        """Texts whose words get tokens of their own."""
 
 
 def passes(items: Sequence[T], seed: int, step: int, count: int) -> list[T]:

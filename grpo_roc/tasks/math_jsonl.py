@@ -6,18 +6,15 @@
 Training problems that share eight words in a row with an evaluation problem are dropped.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from grpo_roc import chat
-from grpo_roc.config import Chat
-from grpo_roc.config import Task as Settings
-from grpo_roc.tasks.base import Problem, Segment, passes
+from grpo_roc.tasks.base import Problem, Segment, Task, passes
 
 GRAM = 8
 
@@ -65,31 +62,28 @@ def decontaminate(problems: Iterable[Problem], benchmark: Iterable[Problem]) -> 
     return [problem for problem in problems if not grams(problem.text) & known]
 
 
-class MathJsonl:
-    def __init__(self, settings: Settings, chat_settings: Chat, problems: Sequence[Problem] | None = None) -> None:
-        self._settings, self._chat = settings, chat_settings
-        self._heldout = read_problems(settings.eval_file)[0] if settings.eval_file else []
-        self.not_integer = self.contaminated = 0
-        if problems is None and settings.rl_file:
-            read, self.not_integer = read_problems(settings.rl_file)
-            problems = decontaminate(read, self._heldout)
-            self.contaminated = len(read) - len(problems)
-        self._pool = problems or []
-        self._dialogues = read_lines(settings.sft_file) if settings.sft_file else []
+class MathJsonl(Task):
+    not_integer = contaminated = 0
 
-    @property
-    def pool(self) -> Sequence[Problem]:
-        return self._pool
+    def _make_pool(self) -> Sequence[Problem]:
+        if not self._settings.rl_file:
+            return []
+        read, self.not_integer = read_problems(self._settings.rl_file)
+        problems = decontaminate(read, self._heldout)
+        self.contaminated = len(read) - len(problems)
+        return problems
+
+    @cached_property
+    def _heldout(self) -> list[Problem]:
+        return read_problems(self._settings.eval_file)[0] if self._settings.eval_file else []
+
+    @cached_property
+    def _dialogues(self) -> list[dict[str, Any]]:
+        return read_lines(self._settings.sft_file) if self._settings.sft_file else []
 
     @property
     def texts(self) -> list[str]:
-        return [problem.text for problem in self._pool]
-
-    def with_problems(self, problems: Sequence[Problem]) -> MathJsonl:
-        return MathJsonl(self._settings, self._chat, problems)
-
-    def batch(self, seed: int, step: int, count: int) -> list[Problem]:
-        return passes(self._pool, seed, step, count)
+        return [problem.text for problem in self.pool]
 
     def heldout(self, count: int) -> list[Problem]:
         return self._heldout[:count]

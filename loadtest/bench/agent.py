@@ -13,19 +13,18 @@ them has ended. Kinds:
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
+import string
 import subprocess
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import IO, Any, Self
 
 import httpx
 import msgspec
@@ -43,6 +42,7 @@ BUSY_PAUSE_S = 0.02
 IN_FLIGHT = 4  # requests in flight per running program, for endpoints that take one program per request
 SHOWN_CHARS = 1000  # of each output stream that code-judge's endpoint returns
 CUT = "[cut]"  # replaces the last line of a stream that was longer
+STARVED = "timeout (infra)"  # a time-out while the program got no CPU: correct on a busy machine, and counted
 
 
 class Outcome(Struct, frozen=True):
@@ -52,6 +52,27 @@ class Outcome(Struct, frozen=True):
     stdout: str
     last_line: str  # of stderr: the exception of a traceback
     latency_s: float
+
+
+def as_shown(agent: str, reference: Outcome, outcome: Outcome) -> Outcome:
+    """The reference as this agent returns it: code-judge's endpoint cuts both streams."""
+    if agent != "long-batch":
+        return reference
+    last_line = outcome.last_line if outcome.last_line == CUT else reference.last_line
+    return msgspec.structs.replace(reference, stdout=reference.stdout[:SHOWN_CHARS], last_line=last_line)
+
+
+def difference(reference: Outcome, outcome: Outcome) -> str:
+    """How an outcome differs from that of a plain interpreter; empty if it does not."""
+    if outcome.status != reference.status:
+        return f"status {outcome.status!r} instead of {reference.status!r} ({outcome.last_line[:100]!r})"
+    if reference.status == "timeout":  # a plain interpreter loses output that was not flushed
+        return "" if outcome.stdout.startswith(reference.stdout) else f"stdout {outcome.stdout[:100]!r} before the time-out"
+    if outcome.stdout != reference.stdout:
+        return f"stdout {outcome.stdout[:100]!r} instead of {reference.stdout[:100]!r}"
+    if reference.status == "error" and outcome.last_line != reference.last_line:
+        return f"traceback ends in {outcome.last_line[:100]!r} instead of {reference.last_line[:100]!r}"
+    return ""
 
 
 class Request(Struct, frozen=True):
@@ -64,15 +85,7 @@ class Report(Struct, frozen=True):
     wall_s: float
 
 
-class Agent(ABC):
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
+class Agent(contextlib.AbstractAsyncContextManager["Agent"]):
     @abstractmethod
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]: ...
 
@@ -112,18 +125,14 @@ class Spawn(Agent):
 
     def _run_one(self, program: Program) -> Outcome:
         started = time.perf_counter()
-        folder = Path(tempfile.mkdtemp(prefix="exec-bench-"))
-        try:
-            status, stdout, stderr = self._execute(program, folder)
-        finally:
-            shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory(prefix="exec-bench-") as name:
+            (folder := Path(name)).chmod(0o755)  # for the uid in the jail
+            (folder / "main.py").write_text(program.code)
+            status, stdout, stderr = run_command(self._command(folder), program, self._variables(folder), folder)
         return Outcome(status, stdout, last_line(stderr), time.perf_counter() - started)
 
-    def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
-        (folder / "main.py").write_text(program.code)
-        return run_command(
-            self._command(folder), program, {**self._environment, "HOME": str(folder), "TMPDIR": str(folder)}, folder
-        )
+    def _variables(self, folder: Path) -> dict[str, str]:
+        return {**self._environment, "HOME": str(folder), "TMPDIR": str(folder)}
 
     def _command(self, folder: Path) -> list[str]:
         return [self._interpreter, "main.py"]
@@ -167,8 +176,6 @@ class Nsjail(Spawn):
     It has no control groups, Landlock, init process or checks for leftovers, which makes this arm faster.
     """
 
-    INSIDE_UID, OUTSIDE_UID = 1000, 99_999
-
     async def __aenter__(self) -> Self:
         self._nsjail = str(jail.nsjail_binary())
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -193,43 +200,26 @@ class Nsjail(Spawn):
         self._folder.rmdir()  # never a recursive removal: it would delete the sources of the bind mounts
         await super().__aexit__()
 
-    def _execute(self, program: Program, folder: Path) -> tuple[str, str, str]:
-        folder.chmod(0o755)
-        (folder / "main.py").write_text(program.code)
-        return run_command(self._command(folder), program, {}, folder)
+    def _variables(self, folder: Path) -> dict[str, str]:
+        return {}
 
     def _command(self, folder: Path) -> list[str]:
         options = ["--really_quiet", "-C", str(self._config), "-R", f"{folder}/main.py:/main.py"]
         return [self._nsjail, *options, "--", "/venv/bin/python", "/main.py"]
 
     def _config_text(self) -> str:
-        environment = {**jail.ENVIRONMENT, "PYTHONPATH": "/opt/packages"}
+        """`nsjail.cfg` with the folders of this machine's interpreter and the environment of a program."""
         prefix = Path(sys.base_prefix)
-        return "\n".join(
-            [
-                'mode: ONCE  time_limit: 60  keep_env: false  log_level: FATAL  hostname: "sandbox"  cwd: "/tmp"',
-                "rlimit_as: 4096  rlimit_cpu: 10  rlimit_fsize: 64  rlimit_nofile: 256  rlimit_nproc: 64  rlimit_stack: 8",
-                f'uidmap {{ inside_id: "{self.INSIDE_UID}" outside_id: "{self.OUTSIDE_UID}" count: 1 }}',
-                f'gidmap {{ inside_id: "{self.INSIDE_UID}" outside_id: "{self.OUTSIDE_UID}" count: 1 }}',
-                "clone_newnet: true  iface_no_lo: true",
-                'mount { dst: "/" fstype: "tmpfs" rw: false options: "size=1m,mode=755" }',
-                *(_bind(folder) for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()),
-                *([] if prefix == Path("/usr") else [_bind(self._folder / "python", prefix)]),
-                _bind(self._folder / "packages", "/opt/packages"),
-                _bind(self._folder / "venv", "/venv"),
-                *(f'mount {{ src: "/dev/{name}" dst: "/dev/{name}" is_bind: true rw: true }}' for name in ("null", "urandom")),
-                'mount { dst: "/tmp" fstype: "tmpfs" rw: true options: "size=64m,mode=1777" }',
-                'mount { dst: "/proc" fstype: "proc" }',
-                *(f'envar: "{name}={value}"' for name, value in environment.items()),
-                'seccomp_string: "ERRNO(1) { ptrace, process_vm_readv, process_vm_writev, bpf, keyctl, add_key, request_key,"',
-                'seccomp_string: " perf_event_open, userfaultfd, kexec_load, init_module, finit_module, delete_module,"',
-                'seccomp_string: " mount, umount, pivot_root, unshare, setns } DEFAULT ALLOW"',
-            ]
-        )
-
-
-def _bind(source: str | Path, target: str | Path | None = None) -> str:
-    return f'mount {{ src: "{source}" dst: "{target or source}" is_bind: true nosuid: true nodev: true }}'
+        folders = {Path(folder): folder for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()}
+        binds = {prefix: self._folder / "python"} if prefix not in folders else {}
+        mounts = [
+            f'mount {{ src: "{source}" dst: "{target}" is_bind: true nosuid: true nodev: true }}'
+            for target, source in (folders | binds).items()
+        ]
+        environment = {**jail.ENVIRONMENT, "PYTHONPATH": "/opt/packages"}
+        more = "\n".join([*mounts, *(f'envar: "{name}={value}"' for name, value in environment.items())])
+        template = string.Template(Path(__file__).with_name("nsjail.cfg").read_text())
+        return template.substitute(folder=self._folder, more=more)
 
 
 def _call(program: Program) -> Call:
@@ -244,14 +234,12 @@ def _outcome(result: Result, latency_s: float) -> Outcome:
 
 class Zygote(Agent):
     async def __aenter__(self) -> Self:
-        async with contextlib.AsyncExitStack() as stack:
-            self._pool = await stack.enter_async_context(Pool(WorkerConfig()))
-            await self._pool.wait_ready()
-            self._stack = stack.pop_all()
+        self._pool = await Pool(WorkerConfig()).__aenter__()
+        await self._pool.wait_ready()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await self._pool.__aexit__()
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
         return await run_each(self._run_one, programs, min(concurrency, self._pool.slots))
@@ -296,10 +284,11 @@ class Http(Agent):
         return [outcomes[index] for index in range(len(programs))]
 
 
-class Plain(Agent):
+class Run(Agent):
     """Requests as any HTTP client sends them: `body` is the request for one program, `outcome` reads the response."""
 
-    path = ""
+    path = "/v1/run"
+    all_in = ""  # the field of a request that has all programs; empty: one request per program
 
     def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=DEADLINE_S)
@@ -307,29 +296,21 @@ class Plain(Agent):
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def _post(self, request: object) -> Any:
-        content = msgspec.json.encode(request)
+    async def _post(self, request: object) -> tuple[Any, float]:
+        """The response and its latency."""
+        started, content = time.perf_counter(), msgspec.json.encode(request)
         answer = await self._http.post(self.path, content=content, headers={"content-type": "application/json"})
         answer.raise_for_status()
-        return msgspec.json.decode(answer.content)
+        return msgspec.json.decode(answer.content), time.perf_counter() - started
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        return await run_each(self._run_one, programs, IN_FLIGHT * concurrency)
+        if not self.all_in:
+            return await run_each(self._run_one, programs, IN_FLIGHT * concurrency)
+        answer, latency_s = await self._post({self.all_in: [self.body(program) for program in programs]})
+        return [self.outcome(one, latency_s) for one in answer["results"]]
 
     async def _run_one(self, program: Program) -> Outcome:
-        started = time.perf_counter()
-        answer = await self._post(self.body(program))
-        return self.outcome(answer, time.perf_counter() - started)
-
-    @abstractmethod
-    def body(self, program: Program) -> object: ...
-
-    @abstractmethod
-    def outcome(self, answer: Any, latency_s: float) -> Outcome: ...
-
-
-class Run(Plain):
-    path = "/v1/run"
+        return self.outcome(*await self._post(self.body(program)))
 
     def body(self, program: Program) -> object:
         return _call(program)
@@ -338,7 +319,11 @@ class Run(Plain):
         return _outcome(msgspec.convert(answer, Result), latency_s)
 
 
-class RunCode(Plain):
+class Batch(Run):
+    path, all_in = "/v1/batch?stream=false", "calls"
+
+
+class RunCode(Run):
     """SandboxFusion's endpoint."""
 
     path = "/run_code"
@@ -352,20 +337,10 @@ class RunCode(Plain):
         return Outcome(status, ran["stdout"], last_line(ran["stderr"]), latency_s)
 
 
-class Batch(Run):
-    path, many, results = "/v1/batch?stream=false", "calls", "results"
-
-    async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
-        started = time.perf_counter()
-        answer = await self._post({self.many: [self.body(program) for program in programs]})
-        latency_s = time.perf_counter() - started
-        return [self.outcome(one, latency_s) for one in answer[self.results]]
-
-
-class LongBatch(Batch):
+class LongBatch(Run):
     """code-judge's endpoint. Its protocol has no time limit per program."""
 
-    path, many = "/run/long-batch", "submissions"
+    path, all_in = "/run/long-batch", "submissions"
 
     def body(self, program: Program) -> object:
         return {"type": "python", "solution": program.code, "input": program.stdin}
@@ -377,13 +352,13 @@ class LongBatch(Batch):
         return Outcome(status, answer["stdout"], CUT if len(stderr) == SHOWN_CHARS else last_line(stderr), latency_s)
 
 
-def send_frame(stream: BinaryIO, message: Struct | bool) -> None:
+def send_frame(stream: IO[bytes], message: Struct | bool) -> None:
     data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
 
 
-def receive_frame(stream: BinaryIO) -> bytes | None:
+def receive_frame(stream: IO[bytes]) -> bytes | None:
     head = stream.read(8)
     return stream.read(int.from_bytes(head, "little")) if len(head) == 8 else None
 

@@ -1,35 +1,35 @@
 """The arms of a comparison: ways to run the same programs, with the CPU time of all processes of each arm.
 
-    async with open_arm("zygote") as arm:
-        run = await arm.run(programs, concurrency=2)
+    with open_arm("zygote") as arm:
+        run = arm.run(programs, concurrency=2)
 
 An arm is an agent (`loadtest.bench.agent`) in a process of its own. `http` also has a real `exec-service up`, `redis` a
 gateway, a worker and a Redis server; there the agent only makes the load. The arms of single endpoints share one service.
 """
 
-import asyncio
 import contextlib
 import os
+import select
+import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from loadtest.bench.agent import Outcome, Report, Request
+from loadtest.bench.agent import Outcome, Report, Request, receive_frame, send_frame
 from loadtest.support import meter
 from loadtest.support.processes import ROOT, free_port
 from loadtest.support.workload import Program
 
 ENDPOINTS = ("run", "run_code", "batch", "long-batch")
 ARMS = ("spawn", "nsjail", "zygote", "http", "redis", *ENDPOINTS)
-START_S = 90.0
+START_S, END_S = 90.0, 30.0
 CLUSTER = Path(__file__).with_name("cluster_up.py")
 SETTLE_S = 0.05  # after the last result: cleaning up belongs to the calls
 
@@ -56,64 +56,49 @@ class Run(Struct, frozen=True):
         return 1000 * self.cpu_s / len(self.outcomes)
 
 
-class Counted:
+class Counted(NamedTuple):
     """A process in a CPU meter of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, cpu: meter.CpuMeter, log: IO[bytes]) -> None:
-        self.process, self.cpu, self._log = process, cpu, log
+    process: subprocess.Popen[bytes]
+    cpu: meter.CpuMeter
+    log: Any
 
     def used_s(self) -> float:
         return self.cpu.used_s(self.process.pid)
 
     def log_text(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-4000:]
+        self.log.seek(0)
+        return str(self.log.read().decode(errors="replace")[-4000:])
 
 
-Service = tuple[Counted, str]  # and its address
-
-
-@contextlib.asynccontextmanager
-async def counted(name: str, command: list[str], root: Path | None = None) -> AsyncGenerator[Counted, None]:
-    """`root`: the source tree whose modules the command uses."""
+@contextlib.contextmanager
+def counted(name: str, command: list[str], root: Path | None = None) -> Iterator[Counted]:
+    """A Python process with the modules of the source tree `root`, which ends with its standard input."""
     cpu = meter.make_meter(name)
     with tempfile.TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            *cpu.command(command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        process = subprocess.Popen(
+            cpu.command([sys.executable, *command]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=log,
             cwd=root or ROOT,
             env=None if root is None else {**os.environ, "PYTHONPATH": str(root)},
             start_new_session=True,
-            limit=1 << 30,
         )
         try:
             yield Counted(process, cpu, log)
         finally:
-            await _end(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=END_S)
+            process.kill()
+            process.wait()
             cpu.close()
-
-
-async def _end(process: asyncio.subprocess.Process, patience_s: float = 30.0) -> None:
-    """An agent ends with its standard input; the service gets a signal before."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), patience_s)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 class Arm:
     def __init__(self, name: str, agent: Counted, service: Counted | None = None, url: str = "") -> None:
-        self.name, self.url = name, url
-        self._agent, self._service = agent, service
-
-    @property
-    def service(self) -> Service | None:
-        return (self._service, self.url) if self._service else None
+        self.name, self.url, self.service = name, url, service
+        self._agent = agent
 
     @property
     def counted_by(self) -> str:
@@ -121,103 +106,88 @@ class Arm:
 
     @property
     def service_pid(self) -> int:
-        return (self._service or self._agent).process.pid
+        return (self.service or self._agent).process.pid
 
-    async def run(self, programs: list[Program], concurrency: int) -> Run:
+    def run(self, programs: list[Program], concurrency: int) -> Run:
         busy, cpu, load = meter.machine_busy_s(), self._cpu_s(), self._load_s()
         started = time.perf_counter()
-        report = await self._ask(Request(programs, concurrency))
-        await asyncio.sleep(SETTLE_S)
+        report = msgspec.msgpack.decode(self._ask(Request(programs, concurrency)), type=Report)
+        time.sleep(SETTLE_S)
         elapsed_s = time.perf_counter() - started
         cpu, load = self._cpu_s() - cpu, self._load_s() - load
         return Run(report.outcomes, report.wall_s, cpu, load, meter.others_share(busy, cpu + load, elapsed_s))
 
     def _cpu_s(self) -> float:
-        return (self._service or self._agent).used_s()
+        return (self.service or self._agent).used_s()
 
     def _load_s(self) -> float:
-        return self._agent.used_s() if self._service else 0.0
+        return self._agent.used_s() if self.service else 0.0
 
-    async def _ask(self, request: Request) -> Report:
+    def _ask(self, request: Request) -> bytes:
         stdin, stdout = self._agent.process.stdin, self._agent.process.stdout
         assert stdin is not None and stdout is not None
-        data = msgspec.msgpack.encode(request)
-        stdin.write(len(data).to_bytes(8, "little") + data)
-        try:
-            await stdin.drain()
-            return msgspec.msgpack.decode(await _receive(stdout), type=Report)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ArmFailed(f"{self.name} ended:\n{self._agent.log_text()}") from error
+        with contextlib.suppress(BrokenPipeError):
+            send_frame(stdin, request)
+            if (frame := receive_frame(stdout)) is not None:
+                return frame
+        raise ArmFailed(f"{self.name} ended:\n{self._agent.log_text()}")
 
 
-async def _receive(stream: asyncio.StreamReader) -> bytes:
-    size = int.from_bytes(await stream.readexactly(8), "little")
-    return await stream.readexactly(size)
-
-
-@contextlib.asynccontextmanager
-async def open_arm(name: str, shared: Service | None = None, root: Path | None = None) -> AsyncGenerator[Arm, None]:
-    """`shared`: a running service for an arm that needs one. `root`: the source tree of the service."""
-    async with contextlib.AsyncExitStack() as stack:
+@contextlib.contextmanager
+def open_arm(name: str, shared: Arm | None = None, root: Path | None = None) -> Iterator[Arm]:
+    """`shared`: an arm whose service this one uses. `root`: the source tree of the service."""
+    with contextlib.ExitStack() as stack:
         if name not in ("http", "redis", *ENDPOINTS):
-            yield Arm(name, await _agent(stack, name))
+            yield Arm(name, stack.enter_context(_agent(name)))
             return
-        service, url = shared or await _service(stack, name, root)
-        yield Arm(name, await _agent(stack, "http" if name == "redis" else name, url), service, url)
+        service, url = (shared.service, shared.url) if shared else stack.enter_context(_service(name, root))
+        yield Arm(name, stack.enter_context(_agent("http" if name == "redis" else name, url)), service, url)
 
 
-@contextlib.asynccontextmanager
-async def attach_arm(name: str, kind: str, url: str) -> AsyncGenerator[Arm, None]:
+@contextlib.contextmanager
+def attach_arm(name: str, kind: str, url: str) -> Iterator[Arm]:
     """An agent of this kind against a service whose CPU time cannot be counted."""
-    async with contextlib.AsyncExitStack() as stack:
-        yield Arm(name, await _agent(stack, kind, url), url=url)
+    with _agent(kind, url) as agent:
+        yield Arm(name, agent, url=url)
 
 
-async def _agent(stack: contextlib.AsyncExitStack, name: str, *arguments: str) -> Counted:
-    agent = await stack.enter_async_context(counted(name, [sys.executable, "-m", "loadtest.bench.agent", name, *arguments]))
-    assert agent.process.stdout is not None
-    try:
-        await asyncio.wait_for(_receive(agent.process.stdout), START_S)
-    except (asyncio.IncompleteReadError, TimeoutError) as error:
-        raise ArmFailed(f"{name} does not start:\n{agent.log_text()}") from error
-    return agent
+@contextlib.contextmanager
+def _agent(name: str, *arguments: str) -> Iterator[Counted]:
+    with counted(name, ["-m", "loadtest.bench.agent", name, *arguments]) as agent:
+        stdout = agent.process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], START_S)[0] or receive_frame(stdout) is None:
+            agent.process.kill()
+            raise ArmFailed(f"{name} does not start:\n{agent.log_text()}")
+        yield agent
 
 
-async def _service(stack: contextlib.AsyncExitStack, name: str, root: Path | None) -> Service:
-    """Start a service of that source tree on a port of its own and wait until it is ready."""
+@contextlib.contextmanager
+def _service(name: str, root: Path | None) -> Iterator[tuple[Counted, str]]:
+    """A service of that source tree on a port of its own, and its address, when it is ready."""
     port = free_port()
     up = ["-m", "exec_service", "up", "--grpc-port", "0", "--port", str(port)]
-    command = [sys.executable, *([str(CLUSTER), str(port)] if name == "redis" else up)]
-    service = await stack.enter_async_context(counted(f"service-{port}", command, root))
-    stack.callback(_terminate, service.process)
-    url = f"http://127.0.0.1:{port}"
-    give_up = time.monotonic() + START_S
-    while not await asyncio.to_thread(_is_ready, url):
-        if service.process.returncode is not None or time.monotonic() > give_up:
-            raise ArmFailed(f"the service does not start:\n{service.log_text()}")
-        await asyncio.sleep(0.1)
-    return service, url
-
-
-def _terminate(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    url, give_up = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+    with counted(f"service-{port}", [str(CLUSTER), str(port)] if name == "redis" else up, root) as service:
+        try:
+            while not _is_ready(url):
+                if service.process.poll() is not None or time.monotonic() > give_up:
+                    raise ArmFailed(f"the service does not start:\n{service.log_text()}")
+                time.sleep(0.1)
+            yield service, url
+        finally:
+            service.process.terminate()
 
 
 def _is_ready(url: str) -> bool:
     """Also asks for slots: the gateway of a cluster is ready before its workers."""
     try:
-        _get(f"{url}/readyz")
-        return bool(msgspec.json.decode(_get(f"{url}/v1/info"))["slots"])
+        urllib.request.urlopen(f"{url}/readyz", timeout=10).close()
+        return bool(info(url)["slots"])
     except OSError:
         return False
 
 
-async def info(url: str) -> dict[str, Any]:
-    return msgspec.json.decode(await asyncio.to_thread(_get, f"{url}/v1/info"), type=dict[str, Any])
-
-
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        data: bytes = answer.read()
-        return data
+def info(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/v1/info", timeout=10) as answer:
+        return msgspec.json.decode(answer.read(), type=dict[str, Any])

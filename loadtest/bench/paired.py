@@ -13,7 +13,6 @@ shown; the exit code is then 1, as it is if a median ratio is above `--most`.
 """
 
 import argparse
-import asyncio
 import contextlib
 import io
 import math
@@ -29,9 +28,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from loadtest.bench.agent import Outcome
+from loadtest.bench.agent import STARVED, Outcome, difference
 from loadtest.bench.arms import Arm, ArmFailed, Run, info, open_arm
-from loadtest.bench.check import STARVED, difference
 from loadtest.support import meter, results
 from loadtest.support.results import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ROOT, markdown, some_of
 from loadtest.support.workload import MIXES, Program, Workload
@@ -135,26 +133,26 @@ def _output(command: list[str], folder: Path) -> bytes:
     return done.stdout
 
 
-async def compare(options: argparse.Namespace, workload: Workload) -> Comparison:
+def compare(options: argparse.Namespace, workload: Workload) -> Comparison:
     meter.remove_leftovers()
     found = Comparison(options.about, Path(options.base).name, workload.name)
     with base_tree(options.base) as tree:
         for repeat in range(options.repeats):
             for arm in options.arms:
-                async with open_arm(arm, root=tree) as old, open_arm(arm, root=ROOT) as new:
+                with open_arm(arm, root=tree) as old, open_arm(arm, root=ROOT) as new:
                     found.cpu_counted_by = old.counted_by
-                    found.slots = {"base": (await info(old.url))["slots"], "new": (await info(new.url))["slots"]}
+                    found.slots = {"base": info(old.url)["slots"], "new": info(new.url)["slots"]}
                     for mix in options.mix:
                         programs = workload.calls(options.calls, options.seed + repeat, mix)
                         order = [old, new] if repeat % 2 == 0 else [new, old]
-                        runs = {id(one): await _measure(one, programs) for one in order}
+                        runs = {id(one): _measure(one, programs) for one in order}
                         _keep(found, mix, arm, repeat, programs, runs[id(old)], runs[id(new)])
     return found
 
 
-async def _measure(arm: Arm, programs: list[Program]) -> Run:
-    await arm.run(programs[:WARM_UP_CALLS], 0)  # the service decides how many run at a time
-    return await arm.run(programs, 0)
+def _measure(arm: Arm, programs: list[Program]) -> Run:
+    arm.run(programs[:WARM_UP_CALLS], 0)  # the service decides how many run at a time
+    return arm.run(programs, 0)
 
 
 def _keep(found: Comparison, mix: str, arm: str, repeat: int, programs: list[Program], old: Run, new: Run) -> None:
@@ -222,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_UNAVAILABLE
     try:
         workload = Workload.from_file(given.workload) if given.workload else Workload.own()
-        found = asyncio.run(compare(given, workload))
+        found = compare(given, workload)
     except (OSError, ImportError, SyntaxError, BadBase, ArmFailed) as error:
         print(f"paired: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE if isinstance(error, ArmFailed) else EXIT_USAGE

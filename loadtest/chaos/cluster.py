@@ -5,8 +5,8 @@ import http.client
 import random
 import signal
 import time
+import urllib.request
 from collections import Counter
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -51,7 +51,7 @@ class Cluster:
             self.proxy = stack.enter_context(ProxyThread(self.redis.port))
             stack.callback(self._close_parts)
             urls = [self.redis.url, self.proxy.url]
-            self.gateways = [self._gateway(url) for url in urls]
+            self.gateways = [Part.gateway(url, **GATEWAY_SETTINGS) for url in urls]
             self.workers = [self._worker(url) for url in [self.redis.url, *urls]]
             for part in (*self.gateways, *self.workers):
                 part.wait_ready()
@@ -70,9 +70,6 @@ class Cluster:
                 part.kill(signal.SIGTERM)
         for part in parts:
             part.close()
-
-    def _gateway(self, url: str) -> Part:
-        return Part.gateway(url, **GATEWAY_SETTINGS)
 
     def _worker(self, url: str) -> Part:
         return Part.worker(url, **SANDBOX_SETTINGS) if self.sandbox else Part.echo(url, **ECHO_SETTINGS)
@@ -97,7 +94,7 @@ class Cluster:
         while len(self.workers) < WORKERS:
             self.add_worker()
         while len(self.gateways) < GATEWAYS:
-            self.gateways.insert(0, self._gateway(self.redis.url).__enter__())
+            self.gateways.insert(0, Part.gateway(self.redis.url, **GATEWAY_SETTINGS).__enter__())
         self.wait_for_workers()
 
     def inner(self, name: str) -> list[int]:
@@ -148,10 +145,7 @@ def counters_of(part: Part) -> dict[str, int]:
 
 
 def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+    return meter.proc_text(pid, "cmdline").replace("\0", " ")
 
 
 def is_healthy(url: str) -> bool:
@@ -160,10 +154,8 @@ def is_healthy(url: str) -> bool:
 
 
 def post(url: str, path: str, body: Any, timeout_s: float) -> dict[str, Any] | None:
-    """The response, or None if there is none in time."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("POST", path, msgspec.json.encode(body), {"content-type": "application/json"})
-        answer: dict[str, Any] = msgspec.json.decode(connection.getresponse().read())
-        return answer
+    """The response, or None if there is none in time, or if it is a refusal."""
+    request = urllib.request.Request(url + path, msgspec.json.encode(body), {"content-type": "application/json"})
+    with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        return msgspec.json.decode(answer.read(), type=dict[str, Any])
     return None

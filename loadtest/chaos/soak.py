@@ -10,17 +10,16 @@ stays within twice that of the first minutes; if the memory of the processes tha
 end the cluster is as fast as a fresh one and uses at most 2 % of the cores at rest.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
 import threading
 import time
 from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from loadtest.chaos.cluster import Cluster
 from loadtest.chaos.faults import SOAKED
@@ -115,26 +114,6 @@ class Soak(NamedTuple):
         return ", ".join(shares) or "no thread stands out"
 
 
-def resident_bytes(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0  # Redis is being restarted
-    return int(text.partition("VmRSS:")[2].split()[0]) * 1024 if "VmRSS:" in text else 0
-
-
-class Busy:
-    """How busy the cores were since the last look."""
-
-    def __init__(self) -> None:
-        self._used_s, self._at = meter.machine_busy_s(), time.monotonic()
-
-    def share(self) -> float:
-        before_s, before = self._used_s, self._at
-        self._used_s, self._at = meter.machine_busy_s(), time.monotonic()
-        return (self._used_s - before_s) / (self._at - before) / (os.cpu_count() or 1)
-
-
 class Watch:
     """A thread that records memory, and adjusts the load while it is calm."""
 
@@ -143,32 +122,26 @@ class Watch:
         self.paces: list[Pace] = []
         self.calm = True
         self._cluster, self._load = cluster, load
-        self._failure: BaseException | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread = ThreadPoolExecutor(1)
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
+    def __enter__(self) -> Self:
+        self._work_done = self._thread.submit(self._work)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
-        if self._failure is not None:
-            raise RuntimeError("the thread that watches memory and load failed") from self._failure
+        self._work_done.result(10)
 
     def _work(self) -> None:
-        busy = Busy()
-        try:
-            for step in itertools.count(1):
-                if self._stop.wait(STEP_S):
-                    return
-                self._adjust(busy.share())
-                if step % MEMORY_STEPS == 0:
-                    pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
-                    self.memory.append(Memory(*map(resident_bytes, pids)))
-        except BaseException as error:
-            self._failure = error
+        for step in itertools.count(1):
+            busy_s, began = meter.machine_busy_s(), time.monotonic()
+            if self._stop.wait(STEP_S):
+                return
+            self._adjust(meter.others_share(busy_s, 0.0, time.monotonic() - began))
+            if step % MEMORY_STEPS == 0:
+                pids = (self._cluster.gateways[-1].pid, self._cluster.workers[-1].pid, self._cluster.redis.pid)
+                self.memory.append(Memory(*(meter.memory_bytes(pid, "VmRSS") for pid in pids)))
 
     def _adjust(self, busy: float) -> None:
         assert self._load.per_s is not None
@@ -244,14 +217,15 @@ def soak(minutes: float, seed: int, about: dict[str, str]) -> Soak:
 def look_at_rest(own: meter.OwnProcesses) -> Rest:
     """Without this process, which has the load and the proxy."""
     time.sleep(REST_S)
-    began, busy, threads = time.monotonic(), Busy(), own.threads()
+    began, busy_s, threads = time.monotonic(), meter.machine_busy_s(), own.threads()
     used_s = own.used_s() - time.process_time()
     time.sleep(REST_S)
     used_s = own.used_s() - time.process_time() - used_s
-    cores_s = (time.monotonic() - began) * (os.cpu_count() or 1)
+    wall_s = time.monotonic() - began
+    cores_s, machine = wall_s * (os.cpu_count() or 1), meter.others_share(busy_s, 0.0, wall_s)
     shares = {key: (run_s - threads.get(key, 0.0)) / cores_s for key, run_s in own.threads().items() if key[0] != os.getpid()}
     busiest = sorted(shares, key=lambda key: -shares[key])[:REST_SHOWN]
-    return Rest(used_s / cores_s, busy.share(), {meter.thread_name(*key): round(shares[key], 4) for key in busiest})
+    return Rest(used_s / cores_s, machine, {meter.thread_name(*key): round(shares[key], 4) for key in busiest})
 
 
 def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Injected]:

@@ -6,16 +6,14 @@ the burst is over. Every result is compared with what was sent. All processes ar
 to it. Calls travel in batches, so that 45,000 need a few dozen connections; `--batch 1` gives each its own connection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
+import itertools
 import resource
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,33 +68,19 @@ class Burst(NamedTuple):
         return [words for words, met in checks.items() if not met]
 
 
-class SecondTenant:
-    """Makes one call at a time, until it is stopped."""
-
-    def __init__(self, url: str, program: Program) -> None:
-        self.latencies_ms: list[float] = []
-        self.wrong = 0
-        self._address, self._program = url.removeprefix("http://"), program
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-
-    def __enter__(self) -> SecondTenant:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-    def _work(self) -> None:
-        body = msgspec.json.encode({"code": self._program.code, "tenant": "second", "deadline_s": 60})
-        with contextlib.closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
-            while not self.latencies_ms or not self._stop.wait(0.02):
-                began = time.perf_counter()
-                connection.request("POST", "/v1/run", body, {"content-type": "application/json"})
-                answer = msgspec.json.decode(connection.getresponse().read())
-                self.latencies_ms.append(1000 * (time.perf_counter() - began))
-                self.wrong += answer.get("stdout") != self._program.stdout
+def call_alone(url: str, program: Program, stop: threading.Event) -> list[float]:
+    """The second tenant: one call after the other until `stop` is set, at least one; their latencies in ms."""
+    body = msgspec.json.encode({"code": program.code, "tenant": "second", "deadline_s": 60})
+    latencies_ms: list[float] = []
+    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
+        while not latencies_ms or not stop.wait(0.02):
+            began = time.perf_counter()
+            connection.request("POST", "/v1/run", body, {"content-type": "application/json"})
+            answer = msgspec.json.decode(connection.getresponse().read())
+            latencies_ms.append(1000 * (time.perf_counter() - began))
+            if answer.get("stdout") != program.stdout:
+                raise RuntimeError(f"a wrong result of the second tenant: {answer}")
+    return latencies_ms
 
 
 def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int = SENDERS, batch: int = BATCH) -> Burst:
@@ -109,17 +93,20 @@ def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int 
         before = meter.stages_s(stages := {"gateway": [gateway.pid], "redis": [redis.pid]})
         began = time.monotonic()
         processes = [burst_sender.start(order) for order in orders(url, calls, senders, batch, sandboxed=sandboxed)]
-        stack.callback(kill, processes)
+        for process in processes:
+            stack.callback(process.wait)
+            stack.callback(process.kill)
         in_flight = wait_accepted(gateway, calls)
         accepted_in_s = time.monotonic() - began
         workers = add_workers(stack, redis.url, sandboxed=sandboxed)
         before |= meter.stages_s(stages_of(workers))
         served = time.monotonic()
-        with SecondTenant(gateway.url, program("second")) as second:
-            shares = [burst_sender.finish(process) for process in processes]
-            wall_s = time.monotonic() - served
-        if second.wrong:
-            raise RuntimeError(f"{second.wrong} wrong results of the second tenant")
+        stop = threading.Event()
+        second = stack.enter_context(ThreadPoolExecutor(1)).submit(call_alone, gateway.url, program("second"), stop)
+        stack.callback(stop.set)
+        shares = [burst_sender.finish(process) for process in processes]
+        wall_s = time.monotonic() - served
+        stop.set()
         spent = {name: value - before.get(name, 0.0) for name, value in meter.stages_s(stages | stages_of(workers)).items()}
         spent["load"] = sum(share.cpu_s for share in shares)
         return Burst(
@@ -131,8 +118,8 @@ def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int 
             add_up(share.counts for share in shares),
             calls / wall_s,
             [stay / 1000 for share in shares for stay in share.stays_ms],
-            second.latencies_ms,
-            meter.peak_bytes(gateway.pid),
+            second.result(),
+            meter.memory_bytes(gateway.pid, "VmHWM"),
             redis.info("used_memory_peak"),
             {name: 1000 * seconds / calls for name, seconds in spent.items()},
         )
@@ -142,13 +129,6 @@ def orders(url: str, calls: int, senders: int, batch: int, *, sandboxed: bool) -
     """The burst in parts that differ by one call at most."""
     parts = [calls // senders + (n < calls % senders) for n in range(senders)]
     return [Order(url, f"first{n}", "first", part, batch, DEADLINE_S, sandboxed) for n, part in enumerate(parts) if part]
-
-
-def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def stages_of(workers: list[Part]) -> dict[str, list[int]]:
@@ -233,12 +213,10 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_USAGE
     about = results.about(MODULE, argv, server=redis_server.version())
     bursts = []
-    for run in given.runs:
-        for transport in given.transports:
-            for size in sizes:
-                print(f"burst: {size:,} calls over {transport}, {run} workers", file=sys.stderr, flush=True)
-                sandboxed = run == "sandbox"
-                bursts.append(burst(size, transport=transport, sandboxed=sandboxed, senders=given.senders, batch=given.batch))
+    for run, transport, size in itertools.product(given.runs, given.transports, sizes):
+        print(f"burst: {size:,} calls over {transport}, {run} workers", file=sys.stderr, flush=True)
+        sandboxed = run == "sandbox"
+        bursts.append(burst(size, transport=transport, sandboxed=sandboxed, senders=given.senders, batch=given.batch))
     results.write_page(page(bursts, about), given.page)
     return EXIT_FAILED if any(one.misses() for one in bursts) else 0
 

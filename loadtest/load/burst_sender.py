@@ -1,23 +1,24 @@
 """A process that sends a part of a burst at once, in a few requests, and checks every result.
 
-It reads an `Order` from standard input and writes a `Share` to standard output.
+It reads an `Order` from standard input and writes a `Share` to standard output. There is one attempt: the calls of a request
+that is refused or breaks are lost.
 """
 
 import asyncio
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from exec_client._grpc import GrpcTransport
+from exec_client._transport import Transport, make_transport
 from exec_client.errors import ExecError
-from exec_wire import Call
-from loadtest.support.steady_load import Counts, Program, SteadyLoad
+from exec_wire import Call, Result
+from loadtest.support.processes import ROOT
+from loadtest.support.steady_load import Counts, Program
 
-ROOT = Path(__file__).parents[2]
+GRACE_S = 30.0  # without a byte for so long after the deadline, the calls of a request are lost
 GRPC_CHANNELS = 4  # HTTP/2 connections: the flow control of one would be the bottleneck
 
 
@@ -31,12 +32,12 @@ class Order(Struct, frozen=True):
     sandboxed: bool
 
 
-class Share(Struct, frozen=True):
+class Share(Struct):
     """The results of one sender."""
 
     counts: Counts
     stays_ms: list[float]  # time in the service, by the gateway
-    cpu_s: float
+    cpu_s: float = 0.0
 
 
 def start(order: Order) -> subprocess.Popen[bytes]:
@@ -56,82 +57,52 @@ def finish(process: subprocess.Popen[bytes]) -> Share:
     return share
 
 
-def over_http(order: Order) -> tuple[Counts, list[float]]:
-    load = SteadyLoad(
-        lambda: [order.url],
-        Program.python if order.sandboxed else Program.echo,
-        1,
-        name=order.name,
-        tenant=order.tenant,
-        callers=-(-order.calls // order.batch),
-        batch=order.batch,
-        most=order.calls,
-        deadline_s=order.deadline_s,
-    )
-    with load:
-        load.join()
-    return load.counts, load.stays_ms
+async def send(order: Order) -> Share:
+    share = Share(Counts(notes={}), [])
+    channels = [make_transport(order.url, {}, None) for _ in range(GRPC_CHANNELS if order.url.startswith("grpc") else 1)]
+    starts = range(0, order.calls, order.batch)
+    await asyncio.gather(*(_send_batch(channels[n % len(channels)], order, at, share) for n, at in enumerate(starts)))
+    for channel in channels:
+        await channel.aclose()
+    return share
 
 
-class GrpcLoad:
-    """As `SteadyLoad`, with one attempt: the calls of a broken request are lost."""
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._program = Program.python if order.sandboxed else Program.echo
-        self.counts, self.stays_ms = Counts(notes={}), list[float]()
-
-    async def run(self) -> None:
-        channels = [GrpcTransport(self._order.url) for _ in range(GRPC_CHANNELS)]
-        starts = range(0, self._order.calls, self._order.batch)
-        await asyncio.gather(*(self._batch(channels[n % GRPC_CHANNELS], at) for n, at in enumerate(starts)))
-        for channel in channels:
-            await channel.aclose()
-
-    async def _batch(self, channel: GrpcTransport, first: int) -> None:
-        order = self._order
-        names = [f"{order.name}-{n}" for n in range(first, min(first + order.batch, order.calls))]
-        wanted = [self._program(name) for name in names]
-        calls = [Call(one.code, deadline_s=order.deadline_s, tenant=order.tenant) for one in wanted]
-        missing = set(range(len(calls)))
-        self.counts.accepted += len(calls)
-        try:
-            async for result in channel.send(calls, order.deadline_s + 30):
-                if result.index not in missing:
-                    self.counts.twice += 1
-                    continue
-                missing.discard(result.index)
-                self.counts.answered += 1
-                self.stays_ms.append(result.timings.total_ms)
-                self._judge(result.status, result.blame, result.stdout == wanted[result.index].stdout)
-        except ExecError as error:
-            self._note(f"{type(error).__name__}: {error}")
-        self.counts.lost += len(missing)
-
-    def _judge(self, status: str, blame: str, same: bool) -> None:
-        if status == "ok":
-            self.counts.right += same
-            self.counts.wrong += not same
-        else:
-            self.counts.infra += blame == "infra"
-            self.counts.model += blame != "infra"
-            self._note(f"{status} blamed on {blame}")
-
-    def _note(self, note: str) -> None:
-        self.counts.notes[note] = self.counts.notes.get(note, 0) + 1
+async def _send_batch(channel: Transport, order: Order, first: int, share: Share) -> None:
+    make, counts = Program.python if order.sandboxed else Program.echo, share.counts
+    wanted = [make(f"{order.name}-{n}") for n in range(first, min(first + order.batch, order.calls))]
+    calls = [Call(one.code, deadline_s=order.deadline_s, tenant=order.tenant) for one in wanted]
+    missing = set(range(len(calls)))
+    counts.accepted += len(calls)
+    try:
+        async for result in channel.send(calls, order.deadline_s + GRACE_S):
+            if result.index not in missing:
+                counts.twice += 1
+                continue
+            missing.discard(result.index)
+            share.stays_ms.append(result.timings.total_ms)
+            _count(counts, result, wanted[result.index])
+    except ExecError as error:
+        counts.note(f"{type(error).__name__}: {error}")
+    counts.lost += len(missing)
 
 
-def over_grpc(order: Order) -> tuple[Counts, list[float]]:
-    load = GrpcLoad(order)
-    asyncio.run(load.run())
-    return load.counts, load.stays_ms
+def _count(counts: Counts, result: Result, wanted: Program) -> None:
+    counts.answered += 1
+    if result.status == "ok":
+        counts.right += result.stdout == wanted.stdout
+        counts.wrong += result.stdout != wanted.stdout
+    else:
+        counts.infra += result.blame == "infra"
+        counts.model += result.blame != "infra"
+        counts.note(f"{result.status} blamed on {result.blame}")
 
 
 def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     began = time.process_time()
-    counts, stays_ms = over_grpc(order) if order.url.startswith("grpc://") else over_http(order)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(Share(counts, stays_ms, time.process_time() - began)))
+    share = asyncio.run(send(order))
+    share.cpu_s = time.process_time() - began
+    sys.stdout.buffer.write(msgspec.msgpack.encode(share))
 
 
 if __name__ == "__main__":

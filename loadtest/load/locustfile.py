@@ -7,6 +7,7 @@ of each stage of our own calls (`queue`, `start`, `run`) and for the number of r
 All users of a process share one client, as the tasks of a trainer do: their calls share requests.
 """
 
+import functools
 import itertools
 import logging
 import time
@@ -86,13 +87,7 @@ class Bridge:
         return outcome  # type: ignore[no-any-return]
 
 
-_bridges: dict[str, Bridge] = {}
-
-
-def bridge_to(url: str) -> Bridge:
-    if url not in _bridges:
-        _bridges[url] = Bridge(url)
-    return _bridges[url]
+bridge_to = functools.cache(Bridge)
 
 
 class Paced:
@@ -101,29 +96,27 @@ class Paced:
     environment: Environment
     _numbers: ClassVar[Iterator[int]] = itertools.count(1)
 
-    def wait_time(self) -> float:
-        options = self.environment.parsed_options
-        assert options is not None
-        return options.step_seconds - time.time() % options.step_seconds if options.shape == "step" else 0.0
+    def on_start(self) -> None:
+        assert self.environment.parsed_options is not None
+        self.options = self.environment.parsed_options
+        self.programs = itertools.cycle(calls(PROGRAMS, next(self._numbers), self.options.mix))
 
-    def programs_of_mix(self) -> Iterator[Program]:
-        options = self.environment.parsed_options
-        assert options is not None
-        return itertools.cycle(calls(PROGRAMS, next(self._numbers), options.mix))
+    def wait_time(self) -> float:
+        step_s = self.options.step_seconds
+        return step_s - time.time() % step_s if self.options.shape == "step" else 0.0
 
 
 class ClientUser(Paced, User):
     abstract = True
 
     def on_start(self) -> None:
-        assert self.host and self.environment.parsed_options is not None
+        super().on_start()
+        assert self.host
         self.bridge = bridge_to(self.host)
         self.client = self.bridge.client
-        self.programs = self.programs_of_mix()
-        self.count = self.environment.parsed_options.calls
 
     def next_programs(self) -> list[Program]:
-        return list(itertools.islice(self.programs, self.count))
+        return list(itertools.islice(self.programs, self.options.calls))
 
     def fire(self, what: str, name: str, latency_s: float, error: Exception | None = None, size: int = 0) -> None:
         self.environment.events.request.fire(
@@ -240,9 +233,6 @@ class SessionUser(ClientUser):
 class AdapterUser(Paced, FastHttpUser):
     abstract = True
     connection_timeout = network_timeout = DEADLINE_S
-
-    def on_start(self) -> None:
-        self.programs = self.programs_of_mix()
 
     def ask(self, path: str, body: dict[str, Any], name: str, right: Callable[[Any], bool], **headers: str) -> None:
         with self.client.post(path, json=body, headers=headers, name=f"{path} {name}", catch_response=True) as answer:

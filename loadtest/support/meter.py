@@ -6,13 +6,13 @@ that the groups of the sandbox are made beside that leaf and still inside. Witho
 processes, which include the children they waited for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 PREFIX = "exec-bench"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -123,9 +123,8 @@ def tree(root_pid: int) -> Iterator[int]:
     """A process and its descendants, also in other PID namespaces."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int(_stat(int(folder.name))[1])
-            children.setdefault(parent, []).append(int(folder.name))
+        if stat := _stat(int(folder.name)):
+            children.setdefault(int(stat[1]), []).append(int(folder.name))
     found = [root_pid]
     while found:
         pid = found.pop()
@@ -133,16 +132,21 @@ def tree(root_pid: int) -> Iterator[int]:
         found += children.get(pid, [])
 
 
+def proc_text(pid: int, name: str) -> str:
+    """A file of /proc/PID; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name, which may contain anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return proc_text(pid, "stat").rpartition(")")[2].split()
 
 
 def cpu_s(pid: int) -> float:
-    try:
-        return sum(map(int, _stat(pid)[11:15])) * _TICK_S  # utime stime cutime cstime
-    except OSError:
-        return 0.0
+    return sum(map(int, _stat(pid)[11:15])) * _TICK_S  # utime stime cutime cstime
 
 
 def stages_s(stages: dict[str, list[int]]) -> dict[str, float]:
@@ -150,24 +154,14 @@ def stages_s(stages: dict[str, list[int]]) -> dict[str, float]:
     return {name: sum(map(cpu_s, pids)) for name, pids in stages.items()}
 
 
+def memory_bytes(pid: int, field: str, file: str = "status") -> int:
+    """Such as VmRSS, the resident memory, or VmHWM, its peak; 0 if the process has ended."""
+    found = re.search(rf"^{field}:\s+(\d+)", proc_text(pid, file), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
 def pss_bytes(root_pid: int) -> int:
-    return sum(map(_pss_bytes, tree(root_pid)))
-
-
-def _pss_bytes(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # the process has ended
-    return 0
-
-
-def peak_bytes(pid: int) -> int:
-    """The peak of the resident memory of one process."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    return sum(memory_bytes(pid, "Pss", "smaps_rollup") for pid in tree(root_pid))
 
 
 class OwnProcesses:
@@ -176,7 +170,7 @@ class OwnProcesses:
     def __init__(self, name: str) -> None:
         self._meter = make_meter(name)
 
-    def __enter__(self) -> OwnProcesses:
+    def __enter__(self) -> Self:
         if self._meter.procs is not None:
             self._meter.procs.write_text(str(os.getpid()))
         return self
@@ -192,7 +186,9 @@ class OwnProcesses:
 
     def threads(self) -> dict[tuple[int, int], float]:
         """CPU time of every living thread, by process and thread."""
-        return {(pid, int(thread.name)): _run_s(thread) for pid in self._pids() for thread in _threads(pid)}
+        threads = [(pid, thread) for pid in self._pids() for thread in _threads(pid)]
+        run = {one: proc_text(one[0], f"task/{one[1]}/schedstat").split() for one in threads}
+        return {(pid, int(thread)): int(found[0]) / 1e9 for (pid, thread), found in run.items() if found}
 
     def _pids(self) -> list[int]:
         if self._meter.group is None:
@@ -204,29 +200,18 @@ class OwnProcesses:
         return pids
 
 
-def _threads(pid: int) -> list[Path]:
+def _threads(pid: int) -> list[str]:
     try:
-        return list(Path(f"/proc/{pid}/task").iterdir())
+        return [thread.name for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
 
 
-def _run_s(thread: Path) -> float:
-    try:
-        return int((thread / "schedstat").read_text().split()[0]) / 1e9
-    except OSError:
-        return 0.0
-
-
 def thread_name(pid: int, thread: int) -> str:
     """Its command and thread name, for a report."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        name = Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
-    except OSError:
-        return f"process {pid} (ended)"
+    command = proc_text(pid, "cmdline").split("\0")
     words = " ".join(Path(word).name for word in command[:4]).strip()
-    return f"{words[:60]} (process {pid}, thread {name})"
+    return f"{words[:60]} (process {pid}, thread {proc_text(pid, f'task/{thread}/comm').strip() or 'ended'})"
 
 
 def machine_busy_s() -> float:

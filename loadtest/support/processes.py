@@ -4,8 +4,6 @@ with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(red
     ...
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -74,24 +72,24 @@ class Part:
         )
 
     @classmethod
-    def up(cls, *arguments: str, **settings: object) -> Part:
+    def up(cls, *arguments: str, **settings: object) -> Self:
         """Gateway and worker in one process."""
         return cls(["up", "--port", "0", "--grpc-port", "0", *arguments], environment(settings))
 
     @classmethod
-    def gateway(cls, redis: str, *arguments: str, **settings: object) -> Part:
+    def gateway(cls, redis: str, *arguments: str, **settings: object) -> Self:
         return cls(["gateway", "--port", "0", "--grpc-port", "0", *arguments], environment({"redis": redis, **settings}))
 
     @classmethod
-    def worker(cls, redis: str, *arguments: str, **settings: object) -> Part:
+    def worker(cls, redis: str, *arguments: str, **settings: object) -> Self:
         return cls(["worker", *arguments], environment({"redis": redis, **settings}))
 
     @classmethod
-    def jobs_worker(cls, redis: str, *arguments: str, **settings: object) -> Part:
+    def jobs_worker(cls, redis: str, *arguments: str, **settings: object) -> Self:
         return cls(["jobs-worker", *arguments], environment({"redis": redis, **settings}))
 
     @classmethod
-    def echo(cls, redis: str, slots: int = 64, **settings: object) -> Part:
+    def echo(cls, redis: str, slots: int = 64, **settings: object) -> Self:
         return cls.worker(redis, "--runtime", "echo", "--insecure", slots=slots, **settings)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,5 @@
 """A TCP proxy to a server on this machine that can stall or cut its connections."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Self
@@ -16,7 +14,7 @@ class Proxy:
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self

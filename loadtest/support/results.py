@@ -1,7 +1,5 @@
 """Results of every tool: where they were measured, their statistics, Markdown tables, and JSON for scripts."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Self
 
 import msgspec
 from msgspec import Struct
@@ -28,7 +27,7 @@ class Spread(Struct, frozen=True):
     high: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Spread:
+    def of(cls, values: list[float]) -> Self:
         return cls(round(median(values), 4), round(min(values), 4), round(max(values), 4))
 
 

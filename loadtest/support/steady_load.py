@@ -9,8 +9,6 @@ It is a client that relies on the promise: each call has an idempotency key, and
 is blamed on infra and retryable, is sent again with the same key, maybe to another gateway.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import itertools
@@ -35,17 +33,13 @@ class Program(NamedTuple):
     stdout: str
 
     @classmethod
-    def echo(cls, name: str) -> Program:
+    def echo(cls, name: str) -> Self:
         return cls(name, name)
 
     @classmethod
-    def python(cls, name: str) -> Program:
+    def python(cls, name: str) -> Self:
         """Runs for 10 ms, so that a kill meets running programs."""
         return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
-
-
-class Stay(Struct, frozen=True):
-    total_ms: float = 0.0
 
 
 class Landed(Struct):
@@ -57,7 +51,6 @@ class Landed(Struct):
     index: int
     stdout: str
     error: str = ""
-    timings: Stay = Stay()
 
 
 class Counts(Struct):
@@ -76,6 +69,9 @@ class Counts(Struct):
     wrong: int = 0  # results with another output
     right: int = 0  # calls with their right result
     notes: dict[str, int] = {}  # what was not right, and how often
+
+    def note(self, words: str) -> None:
+        self.notes[words] = self.notes.get(words, 0) + 1
 
     @property
     def holds(self) -> bool:
@@ -96,29 +92,23 @@ class SteadyLoad:
         seed: int,
         *,
         name: str = "load",
-        tenant: str = "",
         callers: int = 8,
         batch: int = 50,
         most: int | None = None,
         first_pause_s: float = 0.0,
         read_pause_s: float = 0.0,
-        deadline_s: float = DEADLINE_S,
         per_s: float | None = None,
     ) -> None:
         """Args:
-        tenant: by default the name.
         first_pause_s: before the response is read; read_pause_s: between two reads.
         per_s: calls per second, whether or not others were answered; by default as fast as they are answered.
         """
         self.counts = Counts(notes={})
         self.latencies_s: list[float] = []  # from when a request was due to its last result
         self.dues: list[float] = []  # when these requests were due, by the monotonic clock
-        self.stays_ms: list[float] = []  # time of calls in the service, by the gateway
         self._gateways, self._program, self._seed, self._name = gateways, program, seed, name
-        self._tenant = tenant or name
         self._batch, self._most = batch, most
         self._first_pause_s, self._read_pause_s = first_pause_s, read_pause_s
-        self._deadline_s = deadline_s
         self.per_s = per_s  # may change while the load runs
         self._next_due = 0.0
         self._key = uuid.uuid4().hex  # no two loads share a key, so none gets the recorded result of another
@@ -139,7 +129,7 @@ class SteadyLoad:
         self.join()
 
     def join(self, patience_s: float | None = None) -> None:
-        give_up = time.monotonic() + (3 * (self._deadline_s + GRACE_S) if patience_s is None else patience_s)
+        give_up = time.monotonic() + (3 * (DEADLINE_S + GRACE_S) if patience_s is None else patience_s)
         for thread in self._threads:
             thread.join(max(0.0, give_up - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
@@ -190,7 +180,7 @@ class SteadyLoad:
     def _attempt(self, url: str, open_: dict[str, Program]) -> None:
         """One request with the open calls; removes those that are settled."""
         names = list(open_)
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=self._deadline_s + GRACE_S)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S + GRACE_S)
         with contextlib.closing(connection):
             try:
                 connection.request("POST", "/v1/batch", self._body(open_), {"content-type": "application/json"})
@@ -205,15 +195,8 @@ class SteadyLoad:
             self._read(response, names, open_)
 
     def _body(self, open_: dict[str, Program]) -> bytes:
-        calls = [
-            {
-                "code": program.code,
-                "idempotency_key": f"{self._key}-{name}",
-                "deadline_s": self._deadline_s,
-                "tenant": self._tenant,
-            }
-            for name, program in open_.items()
-        ]
+        shared = {"deadline_s": DEADLINE_S, "tenant": self._name}
+        calls = [{"code": one.code, "idempotency_key": f"{self._key}-{name}"} | shared for name, one in open_.items()]
         return msgspec.json.encode({"calls": calls})
 
     def _refused(self, response: http.client.HTTPResponse, calls: int) -> None:
@@ -253,7 +236,6 @@ class SteadyLoad:
 
     def _settle(self, landed: Landed, name: str, open_: dict[str, Program]) -> None:
         self._count(answered=1)
-        self.stays_ms.append(landed.timings.total_ms)
         if landed.blame == "infra":
             self._count(infra=1, note=f"{landed.status}: {landed.error}")
             if landed.retryable:
@@ -277,7 +259,7 @@ class SteadyLoad:
             for name, count in counts.items():
                 setattr(self.counts, name, getattr(self.counts, name) + count)
             if note:
-                self.counts.notes[note] = self.counts.notes.get(note, 0) + 1
+                self.counts.note(note)
 
 
 def add_up(all_counts: Iterable[Counts]) -> Counts:

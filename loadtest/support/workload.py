@@ -9,17 +9,15 @@ Mixes as in RL rollouts of a math model: `rollout`, `std` (standard library only
 of each kind, and of each template within its kind, is exact and not drawn: two parts of a workload cost the same.
 """
 
-from __future__ import annotations
-
 import hashlib
-import importlib.util
 import random
 import re
+import runpy
 import string
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -40,7 +38,7 @@ class Template(Struct, frozen=True):
     stdin_integers: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Template:
+    def parse(cls, text: str) -> Self:
         head, _, code = text.partition("\n")
         head, _, stdin = head.partition(" stdin=")
         name, *fields = head.split()
@@ -84,7 +82,9 @@ def calls(n: int, seed: int = 0, mix: str = "rollout") -> list[Program]:
     programs = []
     for kind, count in shares(n, MIXES[mix]).items():
         order = rng.sample(TEMPLATES[kind], len(TEMPLATES[kind]))
-        programs += [_program(kind, template, rng) for template in islice(cycle(order), count)]
+        programs += [
+            Program(kind, *template.fill(rng), template.name, _wall_s(kind)) for template in islice(cycle(order), count)
+        ]
     rng.shuffle(programs)
     return programs
 
@@ -99,10 +99,6 @@ def shares(n: int, weights: dict[str, int]) -> dict[str, int]:
     return counts
 
 
-def _program(kind: str, template: Template, rng: random.Random) -> Program:
-    return Program(kind, *template.fill(rng), template.name, _wall_s(kind))
-
-
 def _wall_s(kind: str) -> float:
     return ENDLESS_WALL_S if kind == "endless" else WALL_S
 
@@ -114,20 +110,16 @@ class Workload(Struct, frozen=True):
     calls: Calls
 
     @classmethod
-    def own(cls) -> Workload:
+    def own(cls) -> Self:
         return cls("loadtest.support.workload", calls)
 
     @classmethod
-    def from_file(cls, path: Path) -> Workload:
+    def from_file(cls, path: Path) -> Self:
         """A module with `calls(n, seed, mix)`, which returns dicts with `kind`, `code` and `stdin`."""
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{path} is not a Python module")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = runpy.run_path(str(path))
 
         def foreign(n: int, seed: int, mix: str) -> list[Program]:
-            return [_foreign_program(call) for call in module.calls(n, seed=seed, mix=mix)]
+            return [_foreign_program(call) for call in module["calls"](n, seed=seed, mix=mix)]
 
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         return cls(f"{path.name} (sha256 {digest})", foreign)

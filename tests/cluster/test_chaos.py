@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from redis_harness import need_redis
 
-from loadtest.chaos import run as chaos
+from loadtest.chaos import __main__ as chaos
 from loadtest.chaos.cluster import Cluster
 from loadtest.chaos.faults import ECHOED, SANDBOXED
 

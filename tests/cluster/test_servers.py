@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis_harness import need_redis, server_params
 
-from loadtest.chaos import run as chaos
+from loadtest.chaos import __main__ as chaos
 from loadtest.chaos import soak
 from loadtest.support import redis_server
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.bench import measure as bench
-from loadtest.bench.agent import CUT, Outcome
+from loadtest.bench import __main__ as bench
+from loadtest.bench.agent import CUT, STARVED, Outcome, as_shown, difference
 from loadtest.bench.arms import ARMS, ENDPOINTS, info, open_arm
-from loadtest.bench.check import STARVED, as_shown, difference
 from loadtest.bench.figures import Results, RunRecord, judge, summarise
 from loadtest.support import meter
 from loadtest.support.processes import Part, free_port
@@ -47,26 +46,26 @@ def need_sandbox() -> None:
         for name in ARMS
     ],
 )
-async def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
+def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
     need_sandbox()
     burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
-    async with open_arm(name) as arm:
+    with open_arm(name) as arm:
         four = FOUR[:3] if name in ENDPOINTS else FOUR  # code-judge's protocol has no time limit
-        run = await arm.run(four, 2)
+        run = arm.run(four, 2)
         # On a busy machine the time-out of an endless program is blamed on infra.
         assert [(one.status.removesuffix(" (infra)"), one.stdout) for one in run.outcomes] == WANTED[: len(four)]
         assert run.outcomes[2].last_line == "ZeroDivisionError: division by zero"
-        burned = await arm.run([burn] * 2, 2)
+        burned = arm.run([burn] * 2, 2)
         assert burned.cpu_s > 2 * BURN_S * 0.9
         assert burned.load_cpu_s < BURN_S  # the load generator is counted apart
         if name == "http":
-            assert (await info(arm.url))["slots"] >= 1
+            assert info(arm.url)["slots"] >= 1
             assert meter.pss_bytes(arm.service_pid) > 50e6
             assert len(bench.time_idle_calls(arm.url, 3)) == 3
 
 
 @pytest.mark.parametrize("name", ["V1Meter", "V2Meter", "CpuMeter"])
-async def test_every_way_to_count_sees_children_that_have_died(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_to_count_sees_children_that_have_died(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     need_sandbox()
     v1, v2 = meter.own_group("cgroup", "cpuacct"), meter.own_group("cgroup2", "")
     parent = {"V1Meter": v1, "V2Meter": v2, "CpuMeter": Path()}[name]
@@ -79,8 +78,8 @@ async def test_every_way_to_count_sees_children_that_have_died(name: str, monkey
     }
     monkeypatch.setattr(meter, "make_meter", lambda group: makers[name](f"{meter.PREFIX}-{os.getpid()}-{group}-test"))
     burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
-    async with open_arm("spawn") as arm:
-        assert (await arm.run([burn], 1)).cpu_s > 0.9 * BURN_S
+    with open_arm("spawn") as arm:
+        assert arm.run([burn], 1).cpu_s > 0.9 * BURN_S
 
 
 def outcome(status: str = "ok", stdout: str = "1\n", line: str = "") -> Outcome:
