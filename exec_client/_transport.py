@@ -16,21 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import httpx
 import msgspec
 
-from exec_client.errors import (
-    BadRequest,
-    CallerError,
-    Conflict,
-    ConnectionFailed,
-    ExecError,
-    Forbidden,
-    NotReady,
-    Overloaded,
-    ProtocolError,
-    ServiceFailed,
-    SessionLost,
-    TooLarge,
-    UsageError,
-)
+from exec_client import errors
 from exec_wire import (
     Batch,
     Call,
@@ -54,6 +40,12 @@ DEFAULT_GRPC_URL = "grpc://127.0.0.1:50051"
 API_KEY_VARIABLE = "EXEC_API_KEY"
 
 TransportName = Literal["http", "grpc"]
+CALLER_ERRORS: dict[int, type[errors.CallerError]] = {
+    **dict.fromkeys((400, 422), errors.BadRequest),
+    **dict.fromkeys((401, 403), errors.Forbidden),
+    409: errors.Conflict,
+    413: errors.TooLarge,
+}
 T = TypeVar("T")
 
 
@@ -99,7 +91,7 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
     try:
         from exec_client._grpc import GrpcTransport
     except ImportError as error:
-        raise UsageError(f"gRPC needs the extra `grpc`: pip install 'exec-client[grpc]' ({error})") from error
+        raise errors.UsageError(f"gRPC needs the extra `grpc`: pip install 'exec-client[grpc]' ({error})") from error
     return GrpcTransport(url, headers=headers)
 
 
@@ -218,7 +210,7 @@ class HttpTransport:
         try:
             return msgspec.json.decode(response.content, type=answer)
         except ValueError as error:
-            raise ProtocolError(f"{self._url}{path} did not answer as the service does: {error}") from error
+            raise errors.ProtocolError(f"{self._url}{path} did not answer as the service does: {error}") from error
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -227,10 +219,10 @@ class HttpTransport:
         connect_s = min(self._connect_timeout_s, timeout_s)
         return self._library.Timeout(connect=connect_s, read=timeout_s, write=timeout_s, pool=connect_s)
 
-    def _translated(self, error: Exception) -> ConnectionFailed:
+    def _translated(self, error: Exception) -> errors.ConnectionFailed:
         unsent = (self._library.ConnectError, self._library.ConnectTimeout, self._library.PoolTimeout)
         detail = str(error) or type(error).__name__
-        return ConnectionFailed(f"{self._url}: {detail}", sent=not isinstance(error, unsent))
+        return errors.ConnectionFailed(f"{self._url}: {detail}", sent=not isinstance(error, unsent))
 
 
 def _limits(library: Any) -> Any:
@@ -268,32 +260,33 @@ def _decode(line: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(line)
     except ValueError as error:
-        raise ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
+        raise errors.ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
 
 
 def _check_ndjson(headers: Mapping[str, str]) -> None:
     content_type = headers.get("content-type", "")
     if not content_type.startswith("application/x-ndjson"):
-        raise ProtocolError(f"the answer is {content_type or 'of no type'}, not NDJSON; is this the address of the service?")
+        given = content_type or "of no type"
+        raise errors.ProtocolError(f"the answer is {given}, not NDJSON; is this the address of the service?")
 
 
-def refusal(status: int, headers: Mapping[str, str], body: bytes) -> ExecError:
+def refusal(status: int, headers: Mapping[str, str], body: bytes) -> errors.ExecError:
     """The error for an answer that is not 200. Anything may stand between us and the service, so any body is possible."""
     problem = _problem(status, body)
     message = f"{status} {problem.code}: {problem.detail or problem.title}"
     if status == 408:
-        return ConnectionFailed(message, sent=False)  # it took too long to send, so nothing of it was accepted
+        return errors.ConnectionFailed(message, sent=False)  # it took too long to send, so nothing of it was accepted
     if status == 429:
-        return Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
+        return errors.Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
     if status == 410:
-        return SessionLost(message)
+        return errors.SessionLost(message)
     if status == 503:
-        return NotReady(message, retry_after_s=_retry_after_s(problem, headers))
+        return errors.NotReady(message, retry_after_s=_retry_after_s(problem, headers))
     if status >= 500:
-        return ServiceFailed(message, status=status)
+        return errors.ServiceFailed(message, status=status)
     if status < 400:
-        return ProtocolError(f"unexpected status {status}; is this the address of the service?")
-    kind = _caller_error(status, problem.code)
+        return errors.ProtocolError(f"unexpected status {status}; is this the address of the service?")
+    kind = errors.Conflict if problem.code == "idempotency_conflict" else CALLER_ERRORS.get(status, errors.CallerError)
     return kind(message, code=problem.code, field=problem.field, status=status, request_id=problem.request_id)
 
 
@@ -302,12 +295,6 @@ def _problem(status: int, body: bytes) -> Problem:
         return msgspec.json.decode(body, type=Problem)
     except ValueError:
         return Problem(code="unknown", title=body[:200].decode(errors="replace"), status=status)
-
-
-def _caller_error(status: int, code: str) -> type[CallerError]:
-    if status == 409 or code == "idempotency_conflict":
-        return Conflict
-    return {400: BadRequest, 422: BadRequest, 413: TooLarge, 401: Forbidden, 403: Forbidden}.get(status, CallerError)
 
 
 def _retry_after_s(problem: Problem, headers: Mapping[str, str]) -> float | None:

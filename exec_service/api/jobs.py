@@ -27,8 +27,7 @@ from exec_service.api.validation import VERIFY, Validator, Warnings, check_strin
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.jobs.draft import Draft
-from exec_service.jobs.files import JobMeta, NewerJob, NoSuchJob
+from exec_service.jobs.files import Draft, JobMeta, NewerJob, NoSuchJob
 from exec_service.jobs.scheduler import JobScheduler, progress_of
 from exec_service.jobs.store import JobStore
 from exec_service.refusals import Draining, Overloaded, Refusal
