@@ -125,13 +125,8 @@ class Gateway:
 
 def build_app(gateway: Gateway) -> FastAPI:
     """The table of contents of HTTP: every route, and what each request passes first."""
-    config, dispatch, worker_registry, metrics, jobs = (
-        gateway.config,
-        gateway.dispatch,
-        gateway.worker_registry,
-        gateway.metrics,
-        gateway.jobs,
-    )
+    config, dispatch, metrics, jobs = gateway.config, gateway.dispatch, gateway.metrics, gateway.jobs
+    worker_registry = gateway.worker_registry
     app = FastAPI(
         title="exec-service",
         version=package_version(),
@@ -143,10 +138,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     validator = Validator(worker_registry, config)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(session_routes(config, dispatch, validator, gateway.sessions))
-    tasks, supervisor = gateway.adapter_tasks, gateway.supervisor
-    adapters = adapter_routes(
-        GatewayParts(config, dispatch, validator, worker_registry, metrics, gateway.sessions, tasks, supervisor)
-    )
+    shared = (gateway.sessions, gateway.adapter_tasks, gateway.supervisor)
+    adapters = adapter_routes(GatewayParts(config, dispatch, validator, worker_registry, metrics, *shared))
     app.router.routes.extend(route for routes in adapters.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, worker_registry, metrics, cluster=gateway.cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
@@ -232,15 +225,8 @@ async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[
     from exec_service.rpc.server import GrpcServer  # grpc is slow to load and not always enabled
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
-    server = GrpcServer(
-        config,
-        gateway.dispatch,
-        gateway.worker_registry,
-        gateway.metrics,
-        gateway.keys,
-        gateway.sessions,
-        cluster=gateway.cluster,
-    )
+    parts = (gateway.dispatch, gateway.worker_registry, gateway.metrics, gateway.keys, gateway.sessions)
+    server = GrpcServer(config, *parts, cluster=gateway.cluster)
     await server.start(address, max_connections)
     try:
         yield server.finish_streams

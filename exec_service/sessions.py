@@ -65,13 +65,8 @@ class SessionRouter:
     def __init__(
         self, config: GatewayConfig, queue: GatewayQueue, worker_registry: WorkerRegistry, dispatch: Dispatch, metrics: Metrics
     ) -> None:
-        self._config, self._queue, self._worker_registry, self._dispatch, self._metrics = (
-            config,
-            queue,
-            worker_registry,
-            dispatch,
-            metrics,
-        )
+        self._config, self._queue, self._worker_registry = config, queue, worker_registry
+        self._dispatch, self._metrics = dispatch, metrics
         self._ids = (f"s{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
 
     async def create(self, spec: wire.SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
@@ -98,11 +93,8 @@ class SessionRouter:
         raise refusal
 
     def _by_room(self, profile: str) -> list[WorkerInfo]:
-        fit = [
-            worker
-            for worker in self._worker_registry.workers
-            if worker.max_sessions and (not profile or profile in worker.profiles)
-        ]
+        with_room = (worker for worker in self._worker_registry.workers if worker.max_sessions)
+        fit = (worker for worker in with_room if not profile or profile in worker.profiles)
         return sorted(fit, key=lambda worker: worker.sessions / worker.max_sessions)
 
     async def run(self, id: str, cell: wire.Cell, origin: Origin = ANONYMOUS) -> Result:
@@ -155,9 +147,8 @@ class SessionRouter:
         if selection.request is not UNSET or selection.index:
             raise Refusal("bad_query", "select sessions by their tags; request and index select calls", field="request")
         selection = own(selection, origin)
-        asked = [
-            self._ask(worker.id, wire.ListSessions(selection), wire.Told, ANSWER_S) for worker in self._worker_registry.workers
-        ]
+        order, workers = wire.ListSessions(selection), self._worker_registry.workers
+        asked = [self._ask(worker.id, order, wire.Told, ANSWER_S) for worker in workers]
         told = await asyncio.gather(*asked, return_exceptions=True)
         return SessionList([session for answer in told if isinstance(answer, wire.Told) for session in answer.sessions])
 

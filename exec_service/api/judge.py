@@ -20,7 +20,8 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.judging.judge import Judging, bytes_of
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
-from exec_service.refusals import NotPermitted, Refusal
+from exec_service.refusals import Refusal
+from exec_service.sessions import permitted
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Limits, encode_json
 from exec_wire.messages.judging import Judge
@@ -117,12 +118,9 @@ def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None
     if account is None:
         return
     for index, item in enumerate(items):
-        try:
+        with permitted(at.format(index)):
             account.check_tenant(item.tenant, index)
             account.check_limit("wall_s", item.wall_s, index, ".wall_s")
-        except NotPermitted as refusal:
-            refusal.field = at.format(index) + refusal.inside
-            raise
         account.own(item)
 
 

@@ -66,7 +66,7 @@ def run_call(call: Call, options: argparse.Namespace) -> int:
         if error.result is None:
             return common.fail(str(error), common.EXIT_UNAVAILABLE)
         result = error.result
-    except (CallerError, ConfigError) as error:
+    except CallerError as error:
         return common.fail(str(error), common.EXIT_USAGE)
     except (ExecError, SandboxUnavailable) as error:
         return common.fail(str(error), common.EXIT_UNAVAILABLE)

@@ -60,14 +60,11 @@ async def work(config: WorkerConfig) -> None:
     from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
     from exec_service.telemetry.worker_metrics import WorkerMetrics
     from exec_wire.queue.connection import where
-    from exec_wire.supervisor import Supervisor
     from worker.consumer import Consumer
     from worker.pool import Pool
     from worker.sessions import Sessions
 
-    queue, name = common.open_queue(config.redis), common.process_name()
-    stop, supervisor = common.stop_on_signals(), Supervisor()
-    supervisor.on_give_up(stop.set)
+    queue, name, stop, supervisor = common.start_cluster_process(config.redis)
     async with contextlib.AsyncExitStack() as stack:
         pool = await _open_pool(config, stack, stop, supervisor)
         if pool is None:

@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice, zip_longest
 from typing import NoReturn, Protocol
 
-from msgspec import Struct
-
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
 from exec_service.jobs.files import Heartbeat, JobMeta, NewerJob, NoSuchJob
 from exec_service.jobs.store import JobStore
@@ -75,15 +73,10 @@ class LocalChunkQueue:
         self._threads.shutdown()
 
 
-class Progress(Struct, frozen=True):
-    chunks_done: int
-    done: int  # items
-
-
-def progress_of(store: JobStore, meta: JobMeta, done: set[int], heartbeats: dict[int, Heartbeat]) -> Progress:
+def items_done(store: JobStore, meta: JobMeta, done: set[int], heartbeats: dict[int, Heartbeat]) -> int:
     begun = store.partly_done(meta.id) | {chunk: heartbeat.done for chunk, heartbeat in heartbeats.items()}
     in_unfinished = sum(items for chunk, items in begun.items() if chunk not in done)
-    return Progress(len(done), sum(meta.chunks[chunk - 1] for chunk in done) + in_unfinished)
+    return sum(meta.chunks[chunk - 1] for chunk in done) + in_unfinished
 
 
 class Pace:
@@ -178,7 +171,7 @@ class JobScheduler:
         meta = self._metas.get(job) or self._metas.setdefault(job, self._store.meta(job))
         done, heartbeats = self._store.chunks_done(job), self._store.running(job)
         state = self._store.state(meta, len(done))
-        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, heartbeats).done)
+        self._paces.setdefault(job, Pace()).note(items_done(self._store, meta, done, heartbeats))
         if state in ENDED:
             self._store.revoke_token(job)
             self._ended.add(job)
