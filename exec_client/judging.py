@@ -6,51 +6,36 @@ within the deadline.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
 
 import msgspec
 
-from exec_client._calls import checked, known
+from exec_client._calls import CommonFields, ProgramFields, checked, known
 from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport
 from exec_client.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
-from exec_wire import Checker, Judge, Judgement, Limits, Priority, Tags, Test, Verification, Verify
+from exec_wire import Checker, Judge, Judgement, Test, Verification, Verify
 from exec_wire.messages.unknown_fields import Reader
 
 _JUDGE, _VERIFY = Reader(Judge), Reader(Verify)
 
 
-class JudgeFields(TypedDict, total=False):
+class JudgeFields(ProgramFields, total=False):
     """The fields of `exec_wire.Judge` as keywords of `judge`; a test compares the two."""
 
-    id: str
-    language: str
     function: str
     checker: Checker
     stop_on_fail: bool
-    limits: Limits
-    compile_args: list[str]
-    deadline_s: float
     output_chars: int
-    tags: Tags
-    tenant: str
-    priority: Priority
-    require_tier: str
 
 
-class VerifyFields(TypedDict, total=False):
+class VerifyFields(CommonFields, total=False):
     """The fields of `exec_wire.Verify` as keywords of `verify` and `verify_many`; a test compares the two."""
 
-    id: str
     kind: str
     extract: str
     wall_s: float
     abs_tol: float | None
     rel_tol: float | None
-    deadline_s: float
-    tags: Tags
-    tenant: str
-    priority: Priority
 
 
 def make_judge(judge: Judge | str, tests: Iterable[Test] | None, fields: JudgeFields) -> Judge:
