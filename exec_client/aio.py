@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client import judging
@@ -263,9 +262,7 @@ class AsyncClient(ClientSettings):
         self._bound()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _bound(self) -> Outbox:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import uuid4
@@ -98,9 +97,7 @@ class AsyncSession:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def run(self, code: str, **fields: Unpack[CellFields]) -> Result:

@@ -10,7 +10,6 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client._calls import CallFields
@@ -192,7 +191,7 @@ class Client(ClientSettings):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait(self, start: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
@@ -248,7 +247,7 @@ class Session:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, code: str, **fields: Unpack[CellFields]) -> Result:

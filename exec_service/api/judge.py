@@ -60,18 +60,18 @@ class VerifyEndpoint(Endpoint):
         if not self._validator.has_items(body):
             item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
-            with self._errand([item], facts) as group:
+            with self._group([item], facts) as group:
                 made = await cancel_on_disconnect(verify(item, 0, group), receive)
                 made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
-        with self._errand(items, facts) as group:
+        with self._group(items, facts) as group:
             await cancel_on_disconnect(self._send_stream(items, warnings, group, send), receive)
 
     @contextmanager
-    def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[CallGroup]:
+    def _group(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[CallGroup]:
         in_sandbox = [item for item in items if item.kind == "math"]
         with self._dispatch.reserve(len(in_sandbox), sum(map(bytes_of_verify, in_sandbox)), facts.origin) as room:
             facts.calls = len(items)

@@ -163,9 +163,5 @@ def start_cluster_process(redis: str) -> tuple[RedisQueue, str, asyncio.Event, S
     """The job queue, the name of this process, the event that stops it, and the supervisor of its tasks."""
     queue, stop, supervisor = open_queue(redis), stop_on_signals(), Supervisor()
     supervisor.on_give_up(stop.set)
-    return queue, process_name(), stop, supervisor
-
-
-def process_name() -> str:
-    """A new name for every start: a restarted process never takes over the name of the one before."""
-    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
+    # A new name for every start: a restarted process never takes over the name of the one before.
+    return queue, f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}", stop, supervisor
