@@ -96,14 +96,14 @@ class Gateway:
     def keep_jobs(self, line: ChunkQueue) -> None:
         """Hand the chunks of bulk jobs to the jobs workers behind `line`. Needs a folder of bulk jobs."""
         assert self.jobs is not None
-        self.jobs.keeper = JobScheduler(self.jobs.store, line, self.config.jobs_keep_s)
-        self._tasks.append(self.supervisor.start("jobs", self.jobs.keeper.run_forever))
+        self.jobs.scheduler = JobScheduler(self.jobs.store, line, self.config.jobs_keep_s)
+        self._tasks.append(self.supervisor.start("jobs", self.jobs.scheduler.run_forever))
 
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.stop()
         await stop(self._tasks)
-        if self.jobs is not None and self.jobs.keeper is not None:
-            await self.jobs.keeper.close()
+        if self.jobs is not None and self.jobs.scheduler is not None:
+            await self.jobs.scheduler.close()
         await stop(self.adapter_tasks)
         await self._queue.leave()
         if self.metrics.traces is not None:

@@ -170,9 +170,9 @@ class SessionRouter:
             job = Job(id, wire.pack_sessions(order), round(deadline_s * 1000), self._queue.name)
             try:
                 await self._queue.publish_to(worker, job)
-            except QueueUnavailable as away:
-                if not away.sent:  # else the worker may have it and reply
-                    raise NotReady(str(away), self._config.retry_after_max_s) from None
+            except QueueUnavailable as unavailable:
+                if not unavailable.sent:  # else the worker may have it and reply
+                    raise NotReady(str(unavailable), self._config.retry_after_max_s) from None
             give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S
             while not answer.done():
                 if time.monotonic() > give_up or not self._worker_registry.has(worker):

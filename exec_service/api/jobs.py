@@ -72,11 +72,11 @@ _ITEM = Reader(_Item)
 
 
 class BulkJobs:
-    """The bulk jobs in the folder; `keeper` is set once chunks can run."""
+    """The bulk jobs in the folder; `scheduler` is set once chunks can run."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
-        self.keeper: JobScheduler | None = None
+        self.scheduler: JobScheduler | None = None
         self._receiving: Counter[str] = Counter()  # jobs that are being received, by tenant
         self._finishing = asyncio.Lock()  # one at a time, so that each counts those before it
 
@@ -92,7 +92,7 @@ class BulkJobs:
         chunks = store.chunks_done(job)
         done = items_done(store, meta, chunks, store.running(job))
         state = store.state(meta, len(chunks))
-        per_s = self.keeper.per_s(job) if self.keeper is not None and state == "running" else None
+        per_s = self.scheduler.per_s(job) if self.scheduler is not None and state == "running" else None
         return JobStatus(
             id=job,
             state=state,
