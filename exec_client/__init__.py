@@ -7,7 +7,7 @@
 """
 
 from exec_client._calls import CallFields
-from exec_client._outbox import Policy
+from exec_client._retry import Policy
 from exec_client._transport import DEFAULT_URL, HttpTransport, Transport
 from exec_client.aio import AsyncClient
 from exec_client.errors import (

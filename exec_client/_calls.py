@@ -17,23 +17,29 @@ F = TypeVar("F", bound=Mapping[str, object])
 _CALL = Reader(Call)
 
 
-class CallFields(TypedDict, total=False):
-    """The fields of `exec_wire.Call` as keywords of `run`; a test compares the two."""
-
+class CommonFields(TypedDict, total=False):
     id: str
-    language: str
-    stdin: str
-    files: Mapping[str, str | bytes]  # str: base64 as on the wire; bytes: encoded here
-    fetch_files: list[str]
-    limits: Limits
-    env: dict[str, str]
-    argv: list[str]
-    compile_args: list[str]
     deadline_s: float
     tags: Tags
     tenant: str
     priority: Priority
+
+
+class ProgramFields(CommonFields, total=False):
+    language: str
+    limits: Limits
+    compile_args: list[str]
     require_tier: str
+
+
+class CallFields(ProgramFields, total=False):
+    """The fields of `exec_wire.Call` as keywords of `run`; a test compares the two."""
+
+    stdin: str
+    files: Mapping[str, str | bytes]  # str: base64 as on the wire; bytes: encoded here
+    fetch_files: list[str]
+    env: dict[str, str]
+    argv: list[str]
     idempotency_key: str
     echo_value: bool
 

@@ -10,16 +10,8 @@ from urllib.parse import unquote
 import grpc
 import msgspec
 
+from exec_client import errors
 from exec_client._transport import refusal
-from exec_client.errors import (
-    BadRequest,
-    ConnectionFailed,
-    ExecError,
-    ProtocolError,
-    ServiceFailed,
-    TooLarge,
-    UsageError,
-)
 from exec_wire import Call, Cancelled, Info, Judge, Judgement, Result, Selection, Verification, Verify, proto
 from exec_wire.problems import PROBLEMS, Problem
 
@@ -115,7 +107,7 @@ class GrpcTransport:
         try:
             request = method.request.write(**fields)
         except (TypeError, ValueError) as error:
-            raise BadRequest(str(error), code="bad_field", status=PROBLEMS["bad_field"][0]) from error
+            raise errors.BadRequest(str(error), code="bad_field", status=PROBLEMS["bad_field"][0]) from error
         return _converted(method.unset | await self._ask(method.name, request, method.answer, timeout_s), answer)
 
     async def aclose(self) -> None:
@@ -138,7 +130,7 @@ class GrpcTransport:
                 self._channel = grpc.aio.insecure_channel(self._target, OPTIONS)
         return self._channel
 
-    def _translated(self, error: Any) -> ExecError:
+    def _translated(self, error: Any) -> errors.ExecError:
         """The service's own word if it is there, as over HTTP; else what gRPC says about the connection."""
         code, details = error.code(), f"{self._url}: {error.details()}"
         for name, value in error.trailing_metadata() or ():
@@ -146,23 +138,23 @@ class GrpcTransport:
                 return _refused(value)
         match code:
             case grpc.StatusCode.UNAVAILABLE:
-                return ConnectionFailed(details, sent=_NO_SERVICE not in details)
+                return errors.ConnectionFailed(details, sent=_NO_SERVICE not in details)
             case grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-                return ConnectionFailed(details)
+                return errors.ConnectionFailed(details)
             case grpc.StatusCode.RESOURCE_EXHAUSTED:  # overload would have come with the service's own word
                 status, _ = PROBLEMS["body_too_large"]
-                return TooLarge(details, code="body_too_large", status=status)
+                return errors.TooLarge(details, code="body_too_large", status=status)
             case grpc.StatusCode.UNIMPLEMENTED | grpc.StatusCode.NOT_FOUND:
-                return ProtocolError(f"{details}; is this the gRPC address of the service?")
+                return errors.ProtocolError(f"{details}; is this the gRPC address of the service?")
             case _:
-                return ServiceFailed(details)
+                return errors.ServiceFailed(details)
 
 
-def _refused(encoded: bytes) -> ExecError:
+def _refused(encoded: bytes) -> errors.ExecError:
     try:
         told = msgspec.json.decode(encoded, type=Problem)
     except ValueError as error:
-        return ProtocolError(f"a refusal cannot be read: {error}", retryable=True)
+        return errors.ProtocolError(f"a refusal cannot be read: {error}", retryable=True)
     return refusal(told.status, {}, encoded)
 
 
@@ -171,22 +163,22 @@ def _request(calls: Sequence[Call]) -> bytes:
         return proto.CALL_BATCH.write(calls=[proto.plain(call) for call in calls])
     except (ValueError, TypeError) as error:
         status, _ = PROBLEMS["bad_field"]
-        raise BadRequest(f"does not fit into a message: {error}", code="bad_field", status=status) from error
+        raise errors.BadRequest(f"does not fit into a message: {error}", code="bad_field", status=status) from error
 
 
 def _read(message: proto.Message, data: bytes) -> dict[str, Any]:
     try:
         return message.read(data)
     except proto.NotProto as error:
-        raise ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
+        raise errors.ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
 
 
 def _converted(fields: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
+        raise errors.ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
 
 
-def _not_here(name: str) -> UsageError:
-    return UsageError(f"{name} goes over HTTP only: use a client with the service's http address")
+def _not_here(name: str) -> errors.UsageError:
+    return errors.UsageError(f"{name} goes over HTTP only: use a client with the service's http address")

@@ -39,21 +39,10 @@ from functools import partial
 from uuid import uuid4
 
 import msgspec
-from msgspec import Struct
 
+from exec_client import errors
+from exec_client._retry import Policy
 from exec_client._transport import Transport
-from exec_client.errors import (
-    CallerError,
-    ClientClosed,
-    ConnectionFailed,
-    DeadlineExceeded,
-    ExecError,
-    InfraFailure,
-    NotReady,
-    Overloaded,
-    ProtocolError,
-    Unavailable,
-)
 from exec_wire import Call, Result, Selection, verdict
 
 log = logging.getLogger("exec_client")
@@ -61,26 +50,6 @@ log = logging.getLogger("exec_client")
 CANCEL_S = 5.0  # for one attempt to cancel calls at the service
 CANCELS_AT_ONCE = 256  # calls in one such request, whose query has to fit into what proxies let pass
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,90}")  # with an id of our own after it, the service takes 128 characters
-
-
-class Policy(Struct, frozen=True, kw_only=True):
-    """How requests are formed and retried. The defaults suit one gateway and anything from one call to 45,000 in flight."""
-
-    max_attempts: int = 5  # sends of one call that may have been accepted, and connects to a service that never answered yet
-    backoff_s: float = 0.1  # first pause; doubles each time, jittered
-    max_backoff_s: float = 5.0
-    grace_s: float = 2.5  # after a call's deadline, for the service's own result, which may take 2 s, to arrive
-    connections: int = 8  # requests that open freely
-    max_connections: int = 64  # requests open at once when they are long-lived or full
-    grow_after_s: float = 0.02
-    calls_per_request: int = 256
-    max_calls_per_request: int = 4096  # the service takes no more
-    max_request_bytes: int = 16 << 20  # the service takes 64 MB
-
-    def pause_s(self, nth: int) -> float:
-        """Before the nth retry, counted from 1."""
-        longest = min(self.max_backoff_s, self.backoff_s * 2.0 ** min(nth - 1, 30))
-        return longest * random.uniform(0.5, 1.0)
 
 
 class Ticket:
@@ -95,7 +64,7 @@ class Ticket:
         self.deadline = loop.time() + call.deadline_s
         self.future: asyncio.Future[Result] = loop.create_future()
         self.attempts = 0
-        self.last_error: ExecError | None = None
+        self.last_error: errors.ExecError | None = None
         self.queued_at = loop.time()
         self.request: OpenRequest | None = None
         self.position = 0  # the position in the request
@@ -115,20 +84,20 @@ class Ticket:
         if not self.future.done():
             self.future.set_result(result)
 
-    def fail(self, error: ExecError) -> None:
+    def fail(self, error: errors.ExecError) -> None:
         if self.future.done():
             return
-        if self.withdrawn and isinstance(error, Unavailable):
+        if self.withdrawn and isinstance(error, errors.Unavailable):
             return self.finish(verdict("cancelled", id=self.call.id))
         own = copy.copy(error)  # one broken connection fails many calls; each user gets an exception object of his own
         own.__cause__ = error.__cause__ or error.__context__
         own.index = self.index
-        if isinstance(own, Unavailable) and own.result is None and isinstance(self.last_error, Unavailable):
+        if isinstance(own, errors.Unavailable) and own.result is None and isinstance(self.last_error, errors.Unavailable):
             own.result = self.last_error.result
         self.future.set_exception(own)
 
     def expire(self) -> None:
-        late = DeadlineExceeded(f"no answer within {self.call.deadline_s:g} s")
+        late = errors.DeadlineExceeded(f"no answer within {self.call.deadline_s:g} s")
         late.__cause__ = self.last_error
         self.fail(late)
 
@@ -189,7 +158,7 @@ class Outbox:
         self._request_calls = policy.max_calls_per_request
         self._paused_until = 0.0
         self._refusals = 0  # in a row; those of one pause count once
-        self._last_refusal: ExecError = Overloaded()
+        self._last_refusal: errors.ExecError = errors.Overloaded()
         self._to_cancel: dict[tuple[OpenRequest, str], list[int]] = {}  # positions, by request and tenant
         self._cancels: set[asyncio.Task[None]] = set()
         self._cancel_refused = False  # so that it is logged once
@@ -259,9 +228,9 @@ class Outbox:
             try:
                 await self._transport.cancel(selection, CANCEL_S)
                 return
-            except Unavailable:
+            except errors.Unavailable:
                 await asyncio.sleep(self._policy.pause_s(attempt))
-            except ExecError as error:  # such as from a service that is too old to know such requests
+            except errors.ExecError as error:  # such as from a service that is too old to know such requests
                 if not self._cancel_refused:
                     log.warning("the service does not cancel single calls; they run until their request ends: %s", error)
                 self._cancel_refused = True
@@ -349,19 +318,20 @@ class Outbox:
                     if request.abandoned and not request.unanswered:
                         return  # nobody waits for the rest; closing the connection cancels it
             if request.unanswered:
-                raise ConnectionFailed(f"the answer ended {len(request.unanswered)} results short of {request.size}")
-        except CallerError as error:
+                raise errors.ConnectionFailed(f"the answer ended {len(request.unanswered)} results short of {request.size}")
+        except errors.CallerError as error:
             self._reached = True
             self._rejected(request, error)
-        except ExecError as error:
+        except errors.ExecError as error:
             self._failed(request, error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         request = self._open.pop(task)
         if task.cancelled():
-            self._fail(request.pop_all(), ClientClosed("the request was cancelled from outside, as when an event loop ends"))
+            why = "the request was cancelled from outside, as when an event loop ends"
+            self._fail(request.pop_all(), errors.ClientClosed(why))
         elif (bug := task.exception()) is not None:
-            unexpected = ProtocolError(f"the transport raised {type(bug).__name__}: {bug}")
+            unexpected = errors.ProtocolError(f"the transport raised {type(bug).__name__}: {bug}")
             unexpected.__cause__ = bug
             self._fail(request.pop_all(), unexpected)
         self._flush_in(0)
@@ -372,13 +342,13 @@ class Outbox:
         if not request.accepted:
             self._accepted(request)
         if not 0 <= result.index < request.size:
-            raise ProtocolError(f"a result for call {result.index} of {request.size}", retryable=True)
+            raise errors.ProtocolError(f"a result for call {result.index} of {request.size}", retryable=True)
         ticket = request.pop(result.index)
         if ticket is None:
             return  # answered before: the first answer wins; or its user left
         if result.blame != "infra":
             return ticket.finish(result)
-        failure = InfraFailure.of(result, ticket.attempts + 1)
+        failure = errors.InfraFailure.of(result, ticket.attempts + 1)
         if result.retryable:
             self._again([ticket], failure)
         else:
@@ -389,33 +359,33 @@ class Outbox:
         self._refusals = 0
         self._request_calls = min(self._policy.max_calls_per_request, self._request_calls * 2)
 
-    def _failed(self, request: OpenRequest, error: ExecError) -> None:
+    def _failed(self, request: OpenRequest, error: errors.ExecError) -> None:
         """The request as a whole failed; no call of it is to blame."""
         tickets = request.pop_all()
-        if isinstance(error, Overloaded | NotReady):
+        if isinstance(error, errors.Overloaded | errors.NotReady):
             self._reached = True
             self._pause(tickets, error, request.size)
-        elif isinstance(error, ConnectionFailed) and not error.sent and self._reached:
+        elif isinstance(error, errors.ConnectionFailed) and not error.sent and self._reached:
             self._pause(tickets, error, request.size)  # a service that restarts; one that never answered is a wrong address
-        elif isinstance(error, ProtocolError) and not error.retryable:
+        elif isinstance(error, errors.ProtocolError) and not error.retryable:
             self._fail(tickets, error)
         else:
             self._again(tickets, error)
 
-    def _pause(self, tickets: list[Ticket], error: ExecError, size: int) -> None:
+    def _pause(self, tickets: list[Ticket], error: errors.ExecError, size: int) -> None:
         """Hold everything back for a while; these go first afterwards."""
         now = self._loop.time()
         if now >= self._paused_until:  # else one more refusal of the same wave
             self._refusals += 1
-            if isinstance(error, Overloaded):
+            if isinstance(error, errors.Overloaded):
                 self._request_calls = max(1, size // 2)
-        asked_s = error.retry_after_s if isinstance(error, Overloaded | NotReady) else None
+        asked_s = error.retry_after_s if isinstance(error, errors.Overloaded | errors.NotReady) else None
         pause_s = asked_s * random.uniform(1.0, 1.25) if asked_s else self._policy.pause_s(max(1, self._refusals))
         self._paused_until = max(self._paused_until, now + pause_s)
         self._last_refusal = error
         self._waiting.extendleft(reversed(self._with_time_until(self._paused_until, tickets, error)))
 
-    def _again(self, tickets: list[Ticket], error: ExecError) -> None:
+    def _again(self, tickets: list[Ticket], error: errors.ExecError) -> None:
         """Each of these may have been started; send it once more after a pause, if it has attempts and time left."""
         left = []
         for ticket in tickets:
@@ -428,7 +398,7 @@ class Outbox:
         if left := self._with_time_until(self._loop.time() + pause_s, left, error):
             self._loop.call_later(pause_s, self._queue, left)
 
-    def _with_time_until(self, time: float, tickets: list[Ticket], error: ExecError) -> list[Ticket]:
+    def _with_time_until(self, time: float, tickets: list[Ticket], error: errors.ExecError) -> list[Ticket]:
         """Those that can wait until `time`. The others fail now, with the reason, as waiting longer cannot help them."""
         left = []
         for ticket in tickets:
@@ -439,17 +409,17 @@ class Outbox:
                 ticket.fail(self._overdue(ticket, error) or error)
         return left
 
-    def _overdue(self, ticket: Ticket, error: ExecError) -> DeadlineExceeded | None:
+    def _overdue(self, ticket: Ticket, error: errors.ExecError) -> errors.DeadlineExceeded | None:
         """The service's result for a call past its deadline: `expired`, or how it cut the program short."""
-        if not isinstance(error, InfraFailure) or error.result is None:
+        if not isinstance(error, errors.InfraFailure) or error.result is None:
             return None
         if error.result.status != "expired" and self._loop.time() < ticket.deadline:
             return None
-        return DeadlineExceeded(
+        return errors.DeadlineExceeded(
             f"no answer within {ticket.call.deadline_s:g} s; the service says: {error}", result=error.result
         )
 
-    def _rejected(self, request: OpenRequest, error: CallerError) -> None:
+    def _rejected(self, request: OpenRequest, error: errors.CallerError) -> None:
         """Give the error to the call it is about, and the others another chance without it."""
         if error.code == "too_many_calls":
             self._request_calls = max(1, request.size // 2)
@@ -464,7 +434,7 @@ class Outbox:
         middle = (len(others) + 1) // 2
         self._halves.extend(half for half in (others[:middle], others[middle:]) if half)
 
-    def _fail(self, tickets: list[Ticket], error: ExecError) -> None:
+    def _fail(self, tickets: list[Ticket], error: errors.ExecError) -> None:
         for ticket in tickets:
             ticket.fail(error)
 
@@ -473,7 +443,7 @@ class Outbox:
     async def aclose(self) -> None:
         """Fail what is unanswered, then give up the requests; the service cancels what they hold."""
         self._closed = True
-        self._fail(list(self._tickets), ClientClosed("the client was closed before this call was answered"))
+        self._fail(list(self._tickets), errors.ClientClosed("the client was closed before this call was answered"))
         if self._flush_handle is not None:
             self._flush_handle.cancel()
         for task in [*self._open, *self._cancels]:
@@ -481,7 +451,7 @@ class Outbox:
         await asyncio.gather(*self._open, *self._cancels, return_exceptions=True)
 
 
-def _named_call(error: CallerError) -> tuple[int | None, str]:
+def _named_call(error: errors.CallerError) -> tuple[int | None, str]:
     """`$.calls[3].limits.wall_s` → 3 and `$.limits.wall_s`, the path as the call's user knows it."""
     match = re.match(r"\$\.calls\[(\d+)\]", error.field)
     return (int(match[1]), f"${error.field[match.end() :]}") if match else (None, error.field)

@@ -1,4 +1,4 @@
-"""How calls travel: the Transport protocol, and HTTP.
+"""How calls travel: the Transport protocol, HTTP, and one service behind several addresses.
 
 A transport sends one request and yields what comes back. It knows no retries, no deadlines of single calls and no users;
 whatever goes wrong inside it leaves as an `exec_client.errors` error, translated here and nowhere else.
@@ -9,28 +9,15 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol, TypeVar
 
 import httpx
 import msgspec
 
-from exec_client.errors import (
-    BadRequest,
-    CallerError,
-    Conflict,
-    ConnectionFailed,
-    ExecError,
-    Forbidden,
-    NotReady,
-    Overloaded,
-    ProtocolError,
-    ServiceFailed,
-    SessionLost,
-    TooLarge,
-    UsageError,
-)
+from exec_client import errors
 from exec_wire import (
     Batch,
     Call,
@@ -52,8 +39,15 @@ from exec_wire.problems import Problem
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_GRPC_URL = "grpc://127.0.0.1:50051"
 API_KEY_VARIABLE = "EXEC_API_KEY"
+REST_S = 1.0  # of one of several addresses that did not answer
 
 TransportName = Literal["http", "grpc"]
+CALLER_ERRORS: dict[int, type[errors.CallerError]] = {
+    **dict.fromkeys((400, 422), errors.BadRequest),
+    **dict.fromkeys((401, 403), errors.Forbidden),
+    409: errors.Conflict,
+    413: errors.TooLarge,
+}
 T = TypeVar("T")
 
 
@@ -85,11 +79,7 @@ def addresses_of(base_url: str) -> list[str]:
 
 def make_transport(base_url: str, headers: Mapping[str, str], kind: TransportName | None) -> Transport:
     transports = [_transport_to(address, headers, kind) for address in addresses_of(base_url)]
-    if len(transports) == 1:
-        return transports[0]
-    from exec_client._several import SeveralTransports  # which needs this module
-
-    return SeveralTransports(transports)
+    return transports[0] if len(transports) == 1 else SeveralTransports(transports)
 
 
 def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName | None) -> Transport:
@@ -99,7 +89,7 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
     try:
         from exec_client._grpc import GrpcTransport
     except ImportError as error:
-        raise UsageError(f"gRPC needs the extra `grpc`: pip install 'exec-client[grpc]' ({error})") from error
+        raise errors.UsageError(f"gRPC needs the extra `grpc`: pip install 'exec-client[grpc]' ({error})") from error
     return GrpcTransport(url, headers=headers)
 
 
@@ -218,7 +208,7 @@ class HttpTransport:
         try:
             return msgspec.json.decode(response.content, type=answer)
         except ValueError as error:
-            raise ProtocolError(f"{self._url}{path} did not answer as the service does: {error}") from error
+            raise errors.ProtocolError(f"{self._url}{path} did not answer as the service does: {error}") from error
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -227,10 +217,81 @@ class HttpTransport:
         connect_s = min(self._connect_timeout_s, timeout_s)
         return self._library.Timeout(connect=connect_s, read=timeout_s, write=timeout_s, pool=connect_s)
 
-    def _translated(self, error: Exception) -> ConnectionFailed:
+    def _translated(self, error: Exception) -> errors.ConnectionFailed:
         unsent = (self._library.ConnectError, self._library.ConnectTimeout, self._library.PoolTimeout)
         detail = str(error) or type(error).__name__
-        return ConnectionFailed(f"{self._url}: {detail}", sent=not isinstance(error, unsent))
+        return errors.ConnectionFailed(f"{self._url}: {detail}", sent=not isinstance(error, unsent))
+
+
+class SeveralTransports:
+    """One service behind several addresses, such as the gateways of a cluster that nothing stands in front of.
+
+    Requests go to the addresses in turn. One that does not answer, or says that it is not ready, rests for a while; a request
+    that cannot have reached it goes to the next at once. The caller decides whether a request that may have been started is
+    sent again (`exec_client._outbox`). Closing this closes each transport.
+    """
+
+    def __init__(self, transports: Sequence[Transport], clock: Callable[[], float] = time.monotonic) -> None:
+        self._transports, self._clock = list(transports), clock
+        self._rests_until = [float("-inf")] * len(transports)
+        self._turn = 0
+
+    def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
+        return self._stream(lambda transport: transport.send(calls, timeout_s, request_id))
+
+    def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
+        return self._stream(lambda transport: transport.verify(items, timeout_s))
+
+    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
+        return await self._one(lambda transport: transport.judge(judge, timeout_s))
+
+    async def info(self, timeout_s: float) -> Info:
+        return await self._one(lambda transport: transport.info(timeout_s))
+
+    async def cancel(self, selection: Selection, timeout_s: float) -> int:
+        return await self._one(lambda transport: transport.cancel(selection, timeout_s))
+
+    async def ask(
+        self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
+    ) -> T:
+        return await self._one(lambda transport: transport.ask(verb, path, answer, timeout_s, query, body))
+
+    async def aclose(self) -> None:
+        for transport in self._transports:
+            await transport.aclose()
+
+    async def _stream(self, begin: Callable[[Transport], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+        positions = list(self._in_turn())
+        for position in positions:
+            try:
+                async with aclosing(begin(self._transports[position])) as answers:
+                    async for answer in answers:
+                        yield answer
+                return
+            except (errors.ConnectionFailed, errors.NotReady) as error:
+                self._rest(position, error, last=position == positions[-1])
+
+    async def _one(self, ask: Callable[[Transport], Awaitable[T]]) -> T:
+        positions = list(self._in_turn())
+        for position in positions:
+            try:
+                return await ask(self._transports[position])
+            except (errors.ConnectionFailed, errors.NotReady) as error:
+                self._rest(position, error, last=position == positions[-1])
+        raise AssertionError("the last one answers or raises")
+
+    def _in_turn(self) -> Iterator[int]:
+        """Those that rest come last: they are still better than none."""
+        first, self._turn = self._turn, (self._turn + 1) % len(self._transports)
+        positions = [(first + step) % len(self._transports) for step in range(len(self._transports))]
+        now = self._clock()
+        yield from sorted(positions, key=lambda position: self._rests_until[position] > now)
+
+    def _rest(self, position: int, error: errors.Unavailable, *, last: bool) -> None:
+        """Returns if the next one may be asked."""
+        self._rests_until[position] = self._clock() + REST_S
+        if last or (isinstance(error, errors.ConnectionFailed) and error.sent):
+            raise error
 
 
 def _limits(library: Any) -> Any:
@@ -268,32 +329,33 @@ def _decode(line: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(line)
     except ValueError as error:
-        raise ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
+        raise errors.ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
 
 
 def _check_ndjson(headers: Mapping[str, str]) -> None:
     content_type = headers.get("content-type", "")
     if not content_type.startswith("application/x-ndjson"):
-        raise ProtocolError(f"the answer is {content_type or 'of no type'}, not NDJSON; is this the address of the service?")
+        given = content_type or "of no type"
+        raise errors.ProtocolError(f"the answer is {given}, not NDJSON; is this the address of the service?")
 
 
-def refusal(status: int, headers: Mapping[str, str], body: bytes) -> ExecError:
+def refusal(status: int, headers: Mapping[str, str], body: bytes) -> errors.ExecError:
     """The error for an answer that is not 200. Anything may stand between us and the service, so any body is possible."""
     problem = _problem(status, body)
     message = f"{status} {problem.code}: {problem.detail or problem.title}"
     if status == 408:
-        return ConnectionFailed(message, sent=False)  # it took too long to send, so nothing of it was accepted
+        return errors.ConnectionFailed(message, sent=False)  # it took too long to send, so nothing of it was accepted
     if status == 429:
-        return Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
+        return errors.Overloaded(message, retry_after_s=_retry_after_s(problem, headers))
     if status == 410:
-        return SessionLost(message)
+        return errors.SessionLost(message)
     if status == 503:
-        return NotReady(message, retry_after_s=_retry_after_s(problem, headers))
+        return errors.NotReady(message, retry_after_s=_retry_after_s(problem, headers))
     if status >= 500:
-        return ServiceFailed(message, status=status)
+        return errors.ServiceFailed(message, status=status)
     if status < 400:
-        return ProtocolError(f"unexpected status {status}; is this the address of the service?")
-    kind = _caller_error(status, problem.code)
+        return errors.ProtocolError(f"unexpected status {status}; is this the address of the service?")
+    kind = errors.Conflict if problem.code == "idempotency_conflict" else CALLER_ERRORS.get(status, errors.CallerError)
     return kind(message, code=problem.code, field=problem.field, status=status, request_id=problem.request_id)
 
 
@@ -302,12 +364,6 @@ def _problem(status: int, body: bytes) -> Problem:
         return msgspec.json.decode(body, type=Problem)
     except ValueError:
         return Problem(code="unknown", title=body[:200].decode(errors="replace"), status=status)
-
-
-def _caller_error(status: int, code: str) -> type[CallerError]:
-    if status == 409 or code == "idempotency_conflict":
-        return Conflict
-    return {400: BadRequest, 422: BadRequest, 413: TooLarge, 401: Forbidden, 403: Forbidden}.get(status, CallerError)
 
 
 def _retry_after_s(problem: Problem, headers: Mapping[str, str]) -> float | None:

@@ -1,25 +1,59 @@
 """The client for programs with an event loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client import judging
 from exec_client._calls import CallFields, make_call, make_selection
-from exec_client._outbox import Outbox, Policy
+from exec_client._outbox import Outbox
+from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport, TransportName, make_transport, with_key
-from exec_client.errors import BadRequest, ClientClosed, ExecError, ProtocolError, Unavailable, WrongEventLoop
+from exec_client.errors import BadRequest, ClientClosed, ExecError, WrongEventLoop
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.sessions import AsyncSession, SessionFields, make_spec
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
-T = TypeVar("T")
+C = TypeVar("C", bound="ClientSettings")
 
 CLOSE_S = 2.0  # for requests to cancel, before the client closes without their answers
 
 
-class AsyncClient:
+class ClientSettings:
+    """The arguments of both clients. A client is pickled by these: the copy opens connections of its own."""
+
+    def __init__(
+        self,
+        base_url: str = "",
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        transport: Transport | TransportName | None = None,
+        policy: Policy = Policy(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._base_url = base_url
+        self._headers = with_key(headers, api_key)
+        self._given_transport = transport
+        self._policy = policy
+        self._closed = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if not isinstance(self._given_transport, str | None):
+            raise TypeError("a client with a transport object of its own cannot be pickled; make it where it is used")
+        return self._same(type(self)), ()
+
+    def _same(self, client: type[C]) -> Callable[[], C]:
+        """Makes a client with the same settings."""
+        given = {"headers": self._headers, "transport": self._given_transport, "policy": self._policy}
+        return partial(client, self._base_url, **given)  # type: ignore[arg-type]
+
+
+class AsyncClient(ClientSettings):
     """Runs programs in the sandboxes of an exec service.
 
     >>> async with AsyncClient() as client:
@@ -36,30 +70,12 @@ class AsyncClient:
     client. One client belongs to one event loop.
     """
 
-    def __init__(
-        self,
-        base_url: str = "",
-        *,
-        api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        transport: Transport | TransportName | None = None,
-        policy: Policy = Policy(),  # noqa: B008 (frozen)
-    ) -> None:
-        self._base_url = base_url
-        self._headers = with_key(headers, api_key)
-        self._given_transport = transport
-        self._transport = (
-            make_transport(base_url, self._headers, transport) if transport is None or isinstance(transport, str) else transport
-        )
-        self._policy = policy
+    def _prepare(self) -> None:
+        given = self._given_transport
+        self._transport = make_transport(self._base_url, self._headers, given) if isinstance(given, str | None) else given
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelling: set[asyncio.Task[int]] = set()  # requests to cancel by tags
-        self._closed = False
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickled by its settings: the copy opens connections of its own."""
-        return reduce_client(type(self), self._base_url, self._headers, self._given_transport, self._policy)
 
     async def run(self, call: Call | str, **fields: Unpack[CallFields]) -> Result:
         """Run one program: its code, or a `Call`; keywords are fields of `Call` and win over it.
@@ -212,7 +228,7 @@ class AsyncClient:
         """
         selection = make_selection(run, step, group, rollout, tenant)
         withdrawn = self._bound().withdraw(selection)
-        asking = asyncio.create_task(self._ask(lambda left_s: self._transport.cancel(selection, left_s), timeout_s))
+        asking = asyncio.create_task(send_until_answered(partial(self._transport.cancel, selection), self._policy, timeout_s))
         self._cancelling.add(asking)
         asking.add_done_callback(self._asked_to_cancel)
         return withdrawn + await asyncio.shield(asking)
@@ -227,21 +243,7 @@ class AsyncClient:
     async def info(self, timeout_s: float = 10.0) -> Info:
         """Information on the service: version, isolation tier, slots, limits."""
         self._bound()
-        return await self._ask(lambda left_s: self._transport.info(left_s), timeout_s)
-
-    async def _ask(self, question: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
-        """Retry until there is an answer, at most `max_attempts` times. Only for idempotent requests."""
-        give_up_at = asyncio.get_running_loop().time() + timeout_s
-        for attempt in range(1, self._policy.max_attempts + 1):
-            left_s = give_up_at - asyncio.get_running_loop().time()
-            try:
-                return await question(max(left_s, 0.001))
-            except Unavailable:
-                pause_s = self._policy.pause_s(attempt)
-                if attempt == self._policy.max_attempts or pause_s >= left_s:
-                    raise
-                await asyncio.sleep(pause_s)
-        raise ProtocolError("max_attempts is less than 1")
+        return await send_until_answered(self._transport.info, self._policy, timeout_s)
 
     async def aclose(self) -> None:
         """Calls that still wait raise `ClientClosed`. Closing twice is fine."""
@@ -260,9 +262,7 @@ class AsyncClient:
         self._bound()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _bound(self) -> Outbox:
@@ -315,21 +315,3 @@ def _give_up(futures: list[asyncio.Future[Result]]) -> None:
     for future in futures:
         if not future.cancel() and not future.cancelled():
             future.exception()  # retrieved, so that asyncio does not log it
-
-
-def _rebuild(
-    client_type: Any, base_url: str, headers: dict[str, str], transport: TransportName | None, policy: Policy
-) -> object:
-    return client_type(base_url, headers=headers, transport=transport, policy=policy)
-
-
-def reduce_client(
-    client_type: type,
-    base_url: str,
-    headers: dict[str, str],
-    transport: Transport | TransportName | None,
-    policy: Policy,
-) -> tuple[object, ...]:
-    if transport is not None and not isinstance(transport, str):
-        raise TypeError("a client with a transport object of its own cannot be pickled; make it where it is used")
-    return _rebuild, (client_type, base_url, headers, transport, policy)

@@ -5,62 +5,37 @@ within the deadline.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypedDict, TypeVar
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from exec_client._calls import checked, known
-from exec_client._outbox import Policy
+from exec_client._calls import CommonFields, ProgramFields, checked, known
+from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport
-from exec_client.errors import (
-    CallerError,
-    ConnectionFailed,
-    DeadlineExceeded,
-    ExecError,
-    NotReady,
-    Overloaded,
-    ProtocolError,
-    Unavailable,
-)
-from exec_wire import Checker, Judge, Judgement, Limits, Priority, Tags, Test, Verification, Verify
+from exec_client.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
+from exec_wire import Checker, Judge, Judgement, Test, Verification, Verify
 from exec_wire.messages.unknown_fields import Reader
 
-T = TypeVar("T")
 _JUDGE, _VERIFY = Reader(Judge), Reader(Verify)
 
 
-class JudgeFields(TypedDict, total=False):
+class JudgeFields(ProgramFields, total=False):
     """The fields of `exec_wire.Judge` as keywords of `judge`; a test compares the two."""
 
-    id: str
-    language: str
     function: str
     checker: Checker
     stop_on_fail: bool
-    limits: Limits
-    compile_args: list[str]
-    deadline_s: float
     output_chars: int
-    tags: Tags
-    tenant: str
-    priority: Priority
-    require_tier: str
 
 
-class VerifyFields(TypedDict, total=False):
+class VerifyFields(CommonFields, total=False):
     """The fields of `exec_wire.Verify` as keywords of `verify` and `verify_many`; a test compares the two."""
 
-    id: str
     kind: str
     extract: str
     wall_s: float
     abs_tol: float | None
     rel_tol: float | None
-    deadline_s: float
-    tags: Tags
-    tenant: str
-    priority: Priority
 
 
 def make_judge(judge: Judge | str, tests: Iterable[Test] | None, fields: JudgeFields) -> Judge:
@@ -149,28 +124,3 @@ def _requests(items: Sequence[tuple[Verify, int]], policy: Policy) -> list[list[
         parts[-1].append(index)
         bytes_ += size
     return parts
-
-
-async def send_until_answered(send: Callable[[float], Awaitable[T]], policy: Policy, deadline_s: float) -> T:
-    """Retry until the deadline. Refusals do not count as attempts: nothing was accepted."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + deadline_s
-    attempts, refusals = 0, 0
-    last: ExecError = DeadlineExceeded("the deadline passed before this could be sent")
-    while (left_s := deadline - loop.time()) > 0:
-        try:
-            return await send(left_s)
-        except CallerError:
-            raise
-        except (Overloaded, NotReady) as error:
-            refusals += 1
-            last, pause_s = error, error.retry_after_s or policy.pause_s(refusals)
-        except (Unavailable, ProtocolError) as error:
-            attempts += 1
-            last, pause_s = error, policy.pause_s(attempts)
-            if attempts >= policy.max_attempts or not getattr(error, "retryable", True):
-                raise
-        if loop.time() + pause_s >= deadline:
-            break
-        await asyncio.sleep(pause_s)
-    raise last

@@ -7,39 +7,28 @@ one when the old one was lost.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from functools import partial
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import uuid4
 
 import msgspec
 
 from exec_client._calls import checked, encoded, known
-from exec_client._outbox import Policy
+from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport
-from exec_client.errors import CallerError, InfraFailure, Overloaded, SessionLost, Unavailable, UsageError
+from exec_client.errors import CallerError, InfraFailure, SessionLost, UsageError
 from exec_wire import Limits, Priority, Result, Tags
-from exec_wire.messages.sessions import (
-    Cell,
-    Ended,
-    Files,
-    Fork,
-    Interrupted,
-    SessionInfo,
-    SessionList,
-    SessionSpec,
-    Tenant,
-)
+from exec_wire.messages import sessions as wire
 from exec_wire.messages.unknown_fields import Reader
 
 ASK_S = 30.0
 PATH = "/v1/sessions"
 
 T = TypeVar("T")
-_SPEC, _CELL = Reader(SessionSpec), Reader(Cell)
+_SPEC, _CELL = Reader(wire.SessionSpec), Reader(wire.Cell)
 
 
 class SessionFields(TypedDict, total=False):
@@ -66,17 +55,11 @@ class CellFields(TypedDict, total=False):
     idempotency_key: str
 
 
-class _Step(Protocol):
-    """Something that changed a session and can be done again."""
-
-    def __call__(self, session: AsyncSession, /) -> Awaitable[object]: ...
-
-
-def make_spec(fields: SessionFields) -> SessionSpec:
-    changes: dict[str, Any] = dict(known(fields, SessionSpec))
+def make_spec(fields: SessionFields) -> wire.SessionSpec:
+    changes: dict[str, Any] = dict(known(fields, wire.SessionSpec))
     if "files" in fields:
         changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
-    return checked(SessionSpec(**changes), _SPEC)[0]
+    return checked(wire.SessionSpec(**changes), _SPEC)[0]
 
 
 class AsyncSession:
@@ -93,10 +76,10 @@ class AsyncSession:
     """
 
     def __init__(
-        self, transport: Transport, policy: Policy, spec: SessionSpec, rebuild: bool, history: list[_Step] | None = None
+        self, transport: Transport, policy: Policy, spec: wire.SessionSpec, rebuild: bool, history: Iterable[_Step] = ()
     ) -> None:
         self._transport, self._policy, self._spec, self._rebuild = transport, policy, spec, rebuild
-        self._history = list(history or [])
+        self._history = list(history)
         self._id = ""
 
     @property
@@ -107,20 +90,19 @@ class AsyncSession:
 
     async def start(self) -> Self:
         if not self._id:
-            self._id = (await self._retry(lambda: self._ask("POST", "", SessionInfo, body=self._spec))).id
+            create = partial(self._transport.ask, "POST", PATH, wire.SessionInfo, ASK_S, body=self._spec)
+            self._id = (await send_until_answered(lambda _: create(), self._policy, ASK_S)).id
         return self
 
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
         """Run a cell. Cancelling the task that awaits this does not stop the cell; `interrupt` does."""
-        cell = checked(Cell(code, tenant=self._spec.tenant, **known(fields, Cell)), _CELL)[0]
+        cell = checked(wire.Cell(code, tenant=self._spec.tenant, **known(fields, wire.Cell)), _CELL)[0]
         result = await self._with_rebuild(lambda session: session._run(cell))
         if self._rebuild and result.state_kept:
             self._history.append(lambda session: session._run(cell))
@@ -131,27 +113,25 @@ class AsyncSession:
 
         `Conflict` with the code `not_forkable` if it has threads or child processes.
         """
-        body = Fork(n, tags, self._spec.tenant)
-        made = await self._with_rebuild(
-            lambda session: session._ask("POST", f"/{session._quoted}/fork", SessionList, body=body)
-        )
+        body = wire.Fork(n, tags, self._spec.tenant)
+        made = await self._with_rebuild(lambda session: session._ask("POST", "/fork", wire.SessionList, body=body))
         return [self._sibling(info.id) for info in made.sessions]
 
     async def rollback(self) -> bool:
         """Return to before the last cell, of a session with `auto_checkpoint`; were its files restored too?"""
-        info = await self._ask("POST", f"/{self._quoted}/rollback", SessionInfo, body=Tenant(self._spec.tenant))
+        info = await self._ask("POST", "/rollback", wire.SessionInfo, body=wire.Tenant(self._spec.tenant))
         if self._rebuild and self._history:
             self._history.pop()
         return bool(info.files_restored)
 
     async def interrupt(self) -> bool:
         """Stop the cell that runs, with a KeyboardInterrupt; was there one?"""
-        answer = await self._ask("POST", f"/{self._quoted}/interrupt", Interrupted, body=Tenant(self._spec.tenant))
+        answer = await self._ask("POST", "/interrupt", wire.Interrupted, body=wire.Tenant(self._spec.tenant))
         return answer.interrupted
 
     async def put_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write files; str contents are base64 as on the wire. Relative paths are seen from the session's folder."""
-        body = Files({path: encoded(content) for path, content in files.items()}, self._spec.tenant)
+        body = wire.Files({path: encoded(content) for path, content in files.items()}, self._spec.tenant)
         await self._with_rebuild(lambda session: session._put(body))
         if self._rebuild:
             self._history.append(lambda session: session._put(body))
@@ -159,19 +139,19 @@ class AsyncSession:
     async def fetch_files(self, paths: Iterable[str]) -> dict[str, bytes]:
         """The contents of those that are there."""
         query = {"path": list(paths), "tenant": self._spec.tenant}
-        got = await self._with_rebuild(lambda session: session._ask("GET", f"/{session._quoted}/files", Files, query=query))
+        got = await self._with_rebuild(lambda session: session._ask("GET", "/files", wire.Files, query=query))
         return {path: base64.b64decode(content) for path, content in got.files.items()}
 
-    async def info(self) -> SessionInfo:
-        return await self._ask("GET", f"/{self._quoted}", SessionInfo, query={"tenant": self._spec.tenant})
+    async def info(self) -> wire.SessionInfo:
+        return await self._ask("GET", "", wire.SessionInfo, query={"tenant": self._spec.tenant})
 
     async def close(self) -> None:
         """End it. One that is gone already is no error."""
-        id, self._id = self._id, ""
-        if not id:
+        if not self._id:
             return
+        path, self._id = self._path, ""
         try:
-            await self._ask("DELETE", f"/{quote(id, safe='')}", Ended, query={"tenant": self._spec.tenant})
+            await self._transport.ask("DELETE", path, wire.Ended, ASK_S, {"tenant": self._spec.tenant})
         except SessionLost:
             pass
         except CallerError as error:
@@ -181,53 +161,32 @@ class AsyncSession:
     # -- asking ---------------------------------------------------------------------------------------------------------------
 
     @property
-    def _quoted(self) -> str:
-        return quote(self.id, safe="")
+    def _path(self) -> str:
+        return f"{PATH}/{quote(self.id, safe='')}"
 
     def _sibling(self, id: str) -> AsyncSession:
         other = AsyncSession(self._transport, self._policy, self._spec, self._rebuild, self._history)
         other._id = id
         return other
 
-    async def _run(self, cell: Cell) -> Result:
+    async def _run(self, cell: wire.Cell) -> Result:
         if not cell.idempotency_key:
             cell = msgspec.structs.replace(cell, idempotency_key=uuid4().hex)
-        path = f"/{self._quoted}/run"
-        result = await self._retry(lambda: self._ask("POST", path, Result, cell.deadline_s + ASK_S, body=cell), cell.deadline_s)
+        ask = partial(self._ask, "POST", "/run", Result, cell.deadline_s + ASK_S, body=cell)
+        result = await send_until_answered(lambda _: ask(), self._policy, cell.deadline_s)
         if result.status == "session_lost":
             raise SessionLost(result.error, result=result)
         if result.blame == "infra":
             raise InfraFailure.of(result)
         return result
 
-    async def _put(self, body: Files) -> Files:
-        return await self._ask("PUT", f"/{self._quoted}/files", Files, body=body)
+    async def _put(self, body: wire.Files) -> wire.Files:
+        return await self._ask("PUT", "/files", wire.Files, body=body)
 
     async def _ask(
         self, verb: str, path: str, answer: type[T], timeout_s: float = ASK_S, query: Any = None, body: Any = None
     ) -> T:
-        return await self._transport.ask(verb, PATH + path, answer, timeout_s, query, body)
-
-    async def _retry(self, ask: Callable[[], Awaitable[T]], patience_s: float = ASK_S) -> T:
-        """Retry until there is an answer. Only for idempotent requests."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + patience_s
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return await ask()
-            except SessionLost:
-                raise
-            except Unavailable as error:
-                pause_s = self._policy.pause_s(attempt)
-                if isinstance(error, Overloaded):
-                    pause_s = max(pause_s, error.retry_after_s or 0.0)
-                elif attempt >= self._policy.max_attempts:
-                    raise
-                if loop.time() + pause_s > give_up_at:
-                    raise
-                await asyncio.sleep(pause_s)
+        return await self._transport.ask(verb, self._path + path, answer, timeout_s, query, body)
 
     async def _with_rebuild(self, ask: Callable[[AsyncSession], Awaitable[T]]) -> T:
         try:
@@ -240,3 +199,6 @@ class AsyncSession:
         for step in self._history:
             await step(self)
         return await ask(self)
+
+
+_Step = Callable[[AsyncSession], Awaitable[object]]  # something that changed a session and can be done again

@@ -10,13 +10,11 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client._calls import CallFields
-from exec_client._outbox import Policy
-from exec_client._transport import Transport, TransportName, addresses_of, check_url, with_key
-from exec_client.aio import AsyncClient, reduce_client
+from exec_client._transport import TransportName, addresses_of, check_url
+from exec_client.aio import AsyncClient, ClientSettings
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
 from exec_client.sessions import AsyncSession, CellFields, SessionFields
@@ -26,7 +24,7 @@ from exec_wire.messages.sessions import SessionInfo
 T = TypeVar("T")
 
 
-class Client:
+class Client(ClientSettings):
     """`AsyncClient` for code that blocks. The event loop lives in a thread of the client's own, started on first use.
 
     >>> with Client() as client:
@@ -38,34 +36,17 @@ class Client:
     `with`, `close()`, garbage collection or the end of the interpreter; calls that still wait raise `ClientClosed`.
     """
 
-    def __init__(
-        self,
-        base_url: str = "",
-        *,
-        api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        transport: Transport | TransportName | None = None,
-        policy: Policy = Policy(),  # noqa: B008 (frozen)
-    ) -> None:
-        self._base_url = base_url
-        self._headers = with_key(headers, api_key)
-        self._given_transport = transport
-        self._policy = policy
+    def _prepare(self) -> None:
         self._lock = threading.Lock()
         self._thread: _LoopThread | None = None
         self._finalizer: weakref.finalize[..., Client] | None = None
-        self._closed = False
         self._forked = False
         self._kind: TransportName | None = None
-        if transport is None or isinstance(transport, str):
-            kinds = {check_url(address, transport)[0] for address in addresses_of(base_url)}
+        if isinstance(self._given_transport, str | None):
+            kinds = {check_url(address, self._given_transport)[0] for address in addresses_of(self._base_url)}
             self._kind = "grpc" if "grpc" in kinds else "http"
         _watch_forks()
         _clients.add(self)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickled by its settings: the copy starts its own thread."""
-        return reduce_client(type(self), self._base_url, self._headers, self._given_transport, self._policy)
 
     def run(self, call: Call | str, **fields: Unpack[CallFields]) -> Result:
         """Run one program: its code, or a `Call`; keywords are fields of `Call` and win over it.
@@ -210,7 +191,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait(self, start: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
@@ -234,15 +215,7 @@ class Client:
         if self._forked and self._kind == "grpc":
             raise UsageError("gRPC does not work after a fork; start the process by spawn, or use HTTP")
         if self._thread is None:
-            self._thread = _LoopThread(
-                functools.partial(
-                    AsyncClient,
-                    self._base_url,
-                    headers=self._headers,
-                    transport=self._given_transport,
-                    policy=self._policy,
-                )
-            )
+            self._thread = _LoopThread(self._same(AsyncClient))
             self._finalizer = weakref.finalize(self, self._thread.stop)
         return self._thread
 
@@ -274,7 +247,7 @@ class Session:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, code: str, **fields: Unpack[CellFields]) -> Result:

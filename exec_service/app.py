@@ -96,14 +96,14 @@ class Gateway:
     def keep_jobs(self, line: ChunkQueue) -> None:
         """Hand the chunks of bulk jobs to the jobs workers behind `line`. Needs a folder of bulk jobs."""
         assert self.jobs is not None
-        self.jobs.keeper = JobScheduler(self.jobs.store, line, self.config.jobs_keep_s)
-        self._tasks.append(self.supervisor.start("jobs", self.jobs.keeper.run_forever))
+        self.jobs.scheduler = JobScheduler(self.jobs.store, line, self.config.jobs_keep_s)
+        self._tasks.append(self.supervisor.start("jobs", self.jobs.scheduler.run_forever))
 
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.stop()
         await stop(self._tasks)
-        if self.jobs is not None and self.jobs.keeper is not None:
-            await self.jobs.keeper.close()
+        if self.jobs is not None and self.jobs.scheduler is not None:
+            await self.jobs.scheduler.close()
         await stop(self.adapter_tasks)
         await self._queue.leave()
         if self.metrics.traces is not None:
@@ -125,13 +125,8 @@ class Gateway:
 
 def build_app(gateway: Gateway) -> FastAPI:
     """The table of contents of HTTP: every route, and what each request passes first."""
-    config, dispatch, worker_registry, metrics, jobs = (
-        gateway.config,
-        gateway.dispatch,
-        gateway.worker_registry,
-        gateway.metrics,
-        gateway.jobs,
-    )
+    config, dispatch, metrics, jobs = gateway.config, gateway.dispatch, gateway.metrics, gateway.jobs
+    worker_registry = gateway.worker_registry
     app = FastAPI(
         title="exec-service",
         version=package_version(),
@@ -143,10 +138,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     validator = Validator(worker_registry, config)
     app.router.routes.extend(hot_routes(config, dispatch, validator) + judging_routes(config, dispatch, validator))
     app.router.routes.extend(session_routes(config, dispatch, validator, gateway.sessions))
-    tasks, supervisor = gateway.adapter_tasks, gateway.supervisor
-    adapters = adapter_routes(
-        GatewayParts(config, dispatch, validator, worker_registry, metrics, gateway.sessions, tasks, supervisor)
-    )
+    shared = (gateway.sessions, gateway.adapter_tasks, gateway.supervisor)
+    adapters = adapter_routes(GatewayParts(config, dispatch, validator, worker_registry, metrics, *shared))
     app.router.routes.extend(route for routes in adapters.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, worker_registry, metrics, cluster=gateway.cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
@@ -232,15 +225,8 @@ async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[
     from exec_service.rpc.server import GrpcServer  # grpc is slow to load and not always enabled
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
-    server = GrpcServer(
-        config,
-        gateway.dispatch,
-        gateway.worker_registry,
-        gateway.metrics,
-        gateway.keys,
-        gateway.sessions,
-        cluster=gateway.cluster,
-    )
+    parts = (gateway.dispatch, gateway.worker_registry, gateway.metrics, gateway.keys, gateway.sessions)
+    server = GrpcServer(config, *parts, cluster=gateway.cluster)
     await server.start(address, max_connections)
     try:
         yield server.finish_streams

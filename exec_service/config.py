@@ -21,12 +21,8 @@ LOG_LEVELS = "Lowest level of the log lines that are written; requests are info,
 LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-NOT_OURS = frozenset(
-    f"{ENV_PREFIX}{name}"
-    for name in (
-        "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY TEST_SLOWNESS LEAK_CALLS FUZZ".split()
-    )
-)
+_NOT_OURS = "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY TEST_SLOWNESS LEAK_CALLS FUZZ"
+NOT_OURS = frozenset(ENV_PREFIX + name for name in _NOT_OURS.split())
 """Variables with the prefix that are not settings: clients, compose.yaml and tests read them."""
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 AdapterName = Literal["code-judge", "sandbox-fusion", "nemo-skills", "piston", "mcp"]
@@ -70,17 +66,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = 0
     max_header_bytes: Annotated[int, about("Bytes of a request's first line and headers; beyond it 431", ge=1024)] = 64 << 10
     header_s: Annotated[float, about("How long a connection may take to send its headers; beyond it 408", gt=0)] = 30.0
-    body_s: Annotated[
-        float, about("How long a body may take to arrive, plus 1 s for each 128 KiB received; beyond it 408", gt=0)
-    ] = 60.0
+    body_s: Annotated[float, about("Time for a body to arrive, plus 1 s for each 128 KiB received; beyond it 408", gt=0)] = 60.0
 
-    redis: Annotated[
-        str, about("URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
-    ] = ""
+    redis: Annotated[str, about("Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")] = ""
     metrics_host: Annotated[str, about("Address of the port for metrics and health")] = "127.0.0.1"
-    metrics_port: Annotated[
-        int, about("Port for metrics and health; 0: a free one in a cluster, none with `exec-service up`", ge=0, le=65535)
-    ] = 0
+    metrics_port: Annotated[int, about("Port for metrics and health; 0: a free one, none with `up`", ge=0, le=65535)] = 0
 
     max_calls: Annotated[int, about("Calls admitted and not yet delivered; beyond it 429", ge=1)] = 60_000
     max_bytes: Annotated[int, about("Bytes of admitted calls and undelivered results; beyond it 429", ge=1)] = 1 << 30
@@ -104,12 +94,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
 
     max_output_kb: Annotated[int, about("Largest limits.output_kb of a call; beyond it 422", ge=1024, le=1 << 16)] = 4096
 
-    release_factor: Annotated[
-        float, about("Unanswered jobs at the workers, of all gateways together, as a multiple of all slots", ge=1)
-    ] = 1.25
-    answer_grace_s: Annotated[
-        float, about("How long a worker may take to answer a call after its deadline or its cancellation", ge=0)
-    ] = 2.0
+    release_factor: Annotated[float, about("Unanswered jobs of all gateways at the workers, per slot", ge=1)] = 1.25
+    answer_grace_s: Annotated[float, about("Time for a worker to answer after a call's deadline or cancellation", ge=0)] = 2.0
     workers_refresh_s: Annotated[float, about("Seconds between two reads of the list of live workers", gt=0)] = 1.0
 
     idempotency_ttl_s: Annotated[float, about("How long a result is kept for its idempotency key", ge=0)] = 120.0
@@ -132,36 +118,22 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = {}
     codejudge_wall_s: Annotated[float, about("Wall time of a program of code-judge clients", gt=0, le=3600)] = 10.0
     codejudge_memory_mb: Annotated[int, about("Memory of a program of code-judge clients", ge=16, le=1 << 16)] = 256
-    codejudge_deadline_s: Annotated[
-        float, about("The code-judge adapter answers queue_timeout if a program is not done by then", gt=0, le=7200)
-    ] = 55.0
-    fusion_memory_mb: Annotated[
-        int, about("Memory of a program of SandboxFusion clients that sets no limit", ge=16, le=1 << 16)
-    ] = 1024
-    fusion_wait_s: Annotated[
-        float, about("The sandbox-fusion adapter answers 504 if a call takes longer than its limits and this", gt=0, le=3600)
-    ] = 8.0
+    codejudge_deadline_s: Annotated[float, about("When code-judge clients are answered queue_timeout", gt=0, le=7200)] = 55.0
+    fusion_memory_mb: Annotated[int, about("Memory of SandboxFusion programs that set no limit", ge=16, le=1 << 16)] = 1024
+    fusion_wait_s: Annotated[float, about("Time beyond its limits until a SandboxFusion call gets 504", gt=0, le=3600)] = 8.0
 
-    jobs_dir: Annotated[
-        str, about("Folder of bulk jobs, see jobs.md; all gateways and jobs workers share it; empty: no bulk jobs")
-    ] = ""
+    jobs_dir: Annotated[str, about("Folder of bulk jobs, shared by gateways and jobs workers, see jobs.md; empty: none")] = ""
     jobs_max_items: Annotated[int, about("Items in one bulk job; beyond it 413", ge=1)] = 1_000_000
     jobs_max_bytes: Annotated[int, about("Bytes in one bulk job; beyond it 413", ge=1)] = 8 << 30
     jobs_max_live: Annotated[int, about("Unfinished bulk jobs of one tenant; beyond it 429", ge=1)] = 100
     jobs_max_kept_items: Annotated[
         int, about("Items in all stored bulk jobs of one tenant, ended ones included; beyond it 413", ge=1)
     ] = 10_000_000
-    jobs_chunk_items: Annotated[
-        int, about("Items in a chunk of a bulk job, the unit that a jobs worker runs", ge=1, le=100_000)
-    ] = 500
+    jobs_chunk_items: Annotated[int, about("Items in a chunk of a bulk job; jobs workers run chunks", ge=1, le=100_000)] = 500
     jobs_keep_s: Annotated[float, about("How long an ended bulk job and its results are kept", gt=0)] = 7 * 86400.0
 
-    otlp_endpoint: Annotated[
-        str, about("OpenTelemetry collector (OTLP over HTTP), such as http://localhost:4318; empty: no traces")
-    ] = ""
-    trace_ratio: Annotated[
-        float, about("Share of the calls to trace, among those without a traceparent that decides it", ge=0, le=1)
-    ] = 1.0
+    otlp_endpoint: Annotated[str, about("OpenTelemetry collector (OTLP/HTTP), such as http://localhost:4318; empty: none")] = ""
+    trace_ratio: Annotated[float, about("Share of calls to trace where no traceparent decides", ge=0, le=1)] = 1.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
     log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 

@@ -65,13 +65,8 @@ class SessionRouter:
     def __init__(
         self, config: GatewayConfig, queue: GatewayQueue, worker_registry: WorkerRegistry, dispatch: Dispatch, metrics: Metrics
     ) -> None:
-        self._config, self._queue, self._worker_registry, self._dispatch, self._metrics = (
-            config,
-            queue,
-            worker_registry,
-            dispatch,
-            metrics,
-        )
+        self._config, self._queue, self._worker_registry = config, queue, worker_registry
+        self._dispatch, self._metrics = dispatch, metrics
         self._ids = (f"s{prefix}-{number:x}" for prefix in [secrets.token_hex(6)] for number in itertools.count())
 
     async def create(self, spec: wire.SessionSpec, origin: Origin = ANONYMOUS) -> SessionInfo:
@@ -98,11 +93,8 @@ class SessionRouter:
         raise refusal
 
     def _by_room(self, profile: str) -> list[WorkerInfo]:
-        fit = [
-            worker
-            for worker in self._worker_registry.workers
-            if worker.max_sessions and (not profile or profile in worker.profiles)
-        ]
+        with_room = (worker for worker in self._worker_registry.workers if worker.max_sessions)
+        fit = (worker for worker in with_room if not profile or profile in worker.profiles)
         return sorted(fit, key=lambda worker: worker.sessions / worker.max_sessions)
 
     async def run(self, id: str, cell: wire.Cell, origin: Origin = ANONYMOUS) -> Result:
@@ -155,9 +147,8 @@ class SessionRouter:
         if selection.request is not UNSET or selection.index:
             raise Refusal("bad_query", "select sessions by their tags; request and index select calls", field="request")
         selection = own(selection, origin)
-        asked = [
-            self._ask(worker.id, wire.ListSessions(selection), wire.Told, ANSWER_S) for worker in self._worker_registry.workers
-        ]
+        order, workers = wire.ListSessions(selection), self._worker_registry.workers
+        asked = [self._ask(worker.id, order, wire.Told, ANSWER_S) for worker in workers]
         told = await asyncio.gather(*asked, return_exceptions=True)
         return SessionList([session for answer in told if isinstance(answer, wire.Told) for session in answer.sessions])
 
@@ -179,9 +170,9 @@ class SessionRouter:
             job = Job(id, wire.pack_sessions(order), round(deadline_s * 1000), self._queue.name)
             try:
                 await self._queue.publish_to(worker, job)
-            except QueueUnavailable as away:
-                if not away.sent:  # else the worker may have it and reply
-                    raise NotReady(str(away), self._config.retry_after_max_s) from None
+            except QueueUnavailable as unavailable:
+                if not unavailable.sent:  # else the worker may have it and reply
+                    raise NotReady(str(unavailable), self._config.retry_after_max_s) from None
             give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S
             while not answer.done():
                 if time.monotonic() > give_up or not self._worker_registry.has(worker):

@@ -7,9 +7,11 @@ hold for all gateways together, except for jobs that two gateways receive at the
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -27,9 +29,8 @@ from exec_service.api.validation import VERIFY, Validator, Warnings, check_strin
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.jobs.draft import Draft
-from exec_service.jobs.files import JobMeta, NewerJob, NoSuchJob
-from exec_service.jobs.scheduler import JobScheduler, progress_of
+from exec_service.jobs.files import Draft, JobMeta, NewerJob, NoSuchJob
+from exec_service.jobs.scheduler import JobScheduler, items_done
 from exec_service.jobs.store import JobStore
 from exec_service.refusals import Draining, Overloaded, Refusal
 from exec_service.tenants.accounts import Account
@@ -37,6 +38,8 @@ from exec_wire.messages.calls import Label, encode_json
 from exec_wire.messages.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
 from exec_wire.messages.unknown_fields import Reader, UnknownFields
 
+P = ParamSpec("P")
+T = TypeVar("T")
 LINE_TYPES = (NDJSON, "application/jsonl", "application/x-jsonlines")  # a form of a foreign site can send none of these
 CHUNK_BYTES = 16 << 20  # a jobs worker holds a whole chunk in memory
 READ_BYTES = 1 << 20
@@ -69,74 +72,61 @@ _ITEM = Reader(_Item)
 
 
 class BulkJobs:
-    """The bulk jobs in the folder; `keeper` is set once chunks can run."""
+    """The bulk jobs in the folder; `scheduler` is set once chunks can run."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
-        self.keeper: JobScheduler | None = None
+        self.scheduler: JobScheduler | None = None
         self._receiving: Counter[str] = Counter()  # jobs that are being received, by tenant
         self._finishing = asyncio.Lock()  # one at a time, so that each counts those before it
 
     def own(self, job: str, account: Account | None) -> JobMeta:
-        try:
-            meta = self.store.meta(job)
-        except NewerJob as error:
-            raise Refusal("no_such_job", str(error)) from None
-        except NoSuchJob:
-            meta = None
-        if meta is None or (account is not None and meta.tenant != account.tenant):
-            raise _no_such_job()
+        """Raises `NoSuchJob`, also for the job of another tenant."""
+        meta = self.store.meta(job)
+        if account is not None and meta.tenant != account.tenant:
+            raise NoSuchJob(job)
         return meta
 
     def status(self, meta: JobMeta) -> JobStatus:
-        """Raises a `Refusal` if the job was removed meanwhile."""
-        try:
-            return self._status(meta)
-        except NoSuchJob:
-            raise _no_such_job() from None
-
-    def _status(self, meta: JobMeta) -> JobStatus:
         store, job = self.store, meta.id
-        done = store.chunks_done(job)
-        progress = progress_of(store, meta, done, store.running(job))
-        state = store.state(meta, len(done))
-        per_s = self.keeper.per_s(job) if self.keeper is not None and state == "running" else None
+        chunks = store.chunks_done(job)
+        done = items_done(store, meta, chunks, store.running(job))
+        state = store.state(meta, len(chunks))
+        per_s = self.scheduler.per_s(job) if self.scheduler is not None and state == "running" else None
         return JobStatus(
             id=job,
             state=state,
             items=meta.items,
-            done=progress.done,
+            done=done,
             chunks=len(meta.chunks),
-            chunks_done=progress.chunks_done,
+            chunks_done=len(chunks),
             created=meta.created,
             items_per_s=round(per_s, 2) if per_s else None,
-            eta_s=round((meta.items - progress.done) / per_s, 1) if per_s else None,
-            outcomes=store.outcomes(job, done),
+            eta_s=round((meta.items - done) / per_s, 1) if per_s else None,
+            outcomes=store.outcomes(job, chunks),
             trouble=store.trouble(job) if state not in ENDED else "",
             name=meta.name,
         )
 
     def all(self, account: Account | None) -> JobList:
+        """The newest first."""
         found = []
-        for job in reversed(self.store.ids()):
+        for meta in self._metas(None if account is None else account.tenant):
             with suppress(NoSuchJob):  # removed meanwhile
-                meta = self.store.meta(job)
-                if account is None or meta.tenant == account.tenant:
-                    found.append(self._status(meta))
-        return JobList(found)
+                found.append(self.status(meta))
+        return JobList(found[::-1])
 
     def kept(self, tenant: str) -> tuple[int, int]:
         """The number of a tenant's unfinished jobs, and the items of all its jobs."""
-        live = items = 0
+        metas = list(self._metas(tenant))
+        return sum(self.store.state(meta) not in ENDED for meta in metas), sum(meta.items for meta in metas)
+
+    def _metas(self, tenant: str | None) -> Iterator[JobMeta]:
         for job in self.store.ids():
-            try:
+            with suppress(NoSuchJob):  # removed meanwhile
                 meta = self.store.meta(job)
-            except NoSuchJob:  # removed meanwhile
-                continue
-            if meta.tenant == tenant:
-                live += self.store.state(meta) not in ENDED
-                items += meta.items
-        return live, items
+                if tenant in (None, meta.tenant):
+                    yield meta
 
     @contextmanager
     def receiving(self, tenant: str) -> Iterator[None]:
@@ -284,8 +274,14 @@ class Intake:
         return Refusal(refusal.code, where, field=f"$[{self._items}]{refusal.field.removeprefix('$')}")
 
 
-def _no_such_job() -> Refusal:
-    return Refusal("no_such_job", "job not found; GET /v1/jobs lists yours")
+async def in_thread(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Raises a `Refusal` if the job is not there, or was removed meanwhile."""
+    try:
+        return await asyncio.to_thread(act, *args, **kwargs)
+    except NewerJob as error:
+        raise Refusal("no_such_job", str(error)) from None
+    except NoSuchJob:
+        raise Refusal("no_such_job", "job not found; GET /v1/jobs lists yours") from None
 
 
 def _check_items(kept: int, more: int, config: GatewayConfig) -> None:
@@ -379,31 +375,21 @@ class JobEndpoints:
     async def jobs(self, request: Request) -> Response:
         return _json(await asyncio.to_thread(self._there.all, account_of(request)))
 
-    async def status(self, request: Request, job: str) -> Response:
-        return _json(await asyncio.to_thread(self._there.status, await self._own(request, job)))
-
     async def results(self, request: Request, job: str) -> Response:
         query = read_query(request.scope["query_string"], ResultsQuery)
         lines = read_results(self._there.store, await self._own(request, job), follow=query.follow)
         return StreamingResponse(lines, media_type=NDJSON, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
-    async def pause(self, request: Request, job: str) -> Response:
-        return await self._change(request, job, "paused")
+    def on_job(self, act: Callable[[BulkJobs, JobMeta], Struct]) -> Callable[[Request, str], Awaitable[Response]]:
+        """A route that does this to one of the caller's jobs."""
 
-    async def resume(self, request: Request, job: str) -> Response:
-        return await self._change(request, job, "running")
+        async def endpoint(request: Request, job: str) -> Response:
+            return _json(await in_thread(act, self._there, await self._own(request, job)))
 
-    async def cancel(self, request: Request, job: str) -> Response:
-        return await self._change(request, job, "cancelled")
-
-    async def remove(self, request: Request, job: str) -> Response:
-        return _json(await asyncio.to_thread(self._there.remove, await self._own(request, job)))
+        return endpoint
 
     async def _own(self, request: Request, job: str) -> JobMeta:
-        return await asyncio.to_thread(self._there.own, job, account_of(request))
-
-    async def _change(self, request: Request, job: str, state: JobState) -> Response:
-        return _json(await asyncio.to_thread(self._there.change, await self._own(request, job), state))
+        return await in_thread(self._there.own, job, account_of(request))
 
 
 def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, jobs: BulkJobs | None) -> APIRouter:
@@ -422,17 +408,22 @@ def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, 
         openapi_extra=body | {"parameters": query_parameters(SubmitQuery)},
     )(to.submit)
     router.get("/v1/jobs", summary="The tenant's bulk jobs, newest first", responses=answers(JobList, *known))(to.jobs)
-    router.get("/v1/jobs/{job}", summary="The progress of a bulk job", responses=answers(JobStatus, *known))(to.status)
     router.get(
         "/v1/jobs/{job}/results",
         summary="The results of a bulk job so far, or with follow also later ones; a JobResult per line",
         responses=lines,
         openapi_extra={"parameters": query_parameters(ResultsQuery)},
     )(to.results)
-    router.post("/v1/jobs/{job}/pause", summary="Start no more items of a bulk job", responses=ended)(to.pause)
-    router.post("/v1/jobs/{job}/resume", summary="Start items of a bulk job again", responses=ended)(to.resume)
-    router.post("/v1/jobs/{job}/cancel", summary="End a bulk job; its results stay", responses=ended)(to.cancel)
-    router.delete("/v1/jobs/{job}", summary="Remove an ended bulk job and its results", responses=removed)(to.remove)
+    pause, resume, cancel = (partial(BulkJobs.change, state=state) for state in ("paused", "running", "cancelled"))
+    for verb, name, path, summary, act, responses in (
+        ("GET", "status", "", "The progress of a bulk job", BulkJobs.status, answers(JobStatus, *known)),
+        ("POST", "pause", "/pause", "Start no more items of a bulk job", pause, ended),
+        ("POST", "resume", "/resume", "Start items of a bulk job again", resume, ended),
+        ("POST", "cancel", "/cancel", "End a bulk job; its results stay", cancel, ended),
+        ("DELETE", "remove", "", "Remove an ended bulk job and its results", BulkJobs.remove, removed),
+    ):
+        options: dict[str, Any] = {"methods": [verb], "name": name, "summary": summary, "responses": responses}
+        router.add_api_route(f"/v1/jobs/{{job}}{path}", to.on_job(act), **options)
     return router
 
 

@@ -20,7 +20,8 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.judging.judge import Judging, bytes_of
 from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
-from exec_service.refusals import NotPermitted, Refusal
+from exec_service.refusals import Refusal
+from exec_service.sessions import permitted
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Limits, encode_json
 from exec_wire.messages.judging import Judge
@@ -59,18 +60,18 @@ class VerifyEndpoint(Endpoint):
         if not self._validator.has_items(body):
             item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
-            with self._errand([item], facts) as group:
+            with self._group([item], facts) as group:
                 made = await cancel_on_disconnect(verify(item, 0, group), receive)
                 made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
-        with self._errand(items, facts) as group:
+        with self._group(items, facts) as group:
             await cancel_on_disconnect(self._send_stream(items, warnings, group, send), receive)
 
     @contextmanager
-    def _errand(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[CallGroup]:
+    def _group(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[CallGroup]:
         in_sandbox = [item for item in items if item.kind == "math"]
         with self._dispatch.reserve(len(in_sandbox), sum(map(bytes_of_verify, in_sandbox)), facts.origin) as room:
             facts.calls = len(items)
@@ -117,12 +118,9 @@ def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None
     if account is None:
         return
     for index, item in enumerate(items):
-        try:
+        with permitted(at.format(index)):
             account.check_tenant(item.tenant, index)
             account.check_limit("wall_s", item.wall_s, index, ".wall_s")
-        except NotPermitted as refusal:
-            refusal.field = at.format(index) + refusal.inside
-            raise
         account.own(item)
 
 

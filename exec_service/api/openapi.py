@@ -42,17 +42,16 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
 
 def _hot_paths() -> dict[str, Any]:
     run = _operation("run", "Run one program and wait for its result", Call, answers(Result, *_HOT_PROBLEMS))
-    batch = _operation("batch", "Run many programs; each result is sent when it is ready", Batch, _batch_answers())
-    batch["parameters"] = [
-        {
-            "name": "stream",
-            "in": "query",
-            "description": "true: one result per line, each when it is ready. false: one document, in the order of the calls.",
-            "schema": {"type": "boolean", "default": True},
-        }
-    ]
+    described = f"{NDJSON}: a Result per line; with stream=false a Results document"
+    responses = _stream_answers(Results, Result, described)
+    batch = _operation("batch", "Run many programs; each result is sent when it is ready", Batch, responses)
+    described = "true: one result per line, each when it is ready. false: one document, in the order of the calls."
+    flag = {"type": "boolean", "default": True}
+    batch["parameters"] = [{"name": "stream", "in": "query", "description": described, "schema": flag}]
     judge = _operation("judge", "Run one program on many tests", Judge, answers(Judgement, *_HOT_PROBLEMS))
-    verify = _operation("verify", "Compare a model's answer, or many, with the truth", Verify, _verify_answers())
+    described = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each when it is ready"
+    responses = _stream_answers(Verification, Verification, described)
+    verify = _operation("verify", "Compare a model's answer, or many, with the truth", Verify, responses)
     verify["requestBody"]["content"]["application/json"]["schema"] = {"anyOf": [schema_of(Verify), schema_of(VerifyBatch)]}
     return _session_paths() | {
         "/v1/run": {"post": run},
@@ -89,17 +88,10 @@ def _session_paths() -> dict[str, Any]:
     return paths
 
 
-def _batch_answers() -> dict[int | str, dict[str, Any]]:
-    responses = answers(Results, *_HOT_PROBLEMS)
-    responses[200]["description"] = f"{NDJSON}: a Result per line; with stream=false a Results document"
-    responses[200]["content"][NDJSON] = {"schema": schema_of(Result)}
-    return responses
-
-
-def _verify_answers() -> dict[int | str, dict[str, Any]]:
-    responses = answers(Verification, *_HOT_PROBLEMS)
-    responses[200]["description"] = f"a Verification; of a VerifyBatch {NDJSON}: a Verification per line, each when it is ready"
-    responses[200]["content"][NDJSON] = {"schema": schema_of(Verification)}
+def _stream_answers(message: type[Struct], line: type[Struct], description: str) -> dict[int | str, dict[str, Any]]:
+    responses = answers(message, *_HOT_PROBLEMS)
+    responses[200]["description"] = description
+    responses[200]["content"][NDJSON] = {"schema": schema_of(line)}
     return responses
 
 

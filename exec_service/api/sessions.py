@@ -4,7 +4,8 @@ A disconnect does not stop a running cell, because it has effects; a retry with 
 """
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 from starlette.routing import Route
@@ -20,6 +21,9 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import Origin
 from exec_service.sessions import SessionRouter, with_warnings
 from exec_wire.messages.sessions import Tenant
+from exec_wire.messages.unknown_fields import Reader as BodyReader
+
+M = TypeVar("M", bound=Struct)
 
 
 class Request(NamedTuple):
@@ -34,45 +38,34 @@ class Request(NamedTuple):
     def tenant(self) -> Tenant:
         return Tenant(read_selection(self.query, any_tag=True).tenant)
 
+    def read(self, reader: BodyReader[M]) -> M:
+        """The body, which may be empty."""
+        return read(reader, self.body or b"{}", self.origin.warnings)
 
-Answerer = Callable[[SessionRouter, Validator, Request], Awaitable[Struct]]
 
-ANSWERERS: dict[tuple[str, str], Answerer] = {
-    ("POST", "/v1/sessions"): lambda router, check, asked: router.create(
-        check.read_session(asked.body, asked.origin.warnings), asked.origin
-    ),
-    ("GET", "/v1/sessions"): lambda router, _, asked: router.list(read_selection(asked.query, any_tag=True), asked.origin),
-    ("GET", "/v1/sessions/{id}"): lambda router, _, asked: router.look(asked.id, asked.tenant, asked.origin),
-    ("DELETE", "/v1/sessions/{id}"): lambda router, _, asked: router.end(asked.id, asked.tenant, asked.origin),
-    ("POST", "/v1/sessions/{id}/run"): lambda router, _, asked: router.run(
-        asked.id, read(CELL, asked.body, asked.origin.warnings), asked.origin
-    ),
-    ("POST", "/v1/sessions/{id}/fork"): lambda router, _, asked: router.fork(
-        asked.id, read(FORK, asked.body or b"{}", asked.origin.warnings), asked.origin
-    ),
-    ("POST", "/v1/sessions/{id}/rollback"): lambda router, _, asked: router.roll_back(
-        asked.id, read(TENANT, asked.body or b"{}", asked.origin.warnings), asked.origin
-    ),
-    ("POST", "/v1/sessions/{id}/interrupt"): lambda router, _, asked: router.interrupt(
-        asked.id, read(TENANT, asked.body or b"{}", asked.origin.warnings), asked.origin
-    ),
-    ("PUT", "/v1/sessions/{id}/files"): lambda router, check, asked: router.put(
-        asked.id, check.read_files(asked.body, asked.origin.warnings), asked.origin
-    ),
-    ("GET", "/v1/sessions/{id}/files"): lambda router, check, asked: router.fetch(
-        asked.id, check.read_fetch(asked.query), asked.origin
-    ),
-}
+Act = Callable[..., Awaitable[Struct]]  # of the router
+Reader = Callable[[Validator, Request], Struct]
+
+ROUTES: list[tuple[str, str, Act, Reader]] = [
+    ("POST", "", SessionRouter.create, lambda check, asked: check.read_session(asked.body, asked.origin.warnings)),
+    ("GET", "", SessionRouter.list, lambda _, asked: read_selection(asked.query, any_tag=True)),
+    ("GET", "/{id}", SessionRouter.look, lambda _, asked: asked.tenant),
+    ("DELETE", "/{id}", SessionRouter.end, lambda _, asked: asked.tenant),
+    ("POST", "/{id}/run", SessionRouter.run, lambda _, asked: read(CELL, asked.body, asked.origin.warnings)),
+    ("POST", "/{id}/fork", SessionRouter.fork, lambda _, asked: asked.read(FORK)),
+    ("POST", "/{id}/rollback", SessionRouter.roll_back, lambda _, asked: asked.read(TENANT)),
+    ("POST", "/{id}/interrupt", SessionRouter.interrupt, lambda _, asked: asked.read(TENANT)),
+    ("PUT", "/{id}/files", SessionRouter.put, lambda check, asked: check.read_files(asked.body, asked.origin.warnings)),
+    ("GET", "/{id}/files", SessionRouter.fetch, lambda check, asked: check.read_fetch(asked.query)),
+]
 
 
 class SessionEndpoint(Endpoint):
     """One route of sessions."""
 
-    def __init__(
-        self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, router: SessionRouter, answerer: Answerer
-    ) -> None:
+    def __init__(self, config: GatewayConfig, dispatch: Dispatch, validator: Validator, act: Act, reader: Reader) -> None:
         super().__init__(config, dispatch, validator)
-        self._router, self._answerer = router, answerer
+        self._act, self._reader = act, reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         facts: RequestFacts = scope["exec"]
@@ -90,11 +83,13 @@ class SessionEndpoint(Endpoint):
             facts.client_gone = True
 
     async def _ask(self, asked: Request) -> Struct:
-        return await self._answerer(self._router, self._validator, asked)
+        ids = (asked.id,) if asked.id else ()
+        return await self._act(*ids, self._reader(self._validator, asked), asked.origin)
 
 
 def session_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, router: SessionRouter) -> list[Route]:
-    return [
-        Route(path, SessionEndpoint(config, dispatch, validator, router, answerer), methods=[verb])
-        for (verb, path), answerer in ANSWERERS.items()
-    ]
+    made = []
+    for verb, path, act, reader in ROUTES:
+        endpoint = SessionEndpoint(config, dispatch, validator, partial(act, router), reader)
+        made.append(Route(f"/v1/sessions{path}", endpoint, methods=[verb]))
+    return made

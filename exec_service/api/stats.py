@@ -15,7 +15,6 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import NotPermitted
 from exec_service.telemetry.live_stats import LiveStats
-from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import GivenLabel, Label, encode_json
 from exec_wire.messages.stats import Depths, RunStats, Stats
 
@@ -77,16 +76,12 @@ def _tenant_of(query: StatsQuery, request: Request) -> str | None:
     if account is None or facts.sees_all:
         return None if query.tenant is UNSET else query.tenant
     if query.tenant is not UNSET:
-        _check_tenant(account, query.tenant)
+        try:
+            account.check_tenant(query.tenant)
+        except NotPermitted as refusal:
+            refusal.field = "tenant"
+            raise
     return account.tenant
-
-
-def _check_tenant(account: Account, tenant: str) -> None:
-    try:
-        account.check_tenant(tenant)
-    except NotPermitted as refusal:
-        refusal.field = "tenant"
-        raise
 
 
 def _answers() -> dict[int | str, dict[str, Any]]:

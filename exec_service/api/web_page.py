@@ -33,7 +33,7 @@ HEADERS = {
 PAGE = "index.html"
 PARTS = (
     "style.css icon.svg theme.js main.js service.js dom.js editor.js report.js playground.js sessions.js fork_tree.js "
-    "verdict.js live.js chart.js"
+    "live.js chart.js"
 ).split()
 FILES = {"/": FOLDER / PAGE} | {f"/web/{name}": FOLDER / name for name in PARTS}
 PAGE_ROUTES = frozenset(FILES)  # they reveal nothing of the service, so they need no key

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exec_service.config import ConfigError, read_environment
 from exec_service.telemetry.logs import say, start_logs
-from exec_wire.supervisor import EXIT_TASK_FAILED, TaskKeepsFailing
+from exec_wire.supervisor import EXIT_TASK_FAILED, Supervisor, TaskKeepsFailing
 
 if TYPE_CHECKING:
     from exec_service.config import GatewayConfig, JobsWorkerConfig
@@ -96,7 +96,7 @@ def run_process(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
         run_loop(start())
     except (PortTaken, SandboxUnavailable) as error:
         return fail(str(error), EXIT_UNAVAILABLE)
-    except (ConfigError, BindRefused) as error:
+    except BindRefused as error:
         return fail(str(error), EXIT_USAGE)
     except TaskKeepsFailing as error:
         return fail(str(error), EXIT_TASK_FAILED)
@@ -159,6 +159,9 @@ def open_queue(url: str) -> RedisQueue:
         raise ConfigError(f"the URL of the job queue is wrong: {error}") from None
 
 
-def process_name() -> str:
-    """A new name for every start: a restarted process never takes over the name of the one before."""
-    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
+def start_cluster_process(redis: str) -> tuple[RedisQueue, str, asyncio.Event, Supervisor]:
+    """The job queue, the name of this process, the event that stops it, and the supervisor of its tasks."""
+    queue, stop, supervisor = open_queue(redis), stop_on_signals(), Supervisor()
+    supervisor.on_give_up(stop.set)
+    # A new name for every start: a restarted process never takes over the name of the one before.
+    return queue, f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}", stop, supervisor

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from exec_service.cli.common import EXIT_UNAVAILABLE, EXIT_USAGE, Commands, fail, port, run_loop
-from exec_service.config import ConfigError, read_environment
+from exec_service.cli.common import EXIT_UNAVAILABLE, Commands, port, run_loop
+from exec_service.config import read_environment
 from exec_wire import Limits, Tier, encode_json
 from worker.sandbox import tiers
 
@@ -43,10 +43,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     from worker.config import WorkerConfig
 
-    try:
-        config = read_environment(WorkerConfig, os.environ, min_tier="E", profiles={})
-    except ConfigError as error:
-        return fail(str(error), EXIT_USAGE)
+    config = read_environment(WorkerConfig, os.environ, min_tier="E", profiles={})
     report = run_loop(examine(config, options.port))
     show(report, as_json=options.json)
     return report.exit_code

@@ -45,11 +45,8 @@ async def serve_gateway(config: GatewayConfig) -> None:
     from exec_service.app import Gateway, serve
     from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
     from exec_wire.queue.connection import where
-    from exec_wire.supervisor import Supervisor
 
-    queue, name = common.open_queue(config.redis), common.process_name()
-    stop, supervisor = common.stop_on_signals(), Supervisor()
-    supervisor.on_give_up(stop.set)
+    queue, name, stop, supervisor = common.start_cluster_process(config.redis)
     gateway = Gateway(config, queue.gateway(name), supervisor)
     app = MetricsApp(gateway.metrics.text, lambda: not_ready_because(gateway))
     async with gateway, metrics_server(app, config.metrics_host, config.metrics_port, supervisor) as metrics:

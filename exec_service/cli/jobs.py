@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from exec_service.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE, Commands, fail
 from exec_wire.messages.calls import encode_json
-from exec_wire.messages.jobs import ENDED, JobList, JobStatus
+from exec_wire.messages.jobs import ENDED, JobList, JobRemoved, JobStatus
 from exec_wire.problems import Problem
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SEND_BYTES = 1 << 18
 WATCH_S, RETRY_S = 0.5, 60.0  # how long `watch` waits for a gateway that restarts
 BAR = 30
+T = TypeVar("T")
 
 
 def add(commands: Commands) -> None:
@@ -49,34 +50,16 @@ def add(commands: Commands) -> None:
         actions.add_parser(name, parents=[job], help=help)
     actions.add_parser("remove", parents=[job], help="remove a job that has ended, with its results")
     for name, action in actions.choices.items():
-        action.set_defaults(run=run, action=name)
+        action.set_defaults(run=run, act=ACTS.get(name, change), action=name)
 
 
 def run(options: argparse.Namespace) -> int:
     try:
-        return _act(Service(options.url), options)
+        return int(options.act(Service(options.url), options) or 0)
     except Failed as error:
         return fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-def _act(service: Service, options: argparse.Namespace) -> int:
-    match options.action:
-        case "submit":
-            return submit(service, options)
-        case "status":
-            return show_status(service, options)
-        case "watch":
-            return watch(service, options.job)
-        case "results":
-            return fetch(service, options)
-        case "remove":
-            service.remove(options.job)
-            return 0
-        case action:
-            print(line_of(service.change(options.job, action)))
-            return 0
 
 
 class Failed(Exception):
@@ -96,23 +79,10 @@ class Service:
         self._url = url
         self._http = httpx.Client(base_url=url, headers=headers, timeout=RETRY_S, trust_env=False)
 
-    def submit(self, lines: Iterator[bytes], name: str) -> JobStatus:
-        headers = {"content-type": "application/x-ndjson"}
+    def ask(self, verb: str, path: str, answer: type[T], **sent: Any) -> T:
         with self._translated():
-            response = self._http.post("/v1/jobs", params={"name": name}, content=lines, headers=headers)
-        return msgspec.json.decode(_checked(response).content, type=JobStatus)
-
-    def status(self, job: str) -> JobStatus:
-        return msgspec.json.decode(self._ask("GET", f"/v1/jobs/{job}"), type=JobStatus)
-
-    def all(self) -> list[JobStatus]:
-        return msgspec.json.decode(self._ask("GET", "/v1/jobs"), type=JobList).jobs
-
-    def change(self, job: str, action: str) -> JobStatus:
-        return msgspec.json.decode(self._ask("POST", f"/v1/jobs/{job}/{action}"), type=JobStatus)
-
-    def remove(self, job: str) -> None:
-        self._ask("DELETE", f"/v1/jobs/{job}")
+            response = self._http.request(verb, f"/v1/jobs{path}", **sent)
+        return msgspec.json.decode(_checked(response).content, type=answer)
 
     def results(self, job: str, follow: bool) -> Iterator[bytes]:
         path, query = f"/v1/jobs/{job}/results", {"follow": "true" if follow else "false"}
@@ -121,10 +91,6 @@ class Service:
                 response.read()
             _checked(response)
             yield from response.iter_bytes()
-
-    def _ask(self, verb: str, path: str) -> bytes:
-        with self._translated():
-            return _checked(self._http.request(verb, path)).content
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -150,35 +116,40 @@ def _checked(response: httpx.Response) -> httpx.Response:
 
 
 def submit(service: Service, options: argparse.Namespace) -> int:
+    sent = {"params": {"name": options.name}, "headers": {"content-type": "application/x-ndjson"}}
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if options.file == "-" else Path(options.file).open("rb") as file:
-            status = service.submit(pieces_of(file), options.name)
+            status = service.ask("POST", "", JobStatus, content=iter(lambda: file.read(SEND_BYTES), b""), **sent)
     except OSError as error:
         raise Failed(f"{options.file}: {error.strerror}", EXIT_USAGE) from None
     print(status.id, flush=True)
     print(f"{status.items} items in {status.chunks} chunks. Next: exec-service jobs watch {status.id}", file=sys.stderr)
-    return watch(service, status.id) if options.watch else 0
+    options.job = status.id
+    return watch(service, options) if options.watch else 0
 
 
-def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(SEND_BYTES):
-        yield piece
-
-
-def show_status(service: Service, options: argparse.Namespace) -> int:
-    found = service.all() if options.job is None else [service.status(options.job)]
+def show_status(service: Service, options: argparse.Namespace) -> None:
+    one = options.job is not None
+    found = [service.ask("GET", f"/{options.job}", JobStatus)] if one else service.ask("GET", "", JobList).jobs
     for status in found:
         print(encode_json(status).decode() if options.json else line_of(status))
-    return 0
 
 
-def watch(service: Service, job: str) -> int:
+def change(service: Service, options: argparse.Namespace) -> None:
+    print(line_of(service.ask("POST", f"/{options.job}/{options.action}", JobStatus)))
+
+
+def remove(service: Service, options: argparse.Namespace) -> None:
+    service.ask("DELETE", f"/{options.job}", JobRemoved)
+
+
+def watch(service: Service, options: argparse.Namespace) -> int:
     """Show progress until the job has ended; 0 if it is done, else 1."""
     live, answered_at = sys.stderr.isatty(), time.monotonic()
     shown = ""
     while True:
         try:
-            status = service.status(job)
+            status = service.ask("GET", f"/{options.job}", JobStatus)
         except Failed as failed:
             if failed.exit_code != EXIT_UNAVAILABLE or time.monotonic() - answered_at > RETRY_S:
                 raise
@@ -198,13 +169,13 @@ def watch(service: Service, job: str) -> int:
         time.sleep(WATCH_S)
 
 
-def fetch(service: Service, options: argparse.Namespace) -> int:
+def fetch(service: Service, options: argparse.Namespace) -> None:
     lines = service.results(options.job, options.follow)
     if options.output is None:
         for piece in lines:
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
-        return 0
+        return
     part = options.output.with_name(f"{options.output.name}.part")  # the name changes when the file is complete
     try:
         with part.open("wb") as file:
@@ -212,7 +183,6 @@ def fetch(service: Service, options: argparse.Namespace) -> int:
         part.rename(options.output)
     except OSError as error:
         raise Failed(f"{options.output}: {error.strerror}", EXIT_USAGE) from None
-    return 0
 
 
 def line_of(status: JobStatus) -> str:
@@ -234,3 +204,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+ACTS = {"submit": submit, "status": show_status, "watch": watch, "results": fetch, "remove": remove}

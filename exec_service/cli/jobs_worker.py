@@ -2,8 +2,8 @@
 
 import argparse
 
-from exec_service.cli.common import EXIT_USAGE, Commands, add_redis_argument, fail, read_config
-from exec_service.config import ConfigError, JobsWorkerConfig
+from exec_service.cli.common import Commands, add_redis_argument, read_config
+from exec_service.config import JobsWorkerConfig
 
 
 def add(commands: Commands) -> None:
@@ -17,18 +17,8 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        config = read_config(
-            JobsWorkerConfig,
-            options,
-            "redis",
-            "jobs_dir",
-            jobs_gateway=options.gateway,
-            jobs_chunks=options.chunks,
-            jobs_at_once=options.at_once,
-        )
-        from exec_service.jobs.celery_tasks import work
+    given = {"jobs_gateway": options.gateway, "jobs_chunks": options.chunks, "jobs_at_once": options.at_once}
+    config = read_config(JobsWorkerConfig, options, "redis", "jobs_dir", **given)
+    from exec_service.jobs.celery_tasks import work
 
-        return work(config)
-    except ConfigError as error:
-        return fail(str(error), EXIT_USAGE)
+    return work(config)

@@ -4,11 +4,10 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from exec_service.cli.common import EXIT_USAGE, Commands, fail
+from exec_service.cli.common import Commands
 from exec_service.config import ConfigError
 from exec_wire import Limits, encode_json
 
@@ -23,11 +22,11 @@ def add(commands: Commands) -> None:
     _add_arguments(actions.add_parser("add", parents=[file], help="make a key and print it; it cannot be shown again"))
 
     shown = actions.add_parser("list", parents=[file], help="show tenants and the ids of their keys")
-    shown.set_defaults(run=_checked(list_keys))
+    shown.set_defaults(run=list_keys)
 
     remove = actions.add_parser("remove", parents=[file], help="revoke keys; running services notice within a second")
     remove.add_argument("id", nargs="+", help="the id that `list` shows")
-    remove.set_defaults(run=_checked(remove_keys))
+    remove.set_defaults(run=remove_keys)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,36 +39,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-limit", action="append", metavar="NAME=VALUE", help="the most a program may ask for, such as memory_mb=1024"
     )
     parser.add_argument("--operator", action="store_true", help="this key also sees the metrics and figures of all tenants")
-    parser.set_defaults(run=_checked(add_key))
-
-
-def _checked(action: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
-    """The action with its exit code; a `ConfigError` is a message."""
-
-    def run(options: argparse.Namespace) -> int:
-        try:
-            action(options)
-        except ConfigError as error:
-            return fail(str(error), EXIT_USAGE)
-        return 0
-
-    return run
+    parser.set_defaults(run=add_key)
 
 
 def add_key(options: argparse.Namespace) -> None:
     from exec_service.tenants import keys
 
     limits = read_max_limits(options.max_limit)
-    secret, entry = keys.add_key(
-        options.file,
-        options.tenant,
-        operator=options.operator,
-        weight=options.weight,
-        max_calls=options.max_calls,
-        calls_per_minute=options.calls_per_minute,
-        max_priority=options.max_priority,
-        max_limits=limits,
-    )
+    names = ("operator", "weight", "max_calls", "calls_per_minute", "max_priority")
+    given = {name: getattr(options, name) for name in names}
+    secret, entry = keys.add_key(options.file, options.tenant, **given, max_limits=limits)
     print(secret)
     for name, most in (limits or {}).items():
         if most < (usual := getattr(Limits(), name)):

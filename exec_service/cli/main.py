@@ -5,8 +5,8 @@ import sys
 from typing import Any
 
 from exec_service.cli import doctor, gateway, jobs, jobs_worker, keys, run, runner, up, worker
-from exec_service.cli.common import EXIT_UNAVAILABLE, fail
-from exec_service.config import package_version
+from exec_service.cli.common import EXIT_UNAVAILABLE, EXIT_USAGE, fail
+from exec_service.config import ConfigError, package_version
 
 COMMANDS = (up, doctor, runner, gateway, worker, jobs_worker, keys, jobs, run)
 EPILOG = (
@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = build_parser().parse_args(arguments)
     try:
         sys.exit(options.run(options))
+    except ConfigError as error:
+        sys.exit(fail(str(error), EXIT_USAGE))
     except ModuleNotFoundError as error:
         sys.exit(fail(missing_extra(error), EXIT_UNAVAILABLE))
 

@@ -39,7 +39,9 @@ def run(options: argparse.Namespace) -> int:
     if (options.file is None) == (options.code is None):
         return common.fail("give either a file (or -) or -c CODE", common.EXIT_USAGE)
     try:
-        code = options.code if options.code is not None else read_program(options.file)
+        code = options.code
+        if code is None:
+            code = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         return common.fail(f"{options.file}: {error}", common.EXIT_USAGE)
     try:
@@ -49,10 +51,6 @@ def run(options: argparse.Namespace) -> int:
     limits = Limits(wall_s=options.wall)
     call = Call(code=code, stdin=stdin, language=options.language, limits=limits, deadline_s=options.wall + 60)
     return run_call(call, options)
-
-
-def read_program(file: str) -> str:
-    return sys.stdin.read() if file == "-" else Path(file).read_text()
 
 
 def run_call(call: Call, options: argparse.Namespace) -> int:
@@ -66,7 +64,7 @@ def run_call(call: Call, options: argparse.Namespace) -> int:
         if error.result is None:
             return common.fail(str(error), common.EXIT_UNAVAILABLE)
         result = error.result
-    except (CallerError, ConfigError) as error:
+    except CallerError as error:
         return common.fail(str(error), common.EXIT_USAGE)
     except (ExecError, SandboxUnavailable) as error:
         return common.fail(str(error), common.EXIT_UNAVAILABLE)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
         TaskKeepsFailing: at the end, if a failing task was the reason to stop.
     """
     from exec_service.app import Gateway, serve
+    from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
     from exec_wire.queue.memory import MemoryQueue
     from exec_wire.supervisor import Supervisor
     from worker.sandbox.runner_client import SandboxUnavailable
@@ -101,7 +102,10 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
     stop, url = common.stop_on_signals(), asyncio.get_running_loop().create_future()
     supervisor.on_give_up(stop.set)
     reserved = 16 * (worker_config.slots + worker_config.max_sessions)  # descriptors that the worker needs at most
-    async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, metrics_port(gateway):
+    async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, contextlib.AsyncExitStack() as stack:
+        if metrics_port := gateway_config.metrics_port:
+            app = MetricsApp(gateway.metrics.text, lambda: gateway.not_ready_because)
+            await stack.enter_async_context(metrics_server(app, gateway_config.metrics_host, metrics_port, supervisor))
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result, reserved=reserved))
         try:
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,20 +119,6 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
             stop.set()
             await serving
     supervisor.check()
-
-
-@contextlib.asynccontextmanager
-async def metrics_port(gateway: Gateway) -> AsyncIterator[None]:
-    """Serve metrics and health at a port of their own, if one is set."""
-    from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
-
-    config = gateway.config
-    if not config.metrics_port:
-        yield
-        return
-    app = MetricsApp(gateway.metrics.text, lambda: gateway.not_ready_because)
-    async with metrics_server(app, config.metrics_host, config.metrics_port, gateway.supervisor):
-        yield
 
 
 async def _work(

@@ -19,7 +19,6 @@ from exec_service.telemetry.logs import say
 if TYPE_CHECKING:
     from exec_wire.supervisor import Supervisor
     from worker.config import WorkerConfig
-    from worker.consumer import Consumer
     from worker.echo import EchoPool
     from worker.pool import Pool
 
@@ -60,23 +59,23 @@ async def work(config: WorkerConfig) -> None:
     from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
     from exec_service.telemetry.worker_metrics import WorkerMetrics
     from exec_wire.queue.connection import where
-    from exec_wire.supervisor import Supervisor
     from worker.consumer import Consumer
     from worker.pool import Pool
     from worker.sessions import Sessions
 
-    queue, name = common.open_queue(config.redis), common.process_name()
-    stop, supervisor = common.stop_on_signals(), Supervisor()
-    supervisor.on_give_up(stop.set)
+    queue, name, stop, supervisor = common.start_cluster_process(config.redis)
     async with contextlib.AsyncExitStack() as stack:
         pool = await _open_pool(config, stack, stop, supervisor)
         if pool is None:
             return supervisor.check()
         sessions = await stack.enter_async_context(Sessions(name, pool, supervisor)) if isinstance(pool, Pool) else None
         consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions, supervisor))
-        app = MetricsApp(
-            WorkerMetrics(pool, consumer, supervisor).text, lambda: supervisor.gave_up_because or _cannot_work_because(consumer)
-        )
+
+        def not_ready_because() -> str:
+            unavailable = "job queue unavailable" if consumer.queue_unavailable else ""
+            return supervisor.gave_up_because or consumer.cannot_take_because or unavailable
+
+        app = MetricsApp(WorkerMetrics(pool, consumer, supervisor).text, not_ready_because)
         metrics = await stack.enter_async_context(metrics_server(app, config.metrics_host, config.metrics_port, supervisor))
         say(READY.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), metrics=metrics))
         await stop.wait()
@@ -95,7 +94,3 @@ async def _open_pool(
         return EchoPool(config)
     pool = await stack.enter_async_context(Pool(config, supervisor))
     return pool if await common.run_until_stopped(stop, common.check_pool(pool)) else None
-
-
-def _cannot_work_because(consumer: Consumer) -> str:
-    return consumer.cannot_take_because or ("job queue unavailable" if consumer.queue_unavailable else "")

@@ -15,7 +15,7 @@ from exec_service.api.calls import Endpoint
 from exec_service.api.errors import answer
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.streaming import cancel_on_disconnect
-from exec_service.api.validation import Validator
+from exec_service.api.validation import Validator, decode
 from exec_service.config import AdapterName, GatewayConfig
 from exec_service.dispatch.admission import Reservation
 from exec_service.dispatch.call_group import CallGroup, raise_first
@@ -94,14 +94,16 @@ class Adapter:
 
 
 class AdapterEndpoint(Endpoint):
-    """A route that takes and answers JSON; `_serve` translates."""
+    """A route that takes a `request` and answers as JSON; `_serve` translates."""
 
+    request: ClassVar[type[msgspec.Struct]]
     statuses: ClassVar[dict[str, int]] = {"bad_json": 422}  # statuses that differ from the service's own, by problem code
     message_field: ClassVar[str] = ""  # the member of an error's body in which its clients look for the message
 
     def __init__(self, parts: GatewayParts, adapter: Adapter) -> None:
         super().__init__(parts.config, parts.dispatch, parts.validator)
         self._parts, self._adapter = parts, adapter
+        self._decode = msgspec.json.Decoder(self.request).decode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -112,11 +114,11 @@ class AdapterEndpoint(Endpoint):
             await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
-        body = await self._read(scope, facts, receive)
-        made = await cancel_on_disconnect(self._serve(body, scope, facts), receive)
+        request = decode(self._decode, await self._read(scope, facts, receive))
+        made = await cancel_on_disconnect(self._serve(request, scope, facts), receive)
         await self._send_json(encode_json(made), send)
 
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> msgspec.Struct:
+    async def _serve(self, request: Any, scope: Scope, facts: RequestFacts) -> msgspec.Struct:
         raise NotImplementedError
 
 

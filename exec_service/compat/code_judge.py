@@ -6,15 +6,13 @@ Every outcome is HTTP 200. Its clients retry `queue_timeout`, so every retryable
 
 import time
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.routing import Route
 from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.validation import decode
 from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, bytes_of, get, in_order, limits, post
 from exec_service.dispatch.call_group import CallGroup
 from exec_service.judging.judge import describe_end
@@ -61,19 +59,17 @@ class BatchResult(Struct):
     results: list[SubmissionResult]
 
 
-_decode_one = msgspec.json.Decoder(Submission).decode
-_decode_batch = msgspec.json.Decoder(BatchSubmission).decode
-
-
 class Judge(AdapterEndpoint):
     """`/run` returns the output, `/judge` does not."""
+
+    request: ClassVar[type[Struct]] = Submission
 
     def __init__(self, parts: GatewayParts, adapter: Adapter, *, shows: bool) -> None:
         super().__init__(parts, adapter)
         self._shows = shows
 
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        return (await self._judge_all([decode(_decode_one, body)], facts))[0]
+    async def _serve(self, request: Any, scope: Scope, facts: RequestFacts) -> Struct:
+        return (await self._judge_all([request], facts))[0]
 
     async def _judge_all(self, submissions: list[Submission], facts: RequestFacts) -> list[SubmissionResult]:
         self._validator.check_number(len(submissions), "submissions")
@@ -91,21 +87,15 @@ class Judge(AdapterEndpoint):
         if submission.type == "math":
             if submission.expected_output is None:
                 return "a submission of the type math needs its expected_output"
-            item = Verify(
-                submission.solution, submission.expected_output, tenant=tenant, deadline_s=config.codejudge_deadline_s
-            )
-            return msgspec.structs.replace(item, wall_s=min(config.codejudge_wall_s, 60.0))
-        expected_bytes = len((submission.expected_output or "").encode("utf-8", "surrogatepass"))
+            times: dict[str, Any] = {"wall_s": min(config.codejudge_wall_s, 60.0), "deadline_s": config.codejudge_deadline_s}
+            return Verify(submission.solution, submission.expected_output, tenant=tenant, **times)
+        expected = (submission.expected_output or "").encode("utf-8", "surrogatepass")
+        output = {"output_bytes": len(expected), "max_output_kb": config.max_output_kb}
         call = Call(
             code=submission.solution,
             language=submission.type,
             stdin=submission.input or "",
-            limits=limits(
-                config.codejudge_wall_s,
-                config.codejudge_memory_mb,
-                output_bytes=expected_bytes,
-                max_output_kb=config.max_output_kb,
-            ),
+            limits=limits(config.codejudge_wall_s, config.codejudge_memory_mb, **output),
             deadline_s=config.codejudge_deadline_s,
             tenant=tenant,
         )
@@ -117,9 +107,10 @@ class Judge(AdapterEndpoint):
 
 
 class BatchJudge(Judge):
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        batch = decode(_decode_batch, body)
-        return BatchResult(batch.sub_id or str(uuid.uuid4()), await self._judge_all(batch.submissions, facts))
+    request = BatchSubmission
+
+    async def _serve(self, request: Any, scope: Scope, facts: RequestFacts) -> Struct:
+        return BatchResult(request.sub_id or str(uuid.uuid4()), await self._judge_all(request.submissions, facts))
 
 
 def _bytes_of(work: Call | Verify | str) -> int:

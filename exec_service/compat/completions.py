@@ -1,11 +1,10 @@
 """SandboxFusion's generic judge: finds the program in a completion and compares outputs."""
 
-import asyncio
 import base64
 import re
 from typing import Literal
 
-from exec_service.judging.checkers import PAIRS_PER_TURN, number
+from exec_service.judging.checkers import first_difference, number
 
 Found = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
 
@@ -52,18 +51,12 @@ def _blocks(text: str) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
 
 async def same_output(output: str, expected: str) -> bool:
     """Compare line by line, ignoring case; numbers may differ by `REL_TOL`."""
-    got, wanted = output.strip().split("\n"), expected.strip().split("\n")
-    if len(got) != len(wanted):
-        return False
-    for place, (mine, theirs) in enumerate(zip(got, wanted, strict=True), 1):
-        if not _same_line(mine.strip().casefold(), theirs.strip().casefold()):
-            return False
-        if place % PAIRS_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return True
+    got, wanted = (iter(text.strip().split("\n")) for text in (output, expected))
+    return not await first_difference("line", got, wanted, _same_line)
 
 
 def _same_line(mine: str, theirs: str) -> bool:
+    mine, theirs = mine.strip().casefold(), theirs.strip().casefold()
     if mine == theirs:
         return True
     a, b = number(mine), number(theirs)

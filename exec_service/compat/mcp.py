@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
 
 A = TypeVar("A", bound=Struct)
-Given = dict[str, Any]
 CELL_BYTES = 4096  # charged for a request to a session, besides its code
 
 
@@ -44,13 +43,12 @@ class McpEndpoint:
         self._parts, self._adapter = parts, Adapter("mcp", parts)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
-        self._tools: dict[str, Callable[[Given, RequestFacts], Awaitable[CallToolResult]]] = {
-            tools.PYTHON.name: self._python,
-            tools.START.name: self._start,
-            tools.RUN_CELL.name: self._run_cell,
-            tools.FORK.name: self._fork,
-            tools.ROLL_BACK.name: self._roll_back,
-            tools.END.name: self._end,
+        self._tools: dict[str, tuple[type[Struct], Callable[[Any, Origin], Awaitable[CallToolResult]]]] = {
+            tools.START.name: (tools.StartArguments, self._start),
+            tools.RUN_CELL.name: (tools.CellArguments, self._run_cell),
+            tools.FORK.name: (tools.ForkArguments, self._fork),
+            tools.ROLL_BACK.name: (tools.SessionArguments, self._roll_back),
+            tools.END.name: (tools.SessionArguments, self._end),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,63 +96,54 @@ class McpEndpoint:
     async def _call_tool(self, context: ServerRequestContext[Any], asked: CallToolRequestParams) -> CallToolResult:
         facts: RequestFacts = context.request.scope["exec"]  # type: ignore[union-attr]
         try:
-            tool = self._tools.get(asked.name)
-            if tool is None:
-                raise Refusal("bad_field", f"unknown tool {asked.name[:80]!r}; known: {', '.join(self._tools)}")
-            return await tool(asked.arguments or {}, facts)
+            return await self._use(asked.name, asked.arguments or {}, facts)
         except Refusal as refusal:
             self._parts.metrics.rejected(refusal.code)
             return _answer(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
 
-    async def _python(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        arguments = read(given, tools.PythonArguments)
-        call = Call(arguments.code, stdin=arguments.input, echo_value=True, tenant=self._adapter.tenant)
-        self._parts.validator.check(call, "$")
-        return tool_result(await self._adapter.run(call, facts))
+    async def _use(self, name: str, given: dict[str, Any], facts: RequestFacts) -> CallToolResult:
+        if name == tools.PYTHON.name:
+            program = read(given, tools.PythonArguments)
+            call = Call(program.code, stdin=program.input, echo_value=True, tenant=self._adapter.tenant)
+            self._parts.validator.check(call, "$")
+            return tool_result(await self._adapter.run(call, facts))
+        if name not in self._tools:
+            known = ", ".join((tools.PYTHON.name, *self._tools))
+            raise Refusal("bad_field", f"unknown tool {name[:80]!r}; known: {known}")
+        kind, act = self._tools[name]
+        arguments = read(given, kind)
+        texts = len(arguments.code) + len(arguments.input) if isinstance(arguments, tools.CellArguments) else 0
+        with self._adapter.admitted(facts, 1, CELL_BYTES + texts):
+            return await act(arguments, self._adapter.origin(facts))
 
     # -- sessions -----------------------------------------------------------------------------------------------------------
 
-    async def _start(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        read(given, tools.StartArguments)
+    async def _start(self, _: tools.StartArguments, origin: Origin) -> CallToolResult:
         spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant, auto_checkpoint=True)
-        with self._adapter.admitted(facts, 1, CELL_BYTES):
-            session = await self._parts.sessions.create(spec, self._adapter.origin(facts))
+        session = await self._parts.sessions.create(spec, origin)
         return _answer(session.id, {"session": session.id}, failed=False)
 
-    async def _run_cell(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        arguments = read(given, tools.CellArguments)
-        cell = Cell(arguments.code, stdin=arguments.input, tenant=self._adapter.tenant)
-        with self._adapter.admitted(facts, 1, CELL_BYTES + len(cell.code) + len(cell.stdin)):
-            result = await self._parts.sessions.run(arguments.session, cell, self._adapter.origin(facts))
-        return tool_result(result)
+    async def _run_cell(self, given: tools.CellArguments, origin: Origin) -> CallToolResult:
+        cell = Cell(given.code, stdin=given.input, tenant=self._adapter.tenant)
+        return tool_result(await self._parts.sessions.run(given.session, cell, origin))
 
-    async def _fork(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        arguments = read(given, tools.ForkArguments)
-        fork = Fork(arguments.n, tenant=self._adapter.tenant)
-        with self._adapter.admitted(facts, 1, CELL_BYTES):
-            made = await self._parts.sessions.fork(arguments.session, fork, self._adapter.origin(facts))
+    async def _fork(self, given: tools.ForkArguments, origin: Origin) -> CallToolResult:
+        made = await self._parts.sessions.fork(given.session, Fork(given.n, tenant=self._adapter.tenant), origin)
         ids = [session.id for session in made.sessions]
         return _answer("\n".join(ids), {"sessions": ids}, failed=False)
 
-    async def _roll_back(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        id, tenant, origin = self._session(given, facts)
-        with self._adapter.admitted(facts, 1, CELL_BYTES):
-            session = await self._parts.sessions.roll_back(id, tenant, origin)
+    async def _roll_back(self, given: tools.SessionArguments, origin: Origin) -> CallToolResult:
+        session = await self._parts.sessions.roll_back(given.session, Tenant(self._adapter.tenant), origin)
         files = "" if session.files_restored else "; the files stay as the cell left them"
         text = f"the session is in its state before the last cell{files}"
         return _answer(text, {"files_restored": session.files_restored}, failed=False)
 
-    async def _end(self, given: Given, facts: RequestFacts) -> CallToolResult:
-        id, tenant, origin = self._session(given, facts)
-        with self._adapter.admitted(facts, 1, CELL_BYTES):
-            await self._parts.sessions.end(id, tenant, origin)
+    async def _end(self, given: tools.SessionArguments, origin: Origin) -> CallToolResult:
+        await self._parts.sessions.end(given.session, Tenant(self._adapter.tenant), origin)
         return _answer("ended", {"ended": True}, failed=False)
 
-    def _session(self, given: Given, facts: RequestFacts) -> tuple[str, Tenant, Origin]:
-        return read(given, tools.SessionArguments).session, Tenant(self._adapter.tenant), self._adapter.origin(facts)
 
-
-def read(given: Given, kind: type[A]) -> A:
+def read(given: dict[str, Any], kind: type[A]) -> A:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:

@@ -14,7 +14,6 @@ from starlette.types import Scope
 from exec_service.api.calls import header
 from exec_service.api.errors import answer
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.validation import decode
 from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
 from exec_service.compat.notebooks import Notebooks, created_at
 from exec_service.judging.judge import describe_end
@@ -49,10 +48,8 @@ class Executed(Struct, omit_defaults=True):
     new_session_created: bool | None = None  # in a session: the state of earlier cells is gone
 
 
-_decode_execute = msgspec.json.Decoder(Execute).decode
-
-
 class ExecuteEndpoint(AdapterEndpoint):
+    request = Execute
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     message_field = "error"
 
@@ -60,10 +57,9 @@ class ExecuteEndpoint(AdapterEndpoint):
         super().__init__(parts, adapter)
         self._notebooks = notebooks
 
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        request = decode(_decode_execute, body)
+    async def _serve(self, request: Execute, scope: Scope, facts: RequestFacts) -> Struct:
         if request.language == "ipython":
-            return await self._run_cell(request, session_name(scope), facts, len(body))
+            return await self._run_cell(request, session_name(scope), facts)
         call = Call(
             code=request.generated_code,
             language=LANGUAGES.get(request.language, request.language),
@@ -75,7 +71,7 @@ class ExecuteEndpoint(AdapterEndpoint):
         self._validator.check(call, "$")
         return executed(raise_if_infra(await self._adapter.run(call, facts)), request)
 
-    async def _run_cell(self, request: Execute, name: str, facts: RequestFacts, bytes_: int) -> Executed:
+    async def _run_cell(self, request: Execute, name: str, facts: RequestFacts) -> Executed:
         cell = Cell(
             code=request.generated_code,
             stdin=request.std_input,
@@ -84,7 +80,7 @@ class ExecuteEndpoint(AdapterEndpoint):
             tenant=self._adapter.tenant,
         )
         spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant)
-        with self._adapter.admitted(facts, 1, bytes_):
+        with self._adapter.admitted(facts, 1, facts.body_bytes):
             ran = await self._notebooks.run(name, cell, spec, self._adapter.origin(facts))
         made = executed_cell(raise_if_infra(ran.result), request)
         made.new_session_created = ran.new

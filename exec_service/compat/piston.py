@@ -5,13 +5,11 @@ import binascii
 import signal
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.routing import Route
 from starlette.types import Scope
 
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.validation import decode
 from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
 from exec_service.judging.judge import INTERPRETED, describe_end
 from exec_service.refusals import Refusal
@@ -66,15 +64,12 @@ class Executed(Struct, omit_defaults=True):
     compile: Stage | None = None
 
 
-_decode_execute = msgspec.json.Decoder(Execute).decode
-
-
 class ExecuteEndpoint(AdapterEndpoint):
+    request = Execute
     statuses: ClassVar[dict[str, int]] = dict.fromkeys(("bad_json", "bad_field", "unknown_language"), 400)
     message_field = "message"
 
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        request = decode(_decode_execute, body)
+    async def _serve(self, request: Execute, scope: Scope, facts: RequestFacts) -> Struct:
         main, *others = [_bytes_of(file, f"$.files[{index}]") for index, file in enumerate(request.files)]
         memory_mb = request.run_memory_limit >> 20 if request.run_memory_limit > 0 else MEMORY_MB
         wall_s = request.run_timeout / 1000

@@ -142,9 +142,6 @@ class SubmitAnswer(Struct):
     extra: dict[str, Any] | None = None
 
 
-_decode_run = msgspec.json.Decoder(RunCode).decode
-_decode_jupyter = msgspec.json.Decoder(RunJupyter).decode
-_decode_submit = msgspec.json.Decoder(Submit).decode
 _decode_cases = msgspec.json.Decoder(list[Case]).decode
 
 
@@ -185,8 +182,9 @@ class FusionEndpoint(AdapterEndpoint):
 
 
 class RunCodeEndpoint(FusionEndpoint):
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        request = decode(_decode_run, body)
+    request = RunCode
+
+    async def _serve(self, request: RunCode, scope: Scope, facts: RequestFacts) -> Struct:
         call = self._call(request)
         if missing := self._missing(call, request.language):
             return RunCodeAnswer("SandboxError", missing)
@@ -194,8 +192,9 @@ class RunCodeEndpoint(FusionEndpoint):
 
 
 class RunJupyterEndpoint(FusionEndpoint):
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        request = decode(_decode_jupyter, body)
+    request = RunJupyter
+
+    async def _serve(self, request: RunJupyter, scope: Scope, facts: RequestFacts) -> Struct:
         call = self._notebook(request)
         self._validator.check(call, "$")
         result = raise_if_infra(await self._adapter.run(call, facts))
@@ -207,14 +206,10 @@ class RunJupyterEndpoint(FusionEndpoint):
             printed, complained = cells.left_over(result.files)
             driver.stdout, driver.stderr = printed, complained + (driver.stderr or "")
         status, message = status_of(driver)
-        return RunJupyterAnswer(
-            status if len(done) == len(request.cells) or status != "Success" else "Failed",  # the driver ended before its cells
-            message,
-            driver,
-            done,
-            result.worker or None,
-            {path: content for path, content in result.files.items() if path not in cells.FILES},
-        )
+        if status == "Success" and len(done) < len(request.cells):  # the driver ended before its cells
+            status = "Failed"
+        files = {path: content for path, content in result.files.items() if path not in cells.FILES}
+        return RunJupyterAnswer(status, message, driver, done, result.worker or None, files)
 
     def _notebook(self, request: RunJupyter) -> Call:
         files = given(request.files)
@@ -231,8 +226,9 @@ class RunJupyterEndpoint(FusionEndpoint):
 class SubmitEndpoint(FusionEndpoint):
     """The generic judge of SandboxFusion's data sets: a completion, and test cases of input and output."""
 
-    async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> Struct:
-        request = decode(_decode_submit, body)
+    request = Submit
+
+    async def _serve(self, request: Submit, scope: Scope, facts: RequestFacts) -> Struct:
         config = request.config
         kind = config.dataset_type or request.dataset_type or "none"
         if kind != "CommonOJDataset":
@@ -252,12 +248,12 @@ class SubmitEndpoint(FusionEndpoint):
         return SubmitAnswer(request.id, accepted, code, tests, full_code=code, extracted_type=found)
 
     def _case_call(self, config: Config, language: str, code: str, case: Case) -> Call:
-        usual = RunCode(code)
+        given = {"compile_timeout": config.compile_timeout, "run_timeout": config.run_timeout}
+        timeouts: dict[str, Any] = {name: timeout for name, timeout in given.items() if timeout is not None}
         request = RunCode(
             code,
             language,
-            config.compile_timeout if config.compile_timeout is not None else usual.compile_timeout,
-            config.run_timeout if config.run_timeout is not None else usual.run_timeout,
+            **timeouts,
             stdin=case.input.get("stdin"),
             files={path: completions.base64_of(text) for path, text in case.input.items() if path != "stdin"},
             fetch_files=[path for path in case.output if path != "stdout"],

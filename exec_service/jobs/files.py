@@ -1,16 +1,22 @@
 """Files and messages in the folder of a bulk job: how they are written and read. `store` says which ones there are."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import secrets
+import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from exec_wire.messages.calls import encode_json
 from exec_wire.messages.jobs import JobResult
 
+FOLDERS = ("chunks", "results", "outcomes", "partial", "running")
 FORMAT_VERSION = 1  # of a job's folder; a change that older gateways or jobs workers cannot read raises it
 
 
@@ -119,3 +125,36 @@ def idle_s(folder: Path, *inside: str) -> float:
         with contextlib.suppress(FileNotFoundError):
             times.append((folder / name).stat().st_mtime)
     return time.time() - max(times, default=0.0)
+
+
+class Draft:
+    """A bulk job that is being received. No reader sees it before `finish`; leaving without `finish` removes the files."""
+
+    def __init__(self, folder: Path, tenant: str, name: str) -> None:
+        self.id = f"{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(6)}"
+        self._folder, self._path, self._tenant, self._name = folder, folder / f".new-{self.id}", tenant, name
+        self._sizes: list[int] = []
+        for inside in FOLDERS:
+            (self._path / inside).mkdir(parents=True, mode=0o700)
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    @property
+    def items(self) -> int:
+        return sum(self._sizes)
+
+    def add_chunk(self, lines: list[bytes]) -> None:
+        self._sizes.append(len(lines))
+        write_file(self._path / "chunks" / f"{len(self._sizes):05}.jsonl", b"\n".join(lines) + b"\n")
+
+    def finish(self) -> JobMeta:
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        meta = JobMeta(self.id, self._tenant, created, self._sizes, self._name, FORMAT_VERSION)
+        write_file(self._path / "token", secrets.token_hex(32).encode())
+        write_file(self._path / "meta.json", encode_json(meta))
+        self._path.rename(self._folder / self.id)
+        return meta

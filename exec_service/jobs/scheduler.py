@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice, zip_longest
 from typing import NoReturn, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
 from exec_service.jobs.files import Heartbeat, JobMeta, NewerJob, NoSuchJob
@@ -75,15 +75,10 @@ class LocalChunkQueue:
         self._threads.shutdown()
 
 
-class Progress(Struct, frozen=True):
-    chunks_done: int
-    done: int  # items
-
-
-def progress_of(store: JobStore, meta: JobMeta, done: set[int], heartbeats: dict[int, Heartbeat]) -> Progress:
+def items_done(store: JobStore, meta: JobMeta, done: set[int], heartbeats: dict[int, Heartbeat]) -> int:
     begun = store.partly_done(meta.id) | {chunk: heartbeat.done for chunk, heartbeat in heartbeats.items()}
     in_unfinished = sum(items for chunk, items in begun.items() if chunk not in done)
-    return Progress(len(done), sum(meta.chunks[chunk - 1] for chunk in done) + in_unfinished)
+    return sum(meta.chunks[chunk - 1] for chunk in done) + in_unfinished
 
 
 class Pace:
@@ -107,21 +102,27 @@ class Pace:
         return (last - first) / (now - began) if last > first and now > began else None
 
 
+class SeenJob(Struct):
+    """What a scheduler knows of a job."""
+
+    meta: JobMeta
+    ended: bool = False
+    pace: Pace = field(default_factory=Pace)
+    heartbeats: dict[int, tuple[Heartbeat, float]] = {}  # the last one, and when it was first seen
+    sent: dict[int, float] = {}  # when a chunk was last handed out
+    tried: float = -TROUBLE_S  # when a job in trouble last got a chunk
+
+
 class JobScheduler:
     def __init__(self, store: JobStore, queue: ChunkQueue, keep_s: float) -> None:
         self._store, self._queue, self._keep_s = store, queue, keep_s
-        self._metas: dict[str, JobMeta] = {}
-        self._ended: set[str] = set()
+        self._seen: dict[str, SeenJob] = {}
         self._unreadable: set[str] = set()
-        self._paces: dict[str, Pace] = {}
-        self._heartbeats: dict[ChunkName, tuple[Heartbeat, float]] = {}  # the last one, and when it was first seen
-        self._sent: dict[ChunkName, float] = {}
-        self._tried: dict[str, float] = {}  # when a job in trouble last got a chunk
         self._swept_at = float("-inf")
 
     def per_s(self, job: str) -> float | None:
-        pace = self._paces.get(job)
-        return pace.per_s() if pace is not None else None
+        seen = self._seen.get(job)
+        return seen.pace.per_s() if seen is not None else None
 
     async def run_forever(self) -> NoReturn:
         while True:
@@ -142,7 +143,7 @@ class JobScheduler:
         in_turn = (name for name in chain.from_iterable(zip_longest(*jobs)) if name is not None)
         for job, chunk in islice(in_turn, max(0, room)):
             await self._queue.put(job, chunk)
-            self._sent[job, chunk] = time.monotonic()
+            self._seen[job].sent[chunk] = time.monotonic()
 
     def _waiting(self) -> list[Iterator[ChunkName]]:
         """For each running job, the chunks that no runner has."""
@@ -152,8 +153,8 @@ class JobScheduler:
         ids = self._store.ids()
         self._unreadable &= set(ids)
         self._store.forget_outcomes_except(ids)
-        for job in self._metas.keys() - set(ids):
-            self._forget(job)
+        for job in self._seen.keys() - set(ids):
+            del self._seen[job]
         found = []
         for job in ids:
             try:
@@ -171,65 +172,53 @@ class JobScheduler:
 
     def _waiting_chunks(self, job: str) -> Iterator[ChunkName] | None:
         """None if the job is not to run."""
-        if job in self._ended:
+        seen = self._seen.get(job)
+        if seen is not None and seen.ended:
             if self._store.idle_s(job) > self._keep_s:
                 self._store.remove(job)
             return None
-        meta = self._metas.get(job) or self._metas.setdefault(job, self._store.meta(job))
+        if seen is None:
+            seen = self._seen[job] = SeenJob(self._store.meta(job))
         done, heartbeats = self._store.chunks_done(job), self._store.running(job)
-        state = self._store.state(meta, len(done))
-        self._paces.setdefault(job, Pace()).note(progress_of(self._store, meta, done, heartbeats).done)
+        state = self._store.state(seen.meta, len(done))
+        seen.pace.note(items_done(self._store, seen.meta, done, heartbeats))
         if state in ENDED:
             self._store.revoke_token(job)
-            self._ended.add(job)
+            seen.ended = True
+        in_trouble = state == "running" and bool(self._store.trouble(job))
+        if state != "running" or in_trouble:  # the runners leave the chunks: all may be handed out when the job continues
+            seen.sent.clear()
         if state != "running":
-            self._paces.pop(job)
-            self._unsend(job)
+            seen.pace = Pace()
             return None
-        in_trouble = bool(self._store.trouble(job))
-        if in_trouble:
-            self._unsend(job)
-        busy = {chunk for chunk, heartbeat in heartbeats.items() if self._is_alive(job, chunk, heartbeat)}
-        free = self._free(meta, done | busy)
-        return self._probe(job, free) if in_trouble else free
+        busy = {chunk for chunk, heartbeat in heartbeats.items() if self._is_alive(seen, chunk, heartbeat)}
+        free = self._free(seen, done | busy)
+        return self._probe(seen, free) if in_trouble else free
 
-    def _probe(self, job: str, free: Iterator[ChunkName]) -> Iterator[ChunkName]:
+    def _probe(self, seen: SeenJob, free: Iterator[ChunkName]) -> Iterator[ChunkName]:
         """One chunk every `TROUBLE_S`, to find out whether the trouble is over."""
         now = time.monotonic()
-        if now - self._tried.get(job, -TROUBLE_S) >= TROUBLE_S:
-            self._tried[job] = now
+        if now - seen.tried >= TROUBLE_S:
+            seen.tried = now
             yield from islice(free, 1)
 
-    def _free(self, meta: JobMeta, taken: set[int]) -> Iterator[ChunkName]:
+    def _free(self, seen: SeenJob, taken: set[int]) -> Iterator[ChunkName]:
         now = time.monotonic()
-        for chunk in range(1, len(meta.chunks) + 1):
-            name = (meta.id, chunk)
+        for chunk in range(1, len(seen.meta.chunks) + 1):
             if chunk in taken:
-                self._sent.pop(name, None)
-            elif now - self._sent.get(name, -SENT_S) >= SENT_S:
-                yield name
+                seen.sent.pop(chunk, None)
+            elif now - seen.sent.get(chunk, -SENT_S) >= SENT_S:
+                yield seen.meta.id, chunk
 
-    def _is_alive(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
+    def _is_alive(self, seen: SeenJob, chunk: int, heartbeat: Heartbeat) -> bool:
         now = time.monotonic()
-        seen, since = self._heartbeats.get((job, chunk), (None, now))
-        if seen != heartbeat:
-            self._heartbeats[job, chunk] = heartbeat, now
+        last, since = seen.heartbeats.get(chunk, (None, now))
+        if last != heartbeat:
+            seen.heartbeats[chunk] = heartbeat, now
             return True
         if now - since < STALE_S:
             return True
-        log.warning("a chunk sends no heartbeats; handing it out again", extra={"job": job, "chunk": chunk})
-        self._store.end(job, chunk)
-        del self._heartbeats[job, chunk]
+        log.warning("a chunk sends no heartbeats; handing it out again", extra={"job": seen.meta.id, "chunk": chunk})
+        self._store.end(seen.meta.id, chunk)
+        del seen.heartbeats[chunk]
         return False
-
-    def _unsend(self, job: str) -> None:
-        """Runners have left the chunks that were handed out, or will: they can be handed out as soon as the job continues."""
-        self._sent = {name: at for name, at in self._sent.items() if name[0] != job}
-
-    def _forget(self, job: str) -> None:
-        del self._metas[job]
-        self._ended.discard(job)
-        self._paces.pop(job, None)
-        self._tried.pop(job, None)
-        self._unsend(job)
-        self._heartbeats = {name: seen for name, seen in self._heartbeats.items() if name[0] != job}

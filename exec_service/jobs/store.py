@@ -28,19 +28,7 @@ from pathlib import Path
 import msgspec
 
 from exec_service.config import ConfigError
-from exec_service.jobs.draft import Draft
-from exec_service.jobs.files import (
-    Heartbeat,
-    JobMeta,
-    NoSuchJob,
-    chunk_numbers,
-    idle_s,
-    outcome,
-    read_lines,
-    read_meta,
-    read_text,
-    write_file,
-)
+from exec_service.jobs import files
 from exec_wire.messages.calls import encode_json
 from exec_wire.messages.jobs import JobResult, JobState, decode_job_result
 
@@ -48,7 +36,7 @@ TOKEN_PREFIX = "exj_"
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{12}")
 DRAFT_S = 86400.0  # a draft without a change for this long was abandoned
 _encode_lines = msgspec.json.Encoder().encode_lines
-_decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
+_decode_heartbeat = msgspec.json.Decoder(files.Heartbeat).decode
 _decode_outcomes = msgspec.json.Decoder(dict[str, int]).decode
 
 
@@ -64,8 +52,8 @@ class JobStore:
         self._counted: dict[str, tuple[set[int], Counter[str]]] = {}  # by job: chunks, and how their items ended
         self._counting = threading.Lock()  # each caller of `outcomes` is a thread of its own
 
-    def draft(self, tenant: str, name: str = "") -> Draft:
-        return Draft(self.folder, tenant, name)
+    def draft(self, tenant: str, name: str = "") -> files.Draft:
+        return files.Draft(self.folder, tenant, name)
 
     def ids(self) -> list[str]:
         """The oldest first."""
@@ -73,17 +61,17 @@ class JobStore:
 
     def path(self, job: str) -> Path:
         if not _ID.fullmatch(job):
-            raise NoSuchJob(job)
+            raise files.NoSuchJob(job)
         return self.folder / job
 
     def _file(self, job: str, folder: str, chunk: int) -> Path:
         return self.path(job) / folder / f"{chunk:05}.jsonl"
 
-    def meta(self, job: str) -> JobMeta:
-        return read_meta(self.path(job))
+    def meta(self, job: str) -> files.JobMeta:
+        return files.read_meta(self.path(job))
 
-    def state(self, meta: JobMeta, done: int | None = None) -> JobState:
-        text = read_text(self.path(meta.id) / "state")
+    def state(self, meta: files.JobMeta, done: int | None = None) -> JobState:
+        text = files.read_text(self.path(meta.id) / "state")
         if text == "cancelled":
             return "cancelled"
         if (len(self.chunks_done(meta.id)) if done is None else done) == len(meta.chunks):
@@ -96,7 +84,7 @@ class JobStore:
         if state == "running":
             path.unlink(missing_ok=True)
         else:
-            write_file(path, state.encode())
+            files.write_file(path, state.encode())
 
     def is_to_run(self, job: str) -> bool:
         """False if it was paused, cancelled or removed."""
@@ -104,13 +92,13 @@ class JobStore:
         return path.exists() and not (path / "state").exists()
 
     def trouble(self, job: str) -> str:
-        return read_text(self.path(job) / "trouble")
+        return files.read_text(self.path(job) / "trouble")
 
     def set_trouble(self, job: str, reason: str) -> None:
         path = self.path(job) / "trouble"
         with contextlib.suppress(FileNotFoundError):  # the job was removed, or has no trouble
             if reason:
-                write_file(path, reason.encode())
+                files.write_file(path, reason.encode())
             else:
                 path.unlink()
 
@@ -126,23 +114,23 @@ class JobStore:
     def sweep(self) -> None:
         """Remove the remains of gateways that died while they received or removed a job."""
         for entry in os.scandir(self.folder):
-            if entry.name.startswith((".new-", ".gone-")) and idle_s(Path(entry), "chunks") > DRAFT_S:
+            if entry.name.startswith((".new-", ".gone-")) and files.idle_s(Path(entry), "chunks") > DRAFT_S:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def idle_s(self, job: str) -> float:
         """Since a chunk was finished or the state changed."""
-        return idle_s(self.path(job), "results")
+        return files.idle_s(self.path(job), "results")
 
     # -- token ------------------------------------------------------------------------------------------------------------
 
     def token(self, job: str) -> str:
-        secret = read_text(self.path(job) / "token")
+        secret = files.read_text(self.path(job) / "token")
         return f"{TOKEN_PREFIX}{job}.{secret}" if secret else ""
 
     def tenant_of(self, token: str) -> str | None:
         """The tenant of the job that this token belongs to; None if the token is unknown or the job has ended."""
         job = token.removeprefix(TOKEN_PREFIX).partition(".")[0]
-        with contextlib.suppress(NoSuchJob):
+        with contextlib.suppress(files.NoSuchJob):
             known = self.token(job)
             if known and hmac.compare_digest(known.encode(), token.encode("utf-8", "surrogatepass")):
                 return self.meta(job).tenant
@@ -154,36 +142,36 @@ class JobStore:
     # -- chunks -----------------------------------------------------------------------------------------------------------
 
     def chunks_done(self, job: str) -> set[int]:
-        return chunk_numbers(self.path(job) / "results")
+        return files.chunk_numbers(self.path(job) / "results")
 
     def is_done(self, job: str, chunk: int) -> bool:
         return self._file(job, "results", chunk).exists()
 
     def items(self, job: str, chunk: int) -> list[bytes]:
-        return read_lines(self._file(job, "chunks", chunk))
+        return files.read_lines(self._file(job, "chunks", chunk))
 
     def save(self, job: str, chunk: int, results: Iterable[JobResult]) -> None:
         """The chunk is done, unless another runner was faster."""
         ordered = sorted(results, key=lambda result: result.item)
         if self.is_done(job, chunk):
             return
-        write_file(self._file(job, "outcomes", chunk), encode_json(Counter(map(outcome, ordered))))
-        write_file(self._file(job, "results", chunk), _encode_lines(ordered))
+        files.write_file(self._file(job, "outcomes", chunk), encode_json(Counter(map(files.outcome, ordered))))
+        files.write_file(self._file(job, "results", chunk), _encode_lines(ordered))
         self._file(job, "partial", chunk).unlink(missing_ok=True)
 
     def save_partial(self, job: str, chunk: int, results: Iterable[JobResult]) -> None:
-        write_file(self._file(job, "partial", chunk), _encode_lines(sorted(results, key=lambda result: result.item)))
+        files.write_file(self._file(job, "partial", chunk), _encode_lines(sorted(results, key=lambda result: result.item)))
 
     def partial(self, job: str, chunk: int) -> list[JobResult]:
         try:
-            return [decode_job_result(line) for line in read_lines(self._file(job, "partial", chunk))]
+            return [decode_job_result(line) for line in files.read_lines(self._file(job, "partial", chunk))]
         except FileNotFoundError:
             return []
 
     def partly_done(self, job: str) -> dict[int, int]:
         """Chunks whose runner stopped before the end, and how many items of each are done."""
         found = {}
-        for chunk in chunk_numbers(self.path(job) / "partial"):
+        for chunk in files.chunk_numbers(self.path(job) / "partial"):
             with contextlib.suppress(FileNotFoundError):  # finished in the meantime
                 found[chunk] = self._file(job, "partial", chunk).read_bytes().count(b"\n")
         return found
@@ -198,7 +186,7 @@ class JobStore:
                     counted.add(chunk)
             if not self.path(job).exists():
                 del self._counted[job]
-                raise NoSuchJob(job)
+                raise files.NoSuchJob(job)
             return dict(outcomes)
 
     def forget_outcomes_except(self, jobs: Iterable[str]) -> None:
@@ -214,7 +202,7 @@ class JobStore:
 
     # -- heartbeats -------------------------------------------------------------------------------------------------------
 
-    def begin(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
+    def begin(self, job: str, chunk: int, heartbeat: files.Heartbeat) -> bool:
         """False if another runner has the chunk."""
         try:
             with open(self._file(job, "running", chunk), "xb") as file:
@@ -223,20 +211,20 @@ class JobStore:
             return False
         return True
 
-    def heartbeat(self, job: str, chunk: int, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, job: str, chunk: int, heartbeat: files.Heartbeat) -> None:
         with contextlib.suppress(FileNotFoundError):  # the job was removed; `is_to_run` tells the runner
-            write_file(self._file(job, "running", chunk), encode_json(heartbeat), durable=False)
+            files.write_file(self._file(job, "running", chunk), encode_json(heartbeat), durable=False)
 
     def end(self, job: str, chunk: int) -> None:
         self._file(job, "running", chunk).unlink(missing_ok=True)
 
-    def running(self, job: str) -> dict[int, Heartbeat]:
+    def running(self, job: str) -> dict[int, files.Heartbeat]:
         heartbeats = {}
-        for chunk in chunk_numbers(self.path(job) / "running"):
+        for chunk in files.chunk_numbers(self.path(job) / "running"):
             try:
                 heartbeats[chunk] = _decode_heartbeat(self._file(job, "running", chunk).read_bytes())
             except FileNotFoundError:  # ended in the meantime
                 continue
             except msgspec.DecodeError:  # `begin` has not written yet, or its process died there
-                heartbeats[chunk] = Heartbeat("", 0, 0)
+                heartbeats[chunk] = files.Heartbeat("", 0, 0)
         return heartbeats

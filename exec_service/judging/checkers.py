@@ -26,12 +26,12 @@ async def difference(checker: Checker, output: str, expected: str) -> str:
     if checker.kind == "exact":
         return "the output differs"
     if checker.kind == "lines":
-        return await _first_difference("line", lines(output), lines(expected), str.__eq__)
+        return await first_difference("line", lines(output), lines(expected), str.__eq__)
     same = _close_tokens(checker) if checker.kind == "float" else str.__eq__
-    return await _first_difference("token", tokens(output), tokens(expected), same)
+    return await first_difference("token", tokens(output), tokens(expected), same)
 
 
-async def _first_difference(unit: str, got: Iterator[str], wanted: Iterator[str], same: Callable[[str, str], bool]) -> str:
+async def first_difference(unit: str, got: Iterator[str], wanted: Iterator[str], same: Callable[[str, str], bool]) -> str:
     for place, (mine, theirs) in enumerate(zip_longest(got, wanted), 1):
         if mine is None:
             return f"the output ends before {unit} {place}"

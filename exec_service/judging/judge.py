@@ -45,7 +45,7 @@ def bytes_of(judge: Judge, most_at_once: int = LEAST_PLACES) -> int:
 
 class Judging:
     def __init__(self, judge: Judge, group: CallGroup) -> None:
-        self._judge, self._errand = judge, group
+        self._judge, self._group = judge, group
         self._program = harness(judge.code, judge.function) if judge.function else judge.code
         self._tasks: dict[int, asyncio.Task[Verdict]] = {}
         self._checker_compiled = judge.checker.language in INTERPRETED
@@ -60,7 +60,7 @@ class Judging:
         judgement = judgement_of(self._judge, await self._verdicts())
         judgement.compile_error = cut_middle(self._compile_error, COMPILER_CHARS)
         judgement.total_ms = round((time.monotonic() - began) * 1000, 3)
-        judgement.request_id = self._errand.origin.request_id
+        judgement.request_id = self._group.origin.request_id
         return judgement
 
     async def _verdicts(self) -> list[Verdict]:
@@ -96,7 +96,7 @@ class Judging:
 
     async def _test(self, index: int) -> Verdict:
         judge, test = self._judge, self._judge.tests[index]
-        result = await self._errand.run(self._call(test))
+        result = await self._group.run(self._call(test))
         verdict = await self._verdict(result, test)
         verdict.index, verdict.id = index, test.id
         verdict.result = slim(result, index, test.id, judge.output_chars)
@@ -175,9 +175,9 @@ class Judging:
     async def _checker_result(self, output: str, test: Test) -> Result:
         call = self._checker_call(output, test)
         if self._checker_compiled:
-            return await self._errand.run(call)
+            return await self._group.run(call)
         async with self._compiling_checker:  # the first one compiles alone, as with the program
-            result = await self._errand.run(call)
+            result = await self._group.run(call)
             self._checker_compiled = True
             return result
 

@@ -27,6 +27,16 @@ export function button(spec, onClick, ...children) {
 
 export const find = (id) => document.getElementById(id);
 
+export const on = (id, event, act) => find(id).addEventListener(event, act);
+
+/** Handle a form here instead of sending it. */
+export function onSubmit(id, act) {
+  on(id, "submit", (event) => {
+    event.preventDefault();
+    act();
+  });
+}
+
 /** A table: columns are [title, cell-maker, class]. */
 export function table(columns, rows) {
   const head = make("tr", ...columns.map(([title, , kind]) => make(kind === "number" ? "th.number" : "th", title)));

@@ -1,6 +1,7 @@
 // A text area for programs: line numbers, Tab indents, Enter keeps the indentation.
 
-export function prepareEditor(code, gutter) {
+/** Ctrl+Enter submits `form` while `view` is shown. */
+export function prepareEditor(code, gutter, view, form) {
   let leaving = false; // after Esc the next Tab moves the focus
   code.addEventListener("input", () => number(code, gutter));
   code.addEventListener("scroll", () => (gutter.scrollTop = code.scrollTop));
@@ -15,6 +16,11 @@ export function prepareEditor(code, gutter) {
     } else if (event.key !== "Shift") leaving = false;
   });
   code.addEventListener("blur", () => (leaving = false));
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || view.hidden) return;
+    event.preventDefault();
+    form.requestSubmit();
+  });
   new ResizeObserver(() => (gutter.style.height = `${code.offsetHeight}px`)).observe(code);
 }
 
@@ -22,16 +28,6 @@ export function prepareEditor(code, gutter) {
 export function fill(code, gutter, text) {
   code.value = text;
   number(code, gutter);
-}
-
-/** Ctrl+Enter submits the form while its view is shown. */
-export function sendByKey(view, form) {
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !view.hidden) {
-      event.preventDefault();
-      form.requestSubmit();
-    }
-  });
 }
 
 /** Insert text as if typed, so that undo works. */

@@ -74,19 +74,16 @@ function makeCharts() {
 }
 
 function tiles({ now, calls_per_s, latency_ms, seconds, workers, tiers }) {
-  const sums = seconds.slice(-60).reduce((sum, second) => {
-    for (const blame of ["none", "model", "infra", "client"]) sum[blame] += second[blame];
-    return sum;
-  }, { none: 0, model: 0, infra: 0, client: 0 });
-  const all = sums.none + sums.model + sums.infra + sums.client;
+  const sum = (blame) => seconds.slice(-60).reduce((total, second) => total + second[blame], 0);
+  const all = sum("none") + sum("model") + sum("infra") + sum("client");
   const names = Object.entries(tiers).map(([tier, workers]) => `${workers} × tier ${tier}`).join(", ");
-  const rate = all ? sums.infra / all : 0;
+  const rate = all ? sum("infra") / all : 0;
   return [
     tile("calls", "Calls per second", count(calls_per_s), "", `${count(all)} in the last minute`),
     tile("latency", "Latency", latency_ms.total.p50 ? duration(latency_ms.total.p50) : "–", "p50", `p99 ${latency_ms.total.p99 ? duration(latency_ms.total.p99) : "–"}`),
     tile("queue", "Waiting", count(now.waiting), "calls", now.waiting ? `the oldest for ${duration(now.oldest_wait_s * 1000)}` : `${count(now.in_flight)} in flight`),
     tile("slots", "Busy slots", String(now.busy), `of ${now.slots}`, `${workers.length} worker${workers.length === 1 ? "" : "s"}`, now.slots === 0),
-    tile("tool-errors", "Programs failed", percent(all ? sums.model / all : 0), "", "blame: the program"),
+    tile("tool-errors", "Programs failed", percent(all ? sum("model") / all : 0), "", "blame: the program"),
     tile("infra", "Service failed", percent(rate), "", "blame: the service", rate > 0.01),
     tile("tier", "Isolation", names || "no worker", "", "S strongest, E none", !names),
   ];

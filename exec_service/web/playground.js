@@ -1,10 +1,9 @@
 // The playground: write a program, run it, read the result.
 
-import { button, bytes, duration, find, make, swatch } from "./dom.js";
-import { fill, prepareEditor, sendByKey } from "./editor.js";
-import { banner, output, refusal } from "./report.js";
+import { button, bytes, duration, find, make, on, onSubmit, swatch } from "./dom.js";
+import { fill, prepareEditor } from "./editor.js";
+import { banner, output, refusal, verdict } from "./report.js";
 import { ask } from "./service.js";
-import { verdict } from "./verdict.js";
 
 const HISTORY = 12;
 const LIMITS = [
@@ -31,14 +30,10 @@ const results = []; // newest last
 
 export function preparePlayground() {
   find("example").append(...Object.keys(EXAMPLES).map((name) => make("option", name)));
-  find("example").addEventListener("change", () => load(EXAMPLES[find("example").value]));
-  find("call").addEventListener("submit", (event) => {
-    event.preventDefault();
-    run();
-  });
-  find("stop").addEventListener("click", () => aborter?.abort());
-  prepareEditor(find("code"), find("gutter"));
-  sendByKey(find("playground"), find("call"));
+  on("example", "change", () => load(EXAMPLES[find("example").value]));
+  onSubmit("call", run);
+  on("stop", "click", () => aborter?.abort());
+  prepareEditor(find("code"), find("gutter"), find("playground"), find("call"));
   load(EXAMPLES.Hello);
 }
 

@@ -1,6 +1,6 @@
 // Sends requests to the service. The API key, if it needs one, is in this tab's session storage.
 
-import { find } from "./dom.js";
+import { find, on, onSubmit } from "./dom.js";
 
 const KEY = "exec-key";
 
@@ -83,12 +83,9 @@ export function prepareKeyDialog(changed) {
     dialog.close();
     changed();
   };
-  find("key-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    close(field.value.trim());
-  });
-  find("key-forget").addEventListener("click", () => close(""));
+  onSubmit("key-form", () => close(field.value.trim()));
+  on("key-forget", "click", () => close(""));
   dialog.addEventListener("cancel", () => (dismissed = true));
-  find("key-button").addEventListener("click", () => askForKey({ again: true }));
+  on("key-button", "click", () => askForKey({ again: true }));
   find("key-button").hidden = sessionStorage.getItem(KEY) === null;
 }

@@ -1,11 +1,10 @@
 // The view of sessions: cells, and the tree of forks.
 
-import { bytes, duration, find, make } from "./dom.js";
-import { fill, prepareEditor, sendByKey } from "./editor.js";
+import { bytes, duration, find, make, on, onSubmit } from "./dom.js";
+import { fill, prepareEditor } from "./editor.js";
 import { drawForest, Forest, walkByArrows } from "./fork_tree.js";
-import { output, picture, refusal } from "./report.js";
+import { MARK, output, picture, refusal, verdict } from "./report.js";
 import { ask, Poller } from "./service.js";
-import { MARK, verdict } from "./verdict.js";
 
 const EVERY_MS = 4000; // delay until changes by others are seen
 const FIRST_CELL = "x = 20\nx + 1\n";
@@ -19,13 +18,12 @@ export const poller = new Poller(find("sessions"), "/v1/sessions", EVERY_MS, sho
 });
 
 export function prepareSessions() {
-  prepareEditor(find("cell-code"), find("cell-gutter"));
-  sendByKey(find("sessions"), find("cell"));
+  prepareEditor(find("cell-code"), find("cell-gutter"), find("sessions"), find("cell"));
   walkByArrows(find("fork-tree"));
   onSubmit("new-session", create);
   onSubmit("cell", run);
   onSubmit("fork-form", fork);
-  for (const [id, act] of [["roll-back", rollBack], ["interrupt", interrupt], ["end-session", end]]) find(id).addEventListener("click", act);
+  for (const [id, act] of [["roll-back", rollBack], ["interrupt", interrupt], ["end-session", end]]) on(id, "click", act);
   show();
 }
 
@@ -36,13 +34,6 @@ export function offerSessions(info) {
   select.replaceChildren(...info.profiles.map((name) => make("option", name)));
   select.value = info.profiles.includes(before) ? before : info.profiles[0];
   limits = { ...info.limits.default, memory_mb: 1024 };
-}
-
-function onSubmit(id, act) {
-  find(id).addEventListener("submit", (event) => {
-    event.preventDefault();
-    act();
-  });
 }
 
 const post = (path, body = {}) => ask(`/v1/sessions${path}`, { method: "POST", body: JSON.stringify(body) });

@@ -41,7 +41,7 @@ async def test_address_where_nobody_listens_costs_no_pause(server: ScriptedServe
 async def test_gateway_that_is_not_ready_is_passed_over_and_left_alone(
     server: ScriptedServer, other: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exec_client._several.REST_S", 600.0)
+    monkeypatch.setattr("exec_client._transport.REST_S", 600.0)
     server.play(ever_after=refuse("draining", retry_after_s=300.0))
     async with AsyncClient(f"{server.url},{other.url}", policy=QUICK) as client:
         for number in range(6):

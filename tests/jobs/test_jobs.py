@@ -14,7 +14,7 @@ import pytest
 from gateway_harness import problem, running, until
 from jobs_harness import LINES, Jobs, body, calls, jobs_running
 
-from exec_service.api.jobs import BulkJobs
+from exec_service.api.jobs import BulkJobs, in_thread
 from exec_service.jobs import chunks, scheduler
 from exec_service.jobs import store as job_files
 from exec_service.jobs.files import Heartbeat, JobMeta
@@ -355,13 +355,13 @@ def test_outcomes_are_counted_once_though_several_clients_ask_at_the_same_time(
     assert desk.status(meta).outcomes == {"ok": 5}
 
 
-def test_status_of_a_job_that_another_gateway_removes_meanwhile_is_no_such_job(tmp_path: Path) -> None:
+async def test_status_of_a_job_that_another_gateway_removes_meanwhile_is_no_such_job(tmp_path: Path) -> None:
     desk = BulkJobs(JobStore(tmp_path))
     meta = finished_job(desk.store, chunks=1)
     assert desk.status(meta).outcomes == {"ok": 1}
     JobStore(tmp_path).remove(meta.id)
     with pytest.raises(Refusal) as refused:
-        desk.status(meta)
+        await in_thread(desk.status, meta)
     assert refused.value.code == "no_such_job"
 
 
