@@ -35,7 +35,7 @@ from exec_service.api.sessions import session_routes
 from exec_service.api.stats import stats_routes
 from exec_service.api.validation import Validator
 from exec_service.api.web_page import page_routes
-from exec_service.compat import OneSlash, adapter_routes, keyless_paths
+from exec_service.compat import adapter_routes, keyless_paths
 from exec_service.compat.adapter import GatewayParts
 from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
@@ -154,7 +154,6 @@ def build_app(gateway: Gateway) -> FastAPI:
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
-    app.add_middleware(OneSlash)
     keyless = keyless_paths(config, adapters)
     app.add_middleware(Guard, metrics=metrics, keys=gateway.keys, keyless=keyless, jobs=jobs.store if jobs else None)
     metrics.watch(

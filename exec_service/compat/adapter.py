@@ -113,7 +113,7 @@ class AdapterEndpoint(Endpoint):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         body = await self._read(scope, facts, receive)
-        made = await cancel_on_disconnect(self._serve(body, scope, facts), receive)
+        made = await cancel_on_disconnect(self._serve(body, scope, facts), scope)
         await self._send_json(encode_json(made), send)
 
     async def _serve(self, body: bytes, scope: Scope, facts: RequestFacts) -> msgspec.Struct:
