@@ -111,8 +111,8 @@ class Guard:
             log.exception("unhandled error", extra={"request_id": facts.origin.request_id})
             if facts.status:
                 raise  # an answer has begun: the server breaks the connection, so that it is not taken as complete
-            refusal = Refusal("internal", "see the service's log for this request id")
-            await send_refusal(refusal, scope, send_marked, self._metrics)
+            internal = Refusal("internal", "see the service's log for this request id")
+            await send_refusal(internal, scope, send_marked, self._metrics)
         finally:
             status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
             route = self._metrics.request(scope["path"], status)
@@ -146,8 +146,17 @@ class Guard:
 
 
 def log_http(level: int, method: str, route: str, status: int, duration_s: float, facts: RequestFacts) -> None:
-    fields = {"code": facts.code, "calls": facts.calls, "body_bytes": facts.body_bytes}
-    log_request(level, method=method, route=route, status=status, duration_s=duration_s, origin=facts.origin, **fields)
+    log_request(
+        level,
+        method=method,
+        route=route,
+        status=status,
+        duration_s=duration_s,
+        origin=facts.origin,
+        code=facts.code,
+        calls=facts.calls,
+        body_bytes=facts.body_bytes,
+    )
 
 
 @lru_cache(256)

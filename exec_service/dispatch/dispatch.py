@@ -232,7 +232,10 @@ class Dispatch:
         job = self.table.jobs.get(answer.id)
         if job is None:
             return self._metrics.late()
-        result = read_result(answer)
+        try:
+            result = unpack_result(answer.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            result = read_result(answer)  # says that it cannot be read
         if result.status == "expired" and self._is_early(job):
             return self.release.publish_again([job] if job.state is JobState.RELEASED else [])
         if job.publications > 1:
