@@ -1,4 +1,4 @@
-"""How much may be inside: bounded by calls and by bytes, all of a request or nothing of it.
+"""Admission: limits calls and bytes in the gateway. It admits all calls of a request or none.
 
 A call is charged from its acceptance until its result was handed to the caller's connection, so that callers who read
 slowly use up admission rather than memory.
@@ -41,7 +41,7 @@ class CompletionRate:
 
 
 class Admission:
-    """`max_arriving`: how many of the bytes may be of bodies that have not come to their end; all if not given."""
+    """`max_arriving`: how many of the bytes unfinished bodies may take; all if not given."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Results that nobody has read yet take more than all of it: no program is started that would add another."""
+        """Whether unread results take more than all of it: then no program is started that would add another."""
         return self.bytes > self.max_bytes
 
     def charge(self, calls: int, bytes_: int) -> None:
@@ -90,12 +90,12 @@ class Admission:
             self.on_room()
 
     def give_back_unused(self, calls: int, bytes_: int) -> None:
-        """Of a reservation: nothing was completed."""
+        """Give back a part of a reservation that completed nothing."""
         self.calls -= calls
         self.bytes -= bytes_
 
     def _retry_after_s(self, over_calls: int, over_bytes: int) -> float:
-        """When the excess will have gone at the pace of the last seconds; the longest wait if nothing moves."""
+        """The time until the excess is gone at the rate of the last seconds; the longest wait if nothing completes."""
         calls_per_s, bytes_per_s = self.rate.per_s()
         waits = [1.0]
         for over, per_s in ((over_calls, calls_per_s), (over_bytes, bytes_per_s)):
@@ -105,7 +105,7 @@ class Admission:
 
 
 class ArrivingBody:
-    """A body on its way in, charged as it comes. Use as a context manager: what is accepted of it is charged on its own."""
+    """A body that arrives, charged part by part. Use as a context manager: calls of it that are accepted are charged again."""
 
     __slots__ = ("_admission", "_bytes")
 
@@ -120,7 +120,7 @@ class ArrivingBody:
             self._charge(-self._bytes)
 
     def hold(self, bytes_: int) -> None:
-        """So many are here now; raise `Overloaded` if they do not fit."""
+        """Charge the bytes that have arrived; raise `Overloaded` if they do not fit."""
         admission, more = self._admission, bytes_ - self._bytes
         if more > 0:
             admission.check(0, more)
@@ -156,7 +156,7 @@ class Reservation:
         self._closed(self)
 
     def use(self, calls: int, bytes_: int) -> None:
-        """These are charged on their own from now on. More than was reserved (a second attempt) is no more than tolerated."""
+        """These are charged on their own from now on. More than was reserved, as for a second attempt, is tolerated."""
         calls, bytes_ = min(calls, self._calls), min(bytes_, self._bytes)
         self._calls -= calls
         self._bytes -= bytes_

@@ -92,7 +92,7 @@ class CallRequest:
     async def take(self) -> list[Result]:
         """Wait for results and take all that have arrived; an empty list when there will be no more.
 
-        What was taken before counts as delivered now: the reader comes again when it has written it.
+        Results that were taken before count as delivered: the reader comes again when it has written them.
         """
         self.give_back(*self.taken)
         self.taken = (0, 0)
