@@ -35,11 +35,10 @@ from exec_service.api.sessions import session_routes
 from exec_service.api.stats import stats_routes
 from exec_service.api.validation import Validator
 from exec_service.api.web_page import page_routes
-from exec_service.compat import OneSlash, adapter_routes, keyless_paths
+from exec_service.compat import adapter_routes, keyless_paths
 from exec_service.compat.adapter import GatewayParts
 from exec_service.config import GatewayConfig, package_version
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.dispatch.fair_queue import same_weight
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.jobs.scheduler import ChunkQueue, JobScheduler
 from exec_service.jobs.store import JobStore
@@ -66,7 +65,7 @@ class Gateway:
             self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
         self.keys = Keys(Path(config.keys), config.retry_after_max_s) if config.keys else None
         self.worker_registry = WorkerRegistry(queue, config.workers_refresh_s, config.release_factor, self.keys)
-        weight_of = self.keys.weight if self.keys is not None else same_weight
+        weight_of = self.keys.weight if self.keys is not None else None
         self.dispatch = Dispatch(
             config, queue, self.worker_registry, self.metrics, weight_of=weight_of, supervisor=self.supervisor
         )
@@ -148,7 +147,6 @@ def build_app(gateway: Gateway) -> FastAPI:
     _add_docs(app)
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
-    app.add_middleware(OneSlash)
     keyless = keyless_paths(config, adapters)
     app.add_middleware(Guard, metrics=metrics, keys=gateway.keys, keyless=keyless, jobs=jobs.store if jobs else None)
     metrics.watch(

@@ -12,15 +12,15 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from exec_service.api.encoding import WRITE_BYTES, encode, encode_list, portions
+from exec_service.api.encoding import LARGE_CHARS, WRITE_BYTES, encode, encode_list, portions
 from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.responses import answers, query_parameters
 from exec_service.api.streaming import ClientGone, on_disconnect, or_keep_alive
 from exec_service.api.tools import TOOLS, Tools
-from exec_service.api.validation import Validator, check_strings, read_selection
+from exec_service.api.validation import SMALL_BYTES, Validator, check_strings, read_selection
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import Admission, ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
@@ -61,12 +61,7 @@ class Endpoint:
         self._config, self._dispatch, self._validator = config, dispatch, validator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        facts: RequestFacts = scope["exec"]
-        try:
-            check_content_type(scope)
-            await self._answer(scope, facts, receive, send)
-        except ClientGone:
-            facts.client_gone = True
+        await self._answer(scope, scope["exec"], receive, send)
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         raise NotImplementedError
@@ -74,52 +69,62 @@ class Endpoint:
     async def _read(self, scope: Scope, facts: RequestFacts, receive: Receive) -> bytes:
         body = await read_body(scope, receive, self._config.max_body_bytes, self._dispatch.admission)
         facts.body_bytes = len(body)
-        self._dispatch.check_open()  # before what a call asks for is compared with what is there
-        check_strings(body, self._config.max_strings_per_request)
+        if self._dispatch.draining or self._dispatch.not_ready_because:
+            self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        if len(body) > SMALL_BYTES:
+            check_strings(body, self._config.max_strings_per_request)
         return body
 
     async def _send_json(self, body: bytes, send: Send) -> None:
         """In pieces, so that a large answer that nobody reads stays charged and is given up, as a stream is."""
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for at in range(0, len(body), WRITE_BYTES):
-            await self._write(body[at : at + WRITE_BYTES], send, more=at + WRITE_BYTES < len(body))
+        try:
+            for at in range(0, len(body), WRITE_BYTES):
+                part, more = body[at : at + WRITE_BYTES], at + WRITE_BYTES < len(body)
+                async with asyncio.timeout(self._config.write_stall_s):
+                    await send({"type": "http.response.body", "body": part, "more_body": more})
+        except TimeoutError:
+            raise ClientGone from None  # the server closes a connection whose answer was left unfinished
 
     async def _start_stream(self, send: Send) -> None:
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _write(self, chunk: bytes, send: Send, *, more: bool = True) -> None:
+    async def _write(self, chunk: bytes, send: Send) -> None:
         try:
             async with asyncio.timeout(self._config.write_stall_s):
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
-            raise ClientGone from None  # the server closes a connection whose answer was left unfinished
+            raise ClientGone from None
 
 
 class RunEndpoint(Endpoint):
     """`POST /v1/run`: a Call in, its Result out."""
 
-    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts: RequestFacts = scope["exec"]
         call = self._validator.read_call(await self._read(scope, facts, receive), facts.origin.warnings)
         async with self._dispatch.run([call], facts.origin) as request:
             facts.calls = 1
-            async with on_disconnect(request.close, receive):
+            with on_disconnect(request.close, scope):
                 results = await request.take_all()
             if not results:
                 raise ClientGone
-            await self._send_json(await encode(results[0]), send)
+            is_small = request.arrived_bytes <= LARGE_CHARS
+            await self._send_json(encode_json(results[0]) if is_small else await encode(results[0]), send)
 
 
 class BatchEndpoint(Endpoint):
     """`POST /v1/batch`: calls in, results out, each as it lands or all in order."""
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        body = await self._read(scope, facts, receive)
         stream = flag(scope, "stream", default=True)
-        calls = self._validator.read_batch(await self._read(scope, facts, receive), facts.origin.warnings)
+        calls = self._validator.read_batch(body, facts.origin.warnings)
         async with self._dispatch.run(calls, facts.origin, "$.calls[{}]") as request:
             facts.calls = len(calls)
-            async with on_disconnect(request.close, receive):
+            with on_disconnect(request.close, scope):
                 if stream:
                     await self._send_stream(request, send)
                     return
@@ -146,14 +151,25 @@ class BatchEndpoint(Endpoint):
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
-    """The whole body; refused as soon as it is known to be too large, whether announced or not. Charged while it arrives."""
-    announced = header(scope, b"content-length")
+    """The whole JSON body; refused as soon as it is known to be too large, whether announced or not."""
+    headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
+    if headers.get(b"content-type") != b"application/json" or b"content-encoding" in headers:
+        check_content_type(scope)
+    announced = headers.get(b"content-length", b"")
     if announced.isdigit() and int(announced) > max_bytes:
-        raise Refusal("body_too_large", f"{announced} bytes; at most {max_bytes} are accepted")
+        raise Refusal("body_too_large", f"{int(announced)} bytes; at most {max_bytes} are accepted")
+    message = await receive()
+    if message["type"] == "http.disconnect" or message.get("more_body", False) or len(message["body"]) > max_bytes:
+        return await _read_parts(message, receive, max_bytes, admission)
+    body: bytes = message["body"]
+    return body
+
+
+async def _read_parts(message: Message, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
+    """A body in several parts, of which `message` is the first. Charged while it arrives."""
     parts, size = [], 0
     with ArrivingBody(admission) as arriving:
         while True:
-            message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             parts.append(message.get("body", b""))
@@ -163,6 +179,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: A
             if not message.get("more_body", False):
                 return b"".join(parts)
             arriving.hold(size)
+            message = await receive()
 
 
 def check_content_type(scope: Scope) -> None:

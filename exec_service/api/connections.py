@@ -49,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting_since: float | None = None  # waiting for the rest of the headers or of the body
         self._timer: asyncio.TimerHandle | None = None
         self._cut: asyncio.TimerHandle | None = None
+        self.on_lost: Callable[[], object] | None = None  # see `api.streaming.on_disconnect`
         self._wrong = ("bad_http", "these bytes are not a request")
 
     # -- the connection ---------------------------------------------------------------------------------------------------
@@ -67,6 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
@@ -106,6 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop_reading("bad_http", f"more than {MAX_PIPELINED} requests without waiting for an answer")
         self._loose_bytes, self._in_body, self._body_bytes, self._waiting_since = 0, True, 0, None
+        self.scope["exec.connection"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -43,12 +43,8 @@ def size_of(message: Struct) -> int:
     """The size of the fields that a program can fill; 0 for other messages."""
     if isinstance(message, Result):
         shown = sum(len(text) for one in message.display for text in one.data.values()) if message.display else 0
-        return len(message.stdout) + len(message.stderr) + shown + _size_of_files(message.files)
-    return _size_of_files(message.files) if isinstance(message, Files) else 0
-
-
-def _size_of_files(files: dict[str, str]) -> int:
-    return sum(map(len, files.values())) if files else 0
+        return len(message.stdout) + len(message.stderr) + shown + sum(map(len, message.files.values()))
+    return sum(map(len, message.files.values())) if isinstance(message, Files) else 0
 
 
 def in_slices(message: Struct) -> bytes:

@@ -46,7 +46,7 @@ class JudgeEndpoint(Endpoint):
         with self._dispatch.reserve(len(judge.tests), bytes_, facts.origin) as room:
             facts.calls = len(judge.tests)
             group = CallGroup(self._dispatch, room, facts.origin)
-            judgement = await cancel_on_disconnect(Judging(judge, group).judge(), receive)
+            judgement = await cancel_on_disconnect(Judging(judge, group).judge(), scope)
             judgement.warnings = warnings.get(0, [])
             await self._send_json(encode_json(judgement), send)
 
@@ -61,14 +61,14 @@ class VerifyEndpoint(Endpoint):
             item = read(VERIFY, body, warnings)
             permit_verify([item], facts, "$")
             with self._group([item], facts) as group:
-                made = await cancel_on_disconnect(verify(item, 0, group), receive)
+                made = await cancel_on_disconnect(verify(item, 0, group), scope)
                 made.warnings = warnings.get(0, [])
                 await self._send_json(encode_json(made), send)
             return
         items = self._validator.read_verify_batch(body, warnings)
         permit_verify(items, facts, "$.items[{}]")
         with self._group(items, facts) as group:
-            await cancel_on_disconnect(self._send_stream(items, warnings, group, send), receive)
+            await cancel_on_disconnect(self._send_stream(items, warnings, group, send), scope)
 
     @contextmanager
     def _group(self, items: Sequence[Verify], facts: RequestFacts) -> Iterator[CallGroup]:

@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exec_service.api.errors import send_refusal
 from exec_service.api.listening import is_loopback
+from exec_service.api.streaming import ClientGone
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.requests import Origin
 from exec_service.jobs.store import TOKEN_PREFIX, JobStore
@@ -76,7 +78,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        headers = _headers(scope)
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            if name in _LOOKED_AT:
+                headers.setdefault(name.decode(), []).append(value.decode("latin-1"))
         facts = scope["exec"] = RequestFacts(origin_of(headers))
         request_id = facts.origin.request_id.encode()
 
@@ -87,39 +92,44 @@ class Guard:
             await send(message)
 
         try:
-            await self._admit(scope, headers, receive, send_marked)
+            if self._keys is not None:
+                await self._check_key(self._keys, scope, headers)
+            else:
+                if not is_own_host(*headers.get("host", ())):
+                    raise Refusal("foreign_host", "on a loopback address the Host must be localhost, 127.0.0.1 or [::1]")
+                if "origin" in headers or "sec-fetch-site" in headers:
+                    check_origin(headers, scope["method"])
+            if "//" in scope["path"]:  # some clients append a path to a URL that ends in a slash
+                scope["path"] = _SLASHES.sub("/", scope["path"])
+            await self._app(scope, receive, send_marked)
+        except ClientGone:
+            facts.client_gone = True
+        except Refusal as refusal:
+            await send_refusal(refusal, scope, send_marked, self._metrics)
         except Exception:
             # The details go to the log, not to the caller.
             log.exception("unhandled error", extra={"request_id": facts.origin.request_id})
             if facts.status:
                 raise  # an answer has begun: the server breaks the connection, so that it is not taken as complete
-            await send_refusal(
-                Refusal("internal", "see the service's log for this request id"), scope, send_marked, self._metrics
-            )
+            internal = Refusal("internal", "see the service's log for this request id")
+            await send_refusal(internal, scope, send_marked, self._metrics)
         finally:
-            self._note(scope, facts, time.monotonic() - began)
+            status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
+            route = self._metrics.request(scope["path"], status)
+            usual = logging.DEBUG if scope["path"] in QUIET_ROUTES else logging.INFO
+            level = logging.WARNING if facts.code or status >= 500 else usual
+            if log.isEnabledFor(level):
+                log_http(level, scope["method"], route, status, time.monotonic() - began, facts)
 
-    async def _admit(self, scope: Scope, headers: dict[str, list[str]], receive: Receive, send: Send) -> None:
-        try:
-            await self._check(scope, headers)
-        except Refusal as refusal:
-            await send_refusal(refusal, scope, send, self._metrics)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _check(self, scope: Scope, headers: dict[str, list[str]]) -> None:
-        if self._keys is None:
-            check_host(headers)
-            check_origin(headers, scope["method"])
-            return
+    async def _check_key(self, keys: Keys, scope: Scope, headers: dict[str, list[str]]) -> None:
         authorization = headers.get("authorization", [""])[0]
         if not authorization and self._is_keyless(scope["path"]):
             check_origin(headers, scope["method"])
         elif scope["path"] not in OPEN_ROUTES:
             facts: RequestFacts = scope["exec"]
-            account = await self._account(self._keys, authorization, scope["path"])
+            account = await self._account(keys, authorization, scope["path"])
             facts.origin = msgspec.structs.replace(facts.origin, account=account)
-            facts.operator = scope["path"] in OPERATOR_ROUTES and self._keys.is_operator(authorization)
+            facts.operator = scope["path"] in OPERATOR_ROUTES and keys.is_operator(authorization)
 
     async def _account(self, keys: Keys, authorization: str, path: str) -> Account:
         """The account of a key or, on `TOKEN_ROUTES`, of the tenant whose bulk job the ticket belongs to."""
@@ -134,27 +144,25 @@ class Guard:
         path = _SLASHES.sub("/", path)  # some of these clients send //run, see `exec_service.compat`
         return any(pattern.match(path) for pattern in self._keyless)
 
-    def _note(self, scope: Scope, facts: RequestFacts, duration_s: float) -> None:
-        status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
-        route = self._metrics.request(scope["path"], status)
-        refused = facts.code or status >= 500
-        log_request(
-            logging.WARNING if refused else logging.DEBUG if scope["path"] in QUIET_ROUTES else logging.INFO,
-            method=scope["method"],
-            route=route,
-            status=status,
-            duration_s=duration_s,
-            origin=facts.origin,
-            code=facts.code,
-            calls=facts.calls,
-            body_bytes=facts.body_bytes,
-        )
+
+def log_http(level: int, method: str, route: str, status: int, duration_s: float, facts: RequestFacts) -> None:
+    log_request(
+        level,
+        method=method,
+        route=route,
+        status=status,
+        duration_s=duration_s,
+        origin=facts.origin,
+        code=facts.code,
+        calls=facts.calls,
+        body_bytes=facts.body_bytes,
+    )
 
 
-def check_host(headers: dict[str, list[str]]) -> None:
-    hosts = headers.get("host", [])
-    if len(hosts) != 1 or (split := split_host(hosts[0])) is None or not is_loopback(split[0]):
-        raise Refusal("foreign_host", "on a loopback address the Host must be localhost, 127.0.0.1 or [::1]")
+@lru_cache(256)
+def is_own_host(*hosts: str) -> bool:
+    """Whether there is one Host and it names this machine."""
+    return len(hosts) == 1 and (split := split_host(hosts[0])) is not None and is_loopback(split[0])
 
 
 def check_origin(headers: dict[str, list[str]], method: str) -> None:
@@ -196,17 +204,11 @@ def split_host(text: str) -> tuple[str, int] | None:
 
 def origin_of(headers: dict[str, list[str]]) -> Origin:
     given = headers.get("x-request-id", [""])[0]
-    request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
     traceparent = headers.get("traceparent", [""])[0]
-    return Origin(request_id, traceparent if _TRACEPARENT.fullmatch(traceparent) else "")
-
-
-def _headers(scope: Scope) -> dict[str, list[str]]:
-    wanted: dict[str, list[str]] = {}
-    for name, value in scope["headers"]:
-        if name in _LOOKED_AT:
-            wanted.setdefault(name.decode(), []).append(value.decode("latin-1"))
-    return wanted
+    return Origin(
+        given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8),
+        traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+    )
 
 
 _LOOKED_AT = frozenset(

@@ -77,7 +77,7 @@ class SessionEndpoint(Endpoint):
             asked = Request(scope["path_params"].get("id", ""), body, scope["query_string"], facts.origin)
             with self._dispatch.reserve(1, len(body), facts.origin):
                 facts.calls = 1
-                answer = await cancel_on_disconnect(self._ask(asked), receive)
+                answer = await cancel_on_disconnect(self._ask(asked), scope)
                 await self._send_json(await encode(with_warnings(answer, asked.origin.warnings)), send)
         except ClientGone:
             facts.client_gone = True

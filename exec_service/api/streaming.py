@@ -1,13 +1,13 @@
 """Answers that take long: signs of life on a silent stream, and the end of the work when the caller disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Scope
 
-from exec_wire.supervisor import logged, stop
+from exec_wire.supervisor import stop
 
 KEEP_ALIVE_S = 15.0  # proxies close a stream that is silent for a minute
 
@@ -18,27 +18,25 @@ class ClientGone(Exception):
     """The caller disconnected: there is nobody to answer."""
 
 
-@asynccontextmanager
-async def on_disconnect(act: Callable[[], object], receive: Receive) -> AsyncIterator[None]:
+@contextmanager
+def on_disconnect(act: Callable[[], object], scope: Scope) -> Iterator[None]:
     """Call `act` as soon as the caller's connection is gone, if that happens within the block."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    connection = scope["exec.connection"]  # a `BoundedProtocol`
+    connection.on_lost = act
+    connection.flow.resume_reading()  # else the end of a connection whose body was large is not seen
+    if connection.transport.is_closing():
         act()
-
-    watcher = logged(asyncio.create_task(watch()), "the watch for the end of a connection failed")
     try:
         yield
     finally:
-        watcher.cancel()
+        connection.on_lost = None
 
 
-async def cancel_on_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def cancel_on_disconnect(work: Coroutine[Any, Any, T], scope: Scope) -> T:
     """The result of `work`. Cancels it and raises `ClientGone` as soon as the caller's connection is gone."""
     working, cancelled = asyncio.create_task(work), list[bool]()
     try:
-        async with on_disconnect(lambda: cancelled.append(working.cancel()), receive):
+        with on_disconnect(lambda: cancelled.append(working.cancel()), scope):
             await asyncio.wait({working})
     finally:
         await stop([working])

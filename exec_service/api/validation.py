@@ -25,7 +25,7 @@ from exec_wire.messages.bounds import WrongField, quote
 from exec_wire.messages.calls import Batch, Call, Limits, Selection
 from exec_wire.messages.judging import Judge, Test
 from exec_wire.messages.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
-from exec_wire.messages.unknown_fields import Reader, UnknownFields, items, members
+from exec_wire.messages.unknown_fields import Reader, UnknownFields, items, members, strict
 from exec_wire.messages.verifying import Verify, VerifyBatch
 
 MAX_DETAIL_CHARS = 300
@@ -62,7 +62,10 @@ class Validator:
         self._max_calls, self._max_output_kb = config.max_calls_per_request, config.max_output_kb
 
     def read_call(self, body: bytes | dict[str, Any], warnings: Warnings) -> Call:
-        call = read(CALL, body, warnings)
+        try:
+            call = CALL.decode_strictly(body) if isinstance(body, bytes) else msgspec.convert(body, strict(Call))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            call = read(CALL, body, warnings)  # names what is wrong, or warns of unknown fields
         self.check(call, "$")
         return call
 
@@ -165,8 +168,10 @@ class Validator:
             raise Refusal("bad_field", detail, field=f"{at}.output_kb")
 
     def check(self, call: Call, at: str) -> None:
-        self.check_limits(call.limits, f"{at}.limits")
-        self._check_language(call.language, f"{at}.language")
+        if call.limits.output_kb > self._max_output_kb:
+            self.check_limits(call.limits, f"{at}.limits")
+        if call.language not in self._worker_registry.languages:
+            self._check_language(call.language, f"{at}.language")
         if call.require_tier:
             self._check_tier(call.require_tier, f"{at}.require_tier")
         if call.files or call.fetch_files or call.env or call.argv or call.compile_args:

@@ -8,13 +8,11 @@ import re
 from collections.abc import Callable
 
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exec_service.compat import code_judge, mcp, nemo_skills, piston, sandbox_fusion
 from exec_service.compat.adapter import GatewayParts
 from exec_service.config import AdapterName, GatewayConfig
 
-_SLASHES = re.compile("/{2,}")
 ROUTES_OF: dict[AdapterName, Callable[[GatewayParts], list[Route]]] = {
     "code-judge": code_judge.routes,
     "sandbox-fusion": sandbox_fusion.routes,
@@ -31,15 +29,3 @@ def adapter_routes(parts: GatewayParts) -> dict[AdapterName, list[Route]]:
 def keyless_paths(config: GatewayConfig, routes: dict[AdapterName, list[Route]]) -> list[re.Pattern[str]]:
     """The paths of adapters that accept clients without a key where keys are required."""
     return [route.path_regex for name in routes if name in config.keyless_adapters for route in routes[name]]
-
-
-class OneSlash:
-    """Turns `//run` into `/run`: some clients append a path to a URL that ends in a slash."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "//" in scope["path"]:
-            scope["path"] = _SLASHES.sub("/", scope["path"])  # in place, so that the outer middleware logs the same path
-        await self._app(scope, receive, send)

@@ -115,7 +115,7 @@ class AdapterEndpoint(Endpoint):
 
     async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
         request = decode(self._decode, await self._read(scope, facts, receive))
-        made = await cancel_on_disconnect(self._serve(request, scope, facts), receive)
+        made = await cancel_on_disconnect(self._serve(request, scope, facts), scope)
         await self._send_json(encode_json(made), send)
 
     async def _serve(self, request: Any, scope: Scope, facts: RequestFacts) -> msgspec.Struct:

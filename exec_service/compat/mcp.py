@@ -59,7 +59,7 @@ class McpEndpoint:
             facts.body_bytes = len(body)
             check_strings(body, self._parts.config.max_strings_per_request)
             manager = await self._started()
-            await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), receive)
+            await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), scope)
         except ClientGone:
             facts.client_gone = True
 

@@ -1,4 +1,4 @@
-"""How much may be inside: bounded by calls and by bytes, all of a request or nothing of it.
+"""Admission: limits calls and bytes in the gateway. It admits all calls of a request or none.
 
 A call is charged from its acceptance until its result was handed to the caller's connection, so that callers who read
 slowly use up admission rather than memory.
@@ -6,7 +6,6 @@ slowly use up admission rather than memory.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from exec_service.refusals import Overloaded
 if TYPE_CHECKING:
     from exec_service.tenants.accounts import Account
 
-RATE_WINDOW_S = 10.0
+RATE_WINDOW_S = 10
 
 
 class CompletionRate:
@@ -24,28 +23,25 @@ class CompletionRate:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since = clock()
-        self._buckets: deque[list[float]] = deque()  # [whole second, calls, bytes]
+        self.seconds = [[0, 0, 0] for _ in range(RATE_WINDOW_S + 1)]  # a ring of [whole second, calls, bytes]
 
     def note(self, calls: int, bytes_: int) -> None:
-        second = float(int(self._clock()))
-        if not self._buckets or self._buckets[-1][0] != second:
-            self._buckets.append([second, 0, 0])
-            self._forget_old()
-        self._buckets[-1][1] += calls
-        self._buckets[-1][2] += bytes_
+        second = int(self._clock())
+        counts = self.seconds[second % len(self.seconds)]
+        if counts[0] != second:
+            counts[:] = second, 0, 0
+        counts[1] += calls
+        counts[2] += bytes_
 
     def per_s(self) -> tuple[float, float]:
-        self._forget_old()
-        span_s = min(RATE_WINDOW_S, max(1.0, self._clock() - self._since))
-        return sum(b[1] for b in self._buckets) / span_s, sum(b[2] for b in self._buckets) / span_s
-
-    def _forget_old(self) -> None:
-        while self._buckets and self._buckets[0][0] < self._clock() - RATE_WINDOW_S:
-            self._buckets.popleft()
+        now = self._clock()
+        recent = [counts for counts in self.seconds if counts[0] >= now - RATE_WINDOW_S]
+        span_s = min(RATE_WINDOW_S, max(1.0, now - self._since))
+        return sum(counts[1] for counts in recent) / span_s, sum(counts[2] for counts in recent) / span_s
 
 
 class Admission:
-    """`max_arriving`: how many of the bytes may be of bodies that have not come to their end; all if not given."""
+    """`max_arriving`: how many of the bytes unfinished bodies may take; all if not given."""
 
     def __init__(
         self,
@@ -60,8 +56,9 @@ class Admission:
         self.calls = 0
         self.bytes = 0
         self.arriving = 0  # of these bytes
+        self.on_room: Callable[[], object] = lambda: None  # called when it is not full any more
         self._retry_after_max_s = retry_after_max_s
-        self._rate = CompletionRate(clock)
+        self.rate = CompletionRate(clock)
 
     def check(self, calls: int, bytes_: int = 0) -> None:
         """Raise `Overloaded` if this does not fit now."""
@@ -77,7 +74,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Results that nobody has read yet take more than all of it: no program is started that would add another."""
+        """Whether unread results take more than all of it: then no program is started that would add another."""
         return self.bytes > self.max_bytes
 
     def charge(self, calls: int, bytes_: int) -> None:
@@ -85,18 +82,21 @@ class Admission:
         self.bytes += bytes_
 
     def give_back(self, calls: int, bytes_: int) -> None:
+        was_full = self.bytes > self.max_bytes
         self.calls -= calls
         self.bytes -= bytes_
-        self._rate.note(calls, bytes_)
+        self.rate.note(calls, bytes_)
+        if was_full and not self.is_full:
+            self.on_room()
 
     def give_back_unused(self, calls: int, bytes_: int) -> None:
-        """Of a reservation: nothing was completed."""
+        """Give back a part of a reservation that completed nothing."""
         self.calls -= calls
         self.bytes -= bytes_
 
     def _retry_after_s(self, over_calls: int, over_bytes: int) -> float:
-        """When the excess will have gone at the pace of the last seconds; the longest wait if nothing moves."""
-        calls_per_s, bytes_per_s = self._rate.per_s()
+        """The time until the excess is gone at the rate of the last seconds; the longest wait if nothing completes."""
+        calls_per_s, bytes_per_s = self.rate.per_s()
         waits = [1.0]
         for over, per_s in ((over_calls, calls_per_s), (over_bytes, bytes_per_s)):
             if over > 0:
@@ -105,7 +105,7 @@ class Admission:
 
 
 class ArrivingBody:
-    """A body on its way in, charged as it comes. Use as a context manager: what is accepted of it is charged on its own."""
+    """A body that arrives, charged part by part. Use as a context manager: calls of it that are accepted are charged again."""
 
     __slots__ = ("_admission", "_bytes")
 
@@ -120,7 +120,7 @@ class ArrivingBody:
             self._charge(-self._bytes)
 
     def hold(self, bytes_: int) -> None:
-        """So many are here now; raise `Overloaded` if they do not fit."""
+        """Charge the bytes that have arrived; raise `Overloaded` if they do not fit."""
         admission, more = self._admission, bytes_ - self._bytes
         if more > 0:
             admission.check(0, more)
@@ -156,7 +156,7 @@ class Reservation:
         self._closed(self)
 
     def use(self, calls: int, bytes_: int) -> None:
-        """These are charged on their own from now on. More than was reserved (a second attempt) is no more than tolerated."""
+        """These are charged on their own from now on. More than was reserved, as for a second attempt, is tolerated."""
         calls, bytes_ = min(calls, self._calls), min(bytes_, self._bytes)
         self._calls -= calls
         self._bytes -= bytes_

@@ -26,24 +26,6 @@ class CallTable:
         self.released: dict[PendingJob, float] = {}  # RELEASED and CANCELLING jobs, and since when
         self.released_of: Counter[str] = Counter()  # the same by class
         self.bulk_released_of: Counter[str] = Counter()  # those of bulk jobs by class
-        self.bulk_released = 0
-
-    def add_request(self, request: CallRequest) -> None:
-        self.requests.setdefault(request.origin.request_id, set()).add(request)
-
-    def remove_request(self, request: CallRequest) -> None:
-        same_id = self.requests[request.origin.request_id]
-        same_id.discard(request)
-        if not same_id:
-            del self.requests[request.origin.request_id]
-
-    def add(self, job: PendingJob) -> None:
-        """Index a new job before it is released: a fast worker may answer at once."""
-        assert job.state is JobState.WAITING
-        self.jobs[job.id] = job
-        if job.key is not None:
-            self.idempotency.start(job)
-        self.waiting.put(job)
 
     def join(self, job: PendingJob, ticket: Ticket) -> None:
         assert job.state in (JobState.WAITING, JobState.RELEASED)
@@ -57,14 +39,19 @@ class CallTable:
             assert job.state is JobState.WAITING
             job.state = JobState.RELEASED
             self.released[job] = now
-            self._count_released(job, 1)
+            self.released_of[job.needs] += 1
+            if job.priority == "bulk":
+                self.bulk_released_of[job.needs] += 1
 
     def take_back(self, jobs: Sequence[PendingJob]) -> None:
         """They wait again, first in their lines: the queue did not take them, or lost them."""
         for job in jobs:
             assert job.state is JobState.RELEASED
             job.state = JobState.WAITING
-            self._drop_released(job)
+            del self.released[job]
+            self.released_of[job.needs] -= 1
+            if job.priority == "bulk":
+                self.bulk_released_of[job.needs] -= 1
         self.waiting.put_back(list(jobs))
 
     def start_cancel(self, job: PendingJob) -> None:
@@ -79,7 +66,10 @@ class CallTable:
         if job.state is JobState.WAITING:
             self.waiting.remove(job)
         else:
-            self._drop_released(job)
+            del self.released[job]
+            self.released_of[job.needs] -= 1
+            if job.priority == "bulk":
+                self.bulk_released_of[job.needs] -= 1
         job.state = JobState.DONE
         del self.jobs[job.id]
         if job.key is not None:
@@ -109,13 +99,3 @@ class CallTable:
     def released_before(self, at: float) -> dict[str, PendingJob]:
         """Jobs that were released earlier than that and are not being cancelled."""
         return {job.id: job for job, since in self.released.items() if since < at and not job.cancelling}
-
-    def _drop_released(self, job: PendingJob) -> None:
-        del self.released[job]
-        self._count_released(job, -1)
-
-    def _count_released(self, job: PendingJob, change: int) -> None:
-        self.released_of[job.needs] += change
-        if job.priority == "bulk":
-            self.bulk_released_of[job.needs] += change
-            self.bulk_released += change

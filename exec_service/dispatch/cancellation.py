@@ -26,7 +26,7 @@ class Cancellation:
         self._table, self._queue, self._cancel_ticket = table, queue, cancel_ticket
         self._tasks: set[asyncio.Task[int]] = set()  # each until every gateway has answered
         # By tenant, request id and index; None in place of an index stands for all.
-        self._early: EarlyCancels[tuple[str, str, int | None]] = EarlyCancels(clock)
+        self.early: EarlyCancels[tuple[str, str, int | None]] = EarlyCancels(clock)
 
     async def cancel(self, selection: Selection) -> int:
         """Cancel the selected calls here and at other gateways; returns how many.
@@ -45,10 +45,8 @@ class Cancellation:
 
     def was_early(self, ticket: Ticket) -> bool:
         """Whether the call was cancelled before it was accepted here."""
-        if not self._early:
-            return False
         request = ticket.request.origin.request_id
-        return (ticket.tenant, request, None) in self._early or self._early.take((ticket.tenant, request, ticket.index))
+        return (ticket.tenant, request, None) in self.early or self.early.take((ticket.tenant, request, ticket.index))
 
     async def serve_other_gateways(self) -> NoReturn:
         while True:
@@ -90,7 +88,7 @@ class Cancellation:
         ]
         if not selection.names_a_tag:  # tags are compared with calls that are here
             for index in wanted.difference(ticket.index for ticket in picked):
-                self._early.add((selection.tenant, request, index))
+                self.early.add((selection.tenant, request, index))
             if not wanted and not picked:
-                self._early.add((selection.tenant, request, None))
+                self.early.add((selection.tenant, request, None))
         return picked

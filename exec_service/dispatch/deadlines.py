@@ -6,6 +6,7 @@ call would keep the entries of calls that were answered long before their deadli
 
 import asyncio
 import heapq
+import math
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -23,20 +24,25 @@ class Deadlines(Generic[H]):
         self._tick_of: dict[H, int] = {}
         self._ticks: list[int] = []  # a heap of the buckets' keys
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_tick = 0
+        self.rings_at = math.inf  # when the timer rings: nothing is overdue before
 
     def __len__(self) -> int:
         return len(self._tick_of)
 
     def set(self, item: H, at: float) -> None:
-        self.remove(item)
-        tick = int(at / TICK_S) + 1  # the end of its bucket: never early
-        if tick not in self._buckets:
-            self._buckets[tick] = set()
-            heapq.heappush(self._ticks, tick)
-        self._buckets[tick].add(item)
-        self._tick_of[item] = tick
-        self._arm()
+        if item in self._tick_of:
+            self.remove(item)
+        buckets, ticks = self._buckets, self._ticks
+        tick = self._tick_of[item] = int(at / TICK_S) + 1  # the end of its bucket: never early
+        if tick in buckets:
+            buckets[tick].add(item)
+            return
+        while ticks and not buckets[ticks[0]]:
+            del buckets[heapq.heappop(ticks)]
+        buckets[tick] = {item}
+        heapq.heappush(ticks, tick)
+        if tick * TICK_S < self.rings_at:
+            self._arm()
 
     def remove(self, item: H) -> None:
         tick = self._tick_of.pop(item, None)
@@ -57,18 +63,12 @@ class Deadlines(Generic[H]):
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self.rings_at = None, math.inf
 
     def _arm(self) -> None:
+        self.close()
         while self._ticks and not self._buckets[self._ticks[0]]:
             del self._buckets[heapq.heappop(self._ticks)]
-        if not self._ticks or (self._timer is not None and self._timer_tick <= self._ticks[0]):
-            return
-        self.close()
-        self._timer_tick = self._ticks[0]
-        delay_s = max(0.0, self._timer_tick * TICK_S - self._clock())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        self.run_due()
+        if self._ticks:
+            self.rings_at = self._ticks[0] * TICK_S
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, self.rings_at - self._clock()), self.run_due)

@@ -22,7 +22,7 @@ from exec_service.dispatch.admission import Admission, Reservation
 from exec_service.dispatch.call_table import CallTable
 from exec_service.dispatch.cancellation import Cancellation
 from exec_service.dispatch.deadlines import Deadlines
-from exec_service.dispatch.fair_queue import FairQueue, same_weight
+from exec_service.dispatch.fair_queue import FairQueue
 from exec_service.dispatch.idempotency import Idempotency, PayloadDiffers, Record
 from exec_service.dispatch.release import RETRY_S, Release
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest, Origin
@@ -46,9 +46,9 @@ FINGERPRINT_BYTES = 16  # of a record, before its result
 _UNTIMED_S = 60.0  # the default of `Call.deadline_s`, which packing leaves out
 
 
-def program_of(call: Call) -> bytes:
-    """What a worker gets, and what makes two calls the same: everything but label, deadline, tags and idempotency key."""
-    return _pack_sorted(msgspec.structs.replace(call, id="", deadline_s=_UNTIMED_S, tags=_NO_TAGS, idempotency_key=""))
+# A worker gets everything but these, and calls that differ only in these are the same.
+_NOT_SENT = {"id": "", "deadline_s": _UNTIMED_S, "tags": _NO_TAGS, "idempotency_key": ""}
+_with = msgspec.structs.replace
 
 
 class Dispatch:
@@ -59,7 +59,7 @@ class Dispatch:
         worker_registry: WorkerRegistry,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
-        weight_of: Callable[[str], float] = same_weight,
+        weight_of: Callable[[str], float] | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
         self._supervisor = supervisor or Supervisor()
@@ -79,6 +79,7 @@ class Dispatch:
         )
         self._cancellation = Cancellation(self.table, queue, self._cancel, clock)
         self.release = Release(self.table, queue, worker_registry, self.admission, metrics, self._give_up, clock)
+        self.admission.on_room = self.release.work.set
         self.draining, self.draining_because = False, ""  # the reason if nobody asked for it
         self.not_ready_because = ""  # not empty while nothing can be run here: the reason
         self._asked: dict[str, asyncio.Future[Answer]] = {}  # jobs for one worker that are no calls, by id
@@ -97,13 +98,14 @@ class Dispatch:
 
         Raises a `Refusal` for all of the calls or for none; `field` is the path of a call, with {} for its index.
         """
-        await self.look_up(calls, origin)  # results that other gateways recorded for the same idempotency keys
+        if self._queue.shared:
+            await self.look_up(calls, origin)  # results that other gateways recorded for the same idempotency keys
         request = self.accept(calls, origin, field=field)  # admission, idempotency, registration, a place in the fair queue
         try:
             # `Release` hands jobs to the workers by credit; `_read_answers_forever` stamps, records and delivers their results.
             yield request
         finally:
-            request.close()  # `_closed` cancels what is pending and returns the room
+            self._end(request)  # cancels what is pending and returns the room
 
     async def join(self, request: CallRequest, calls: Sequence[Call], first_index: int, field: str) -> None:
         """As `run`, for more calls of a request that `open_request` opened."""
@@ -138,45 +140,36 @@ class Dispatch:
         field: str = "$",
     ) -> CallRequest:
         """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them. Those of a `room` are admitted."""
+        admission, account, count = self.admission, origin.account, len(calls)
+        if room is None:
+            if self.draining or self.not_ready_because:
+                self.check_open()
+            if admission.calls + count > admission.max_calls:  # before the work of packing
+                self._refuse(count, 0)
         try:
-            calls, programs = self._admit_calls(calls, origin, room)
+            if account is not None:
+                calls = _permitted(calls, account, reserved=room is not None, lower=bool(origin.adapter))
+            programs = [_pack_sorted(_with(call, **_NOT_SENT)) for call in calls]
+            if [call for call in calls if call.idempotency_key]:
+                self._check_keys(calls, programs)
         except (IdempotencyConflict, NotPermitted) as refusal:
             refusal.field = field.format(refusal.index) + refusal.inside
             raise
-        if request is None:
-            request = CallRequest(origin, self._closed, self._give_back)
-            self.table.add_request(request)
-        now = self._clock()
-        for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
-            self.admission.charge(1, len(program))
-            ticket = Ticket(request, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
-            request.pending.add(ticket)
-            self._register(ticket, call, program)
-            if self._cancellation.was_early(ticket):
-                self._cancel(ticket)
-        self.release.wake()
-        return request
-
-    def _admit_calls(
-        self, calls: Sequence[Call], origin: Origin, room: Reservation | None
-    ) -> tuple[Sequence[Call], list[bytes]]:
-        """The calls as the tenant's own, and their programs, if all of them are permitted and there is room for them."""
-        account = origin.account
-        if room is None:
-            self.check_open()
-            self._admit(len(calls))  # before the work of packing
-        if account is not None:
-            calls = _permitted(calls, account, reserved=room is not None, lower=bool(origin.adapter))
-        programs = [program_of(call) for call in calls]
-        self._check_keys(calls, programs)
         bytes_ = sum(map(len, programs))
-        if room is None:
-            self._admit(len(calls), bytes_)
-        else:
-            room.use(len(calls), bytes_)
+        if room is not None:
+            room.use(count, bytes_)
+        elif admission.calls + count > admission.max_calls or admission.bytes + bytes_ > admission.max_bytes:
+            self._refuse(count, bytes_)
         if account is not None:
-            (account.take_up if room is None else account.charge)(len(calls))
-        return calls, programs
+            (account.take_up if room is None else account.charge)(count)
+        admission.calls += count
+        admission.bytes += bytes_
+        if request is None:
+            request = CallRequest(origin, self._end, admission)
+            self.table.requests.setdefault(origin.request_id, set()).add(request)
+        self._register(request, calls, programs, first_index)
+        self.release.work.set()
+        return request
 
     def _check_keys(self, calls: Sequence[Call], programs: list[bytes]) -> None:
         """A key stands for one program, also within a request."""
@@ -192,22 +185,32 @@ class Dispatch:
             if here.setdefault(key, program) != program:
                 raise IdempotencyConflict(index)
 
-    def _register(self, ticket: Ticket, call: Call, program: bytes) -> None:
-        """Join the job of the same key, or make a new one that waits in the fair queue; deliver a recorded result at once."""
-        if self._stopping:
-            return self._deliver(ticket, _shut_down(), 0)
-        key = Key(call.tenant, call.idempotency_key) if call.idempotency_key else None
-        found = self.table.idempotency.find(key, program) if key else None
-        if isinstance(found, Record):
-            return self._deliver(ticket, unpack_result(found.payload), len(found.payload))
-        if found is None:
-            needs = class_of(call.language, call.require_tier)
-            found = PendingJob(next(self._ids), program, needs, key, call.priority, call.tenant)
-            self.table.add(found)
-        self.table.join(found, ticket)
+    def _register(self, request: CallRequest, calls: Sequence[Call], programs: list[bytes], first_index: int) -> None:
+        """Give each call a ticket for the job of the same key, or for a new job; deliver a recorded result at once."""
+        table, now = self.table, self._clock()
+        for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
+            ticket = Ticket(request, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
+            request.pending.add(ticket)
+            key = Key(call.tenant, call.idempotency_key) if call.idempotency_key else None
+            job = table.idempotency.find(key, program) if key is not None else None
+            if self._stopping:
+                self._deliver(ticket, _shut_down(), 0)
+            elif isinstance(job, Record):
+                self._deliver(ticket, unpack_result(job.payload), len(job.payload))
+            elif job is not None:
+                table.join(job, ticket)
+            else:  # indexed before it is released: a fast worker may answer at once
+                needs = class_of(call.language, call.require_tier)
+                job = PendingJob(next(self._ids), program, needs, key, call.priority, call.tenant, tickets=[ticket])
+                ticket.job = table.jobs[job.id] = job
+                if key is not None:
+                    table.idempotency.start(job)
+                table.waiting.put(job)
+                table.deadlines.set(ticket, ticket.deadline_at)
+            if self._cancellation.early and self._cancellation.was_early(ticket):
+                self._cancel(ticket)
 
     async def _read_answers_forever(self) -> NoReturn:
-        finish = self._supervisor.guarded("answers", self._answered)
         while True:
             try:
                 answers = await self._queue.receive()
@@ -216,7 +219,10 @@ class Dispatch:
                 await asyncio.sleep(RETRY_S)
                 continue
             for answer in answers:
-                finish(answer)  # they come once: a failure at one must not lose the others
+                try:
+                    self._answered(answer)
+                except Exception as error:  # answers come once: a failure at one must not lose the others
+                    self._supervisor.failed("answers", error)
 
     def _answered(self, answer: Answer) -> None:
         """The first answer to a job ends it: record its result and deliver it to every ticket."""
@@ -226,7 +232,10 @@ class Dispatch:
         job = self.table.jobs.get(answer.id)
         if job is None:
             return self._metrics.late()
-        result = read_result(answer)
+        try:
+            result = unpack_result(answer.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            result = read_result(answer)  # says that it cannot be read
         if result.status == "expired" and self._is_early(job):
             return self.release.publish_again([job] if job.state is JobState.RELEASED else [])
         if job.publications > 1:
@@ -239,7 +248,7 @@ class Dispatch:
         for position, ticket in enumerate(self.table.finish(job)):
             own = read_result(answer) if position else result
             self._deliver(ticket, own, len(answer.payload), answer.stay_ms)
-        self.release.wake()
+        self.release.work.set()
 
     def _is_early(self, job: PendingJob) -> bool:
         """Only the clock of the queue's server can have jumped: ours says that there is time left."""
@@ -256,7 +265,7 @@ class Dispatch:
         result.timings.total_ms = round(total_ms, 3)
         result.timings.queue_ms = round(max(0.0, total_ms - stay_ms), 3)
         self.table.deadlines.remove(ticket)
-        self.admission.charge(0, bytes_ - ticket.bytes)  # from now on it is the result that takes room
+        self.admission.bytes += bytes_ - ticket.bytes  # from now on it is the result that takes room
         ticket.bytes = bytes_
         self._metrics.finished(result, origin.adapter, ticket.tenant, ticket.tags)
         request.deliver(ticket, result)
@@ -300,12 +309,12 @@ class Dispatch:
         """Raise a `Refusal` if no call can be kept: while the queue is unavailable, only as many as there is room for."""
         self.check_open()
         if self.away_because:
-            self._admit(1)
+            self._refuse(1, 0)
 
     def reserve(self, calls: int, bytes_: int, origin: Origin) -> Reservation:
         """Admit calls that are accepted later, or raise a `Refusal`."""
         self.check_open()
-        self._admit(calls, bytes_)
+        self._refuse(calls, bytes_)
         room = Reservation(self.admission, origin.account, calls, bytes_, self._vacated)
         self._rooms.add(room)
         return room
@@ -313,8 +322,8 @@ class Dispatch:
     def open_request(self, origin: Origin) -> CallRequest:
         """A request that calls join over time, by `accept`."""
         self.check_open()
-        request = CallRequest(origin, self._closed, self._give_back, expecting=True)
-        self.table.add_request(request)
+        request = CallRequest(origin, self._end, self.admission, expecting=True)
+        self.table.requests.setdefault(origin.request_id, set()).add(request)
         return request
 
     @contextmanager
@@ -326,7 +335,8 @@ class Dispatch:
         finally:
             del self._asked[id]
 
-    def _admit(self, calls: int, bytes_: int = 0) -> None:
+    def _refuse(self, calls: int, bytes_: int) -> None:
+        """Raise a `Refusal` if so much does not fit now."""
         try:
             self.admission.check(calls, bytes_)
         except Overloaded as overloaded:
@@ -335,20 +345,26 @@ class Dispatch:
             detail = f"{self.away_because}; no more calls can be kept: {overloaded.detail}"
             raise NotReady(detail, overloaded.retry_after_s or self._config.retry_after_max_s) from None
 
-    def _give_back(self, calls: int, bytes_: int) -> None:
-        was_full = self.admission.is_full
-        self.admission.give_back(calls, bytes_)
-        if was_full:
-            self.release.wake()
-
-    def _closed(self, request: CallRequest) -> None:
-        """Its caller has everything or is gone: nobody waits for what is pending."""
+    def _end(self, request: CallRequest) -> None:
+        """The caller has everything or is gone: cancel what is pending and give back the rest."""
+        if request.closed:
+            return
+        request.closed = True
+        origin, requests, (calls, bytes_) = request.origin, self.table.requests, request.taken
+        calls, bytes_ = calls + len(request.arrived) + len(request.pending), bytes_ + request.arrived_bytes
         for ticket in request.pending:
-            request.give_back(1, ticket.bytes)
-            self._metrics.cancelled(request.origin.adapter, ticket.tenant, ticket.tags)
+            bytes_ += ticket.bytes
+            self._metrics.cancelled(origin.adapter, ticket.tenant, ticket.tags)
             self._leave(ticket)
         request.pending.clear()
-        self.table.remove_request(request)
+        request.arrived.clear()
+        self.admission.give_back(calls, bytes_)
+        if origin.account is not None:
+            origin.account.give_back(calls)
+        requests[origin.request_id].discard(request)
+        if not requests[origin.request_id]:
+            del requests[origin.request_id]
+        request.changed.set()
         self._emptied.set()
 
     def _vacated(self, room: Reservation) -> None:
@@ -400,7 +416,7 @@ class Dispatch:
         unwanted = self.table.leave(ticket)
         if unwanted is not None:
             self.release.cancel(unwanted)
-        self.release.wake()
+        self.release.work.set()
 
     # -- start and stop ---------------------------------------------------------------------------------------------------
 

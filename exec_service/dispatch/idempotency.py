@@ -1,7 +1,7 @@
-"""The same key runs once: joins what is running, repeats what has finished.
+"""Calls with the same key run once: they join the running job, or get the recorded result.
 
-Records live in this gateway's memory for a while and within a byte budget, oldest out first. Only results whose blame
-is not infra are recorded, so that what we did wrong is tried again. What others recorded is adopted when it is asked for.
+Records live in this gateway's memory for a while and within a byte budget, oldest out first. Only results whose blame is not
+infra are recorded, so that a call that we failed runs again. Records of other gateways are adopted when a call needs them.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from exec_service.dispatch.tickets import Key, PendingJob
 from exec_wire.messages.calls import Blame
 from exec_wire.queue.protocol import fingerprint
 
-RECORD_OVERHEAD_BYTES = 512  # what a record costs besides its payload
+RECORD_OVERHEAD_BYTES = 512  # of a record besides its payload
 
 
 class PayloadDiffers(Exception):
@@ -40,7 +40,7 @@ class Idempotency:
         self._bytes = 0
 
     def find(self, key: Key, payload: bytes) -> PendingJob | Record | None:
-        """What this key stands for; raises `PayloadDiffers` if it stands for something else."""
+        """The job or record of this key; raises `PayloadDiffers` if it belongs to another program."""
         running = self._running.get(key)
         if running is not None:
             if running.payload != payload:
@@ -57,7 +57,7 @@ class Idempotency:
         return key in self._running or key in self._records
 
     def adopt(self, key: Key, fingerprint: bytes, result_payload: bytes) -> None:
-        """A record that was made elsewhere."""
+        """Keep a record of another gateway."""
         if not self.knows(key):
             self._keep(key, Record(fingerprint, result_payload, self._clock() + self._ttl_s))
 
@@ -66,7 +66,7 @@ class Idempotency:
             self._running[job.key] = job
 
     def stop(self, job: PendingJob) -> None:
-        """Without a result: the next call with this key runs."""
+        """The job ends without a result: the next call with this key runs."""
         if job.key is not None and self._running.get(job.key) is job:
             del self._running[job.key]
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from exec_service.dispatch.admission import Admission
 from exec_service.dispatch.call_table import CallTable
-from exec_service.dispatch.fair_queue import Places
+from exec_service.dispatch.fair_queue import Credit
 from exec_service.dispatch.tickets import JobState, PendingJob, Ticket
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.telemetry.metrics import Metrics
@@ -46,21 +46,17 @@ class Release:
         self.unavailable_because = ""  # not empty while the queue is unavailable: the reason
         self.to_cancel: list[str] = []  # ids of jobs that nobody waits for
         self._reached = False  # the queue has answered since it was last unavailable
-        self._work = asyncio.Event()
+        self.work = asyncio.Event()  # something waits, or there is more credit, or something is to be cancelled
         self._forgotten, self._forgetful_until = queue.forgotten, float("-inf")
-
-    def wake(self) -> None:
-        """Something waits, or there is more credit, or something is to be cancelled."""
-        self._work.set()
 
     def cancel(self, job: PendingJob) -> None:
         self.to_cancel.append(job.id)
-        self._work.set()
+        self.work.set()
 
     def look_again(self) -> None:
         """The list of workers was read and may have changed, and with it the credit."""
         self._reached = True
-        self._work.set()
+        self.work.set()
 
     def queue_is(self, unavailable_because: str) -> None:
         """Note why the queue is unavailable, or with an empty string that it is available."""
@@ -72,10 +68,10 @@ class Release:
         self._reached = self._reached and not unavailable_because
 
     async def release_forever(self) -> NoReturn:
-        self._work.set()  # after a failure there is work left
+        self.work.set()  # after a failure there is work left
         while True:
-            await self._work.wait()
-            self._work.clear()
+            await self.work.wait()
+            self.work.clear()
             try:
                 if self.to_cancel:
                     await self._send_cancels()
@@ -86,59 +82,50 @@ class Release:
             except QueueUnavailable as unavailable:
                 self.queue_is(str(unavailable))
             await asyncio.sleep(RETRY_S)
-            self._work.set()
+            self.work.set()
 
     async def _release(self) -> None:
-        self._table.deadlines.run_due()  # an overdue job must not be started, even if the loop was late
-        while jobs := self._take_by_credit():
-            self._table.release(jobs, self._clock())
-            for at, part in portions(jobs):
+        """Publish waiting jobs while there is credit for them."""
+        table, registry, admission = self._table, self._worker_registry, self._admission
+        if self._clock() >= table.deadlines.rings_at:  # an overdue job must not be started, even if the loop was late
+            table.deadlines.run_due()
+        while table.waiting.count and admission.bytes <= admission.max_bytes:
+            window, window_for, classes = registry.window, registry.window_for, table.waiting.classes
+            most = min(RELEASED_AT_ONCE, window - len(table.released))
+            credit = Credit(most, {needs: window_for.get(needs, 0) - table.released_of[needs] for needs in classes})
+            # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
+            of_bulk = {needs: max(window_for.get(needs, 0) - 1, 1) - table.bulk_released_of[needs] for needs in classes}
+            jobs = table.waiting.take(credit, Credit(max(window - 1, 1) - sum(table.bulk_released_of.values()), of_bulk))
+            if not jobs:
+                return
+            table.release(jobs, self._clock())
+            for at, part in portions(jobs) if len(jobs) > 1 else ((0, jobs),):
                 try:
                     await self._publish(part)
                 except BaseException:
                     self._take_back(jobs[at:])
                     raise
 
-    def _take_by_credit(self) -> list[PendingJob]:
-        table, worker_registry = self._table, self._worker_registry
-        window = worker_registry.window
-        credit = window - len(table.released)
-        if credit <= 0 or not table.waiting or self._admission.is_full:
-            return []
-        # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
-        window_for, bulk_released = worker_registry.window_for.get, table.bulk_released_of
-        bulk = Places(
-            max(window - 1, 1) - table.bulk_released, lambda needs: max(window_for(needs, 0) - 1, 1) - bulk_released[needs]
-        )
-        return table.waiting.take(
-            min(RELEASED_AT_ONCE, credit), lambda needs: window_for(needs, 0) - table.released_of[needs], bulk
-        )
-
     async def _publish(self, jobs: list[PendingJob]) -> None:
-        messages = [self._message(job) for job in jobs if job in self._table.released]  # others were given up meanwhile
+        now, queue, waiting, messages = self._clock(), self._queue, self._table.waiting, []
+        for job in jobs:
+            if job not in self._table.released:
+                continue  # it was given up meanwhile
+            job.publications += 1
+            first = job.tickets[0]
+            deadline_at = first.deadline_at if len(job.tickets) == 1 else job.deadline_at
+            left_ms, waited_ms = max(0, round((deadline_at - now) * 1000)), round((now - first.accepted_at) * 1000)
+            record = record_name(job.key.tenant, job.key.key) if job.key and queue.shared else ""
+            weight = waiting.weight_of(job.tenant) if waiting.tenant_weight is not None else 1.0
+            message = Job(job.id, job.payload, left_ms, queue.name, job.needs, job.publications, record, waited_ms, weight)
+            messages.append(message)
         try:
-            await self._queue.publish(messages)
+            await queue.publish(messages)
         except QueueUnavailable as unavailable:
             if not unavailable.sent:
                 for job in jobs:
                     job.publications -= 1
             raise
-
-    def _message(self, job: PendingJob) -> Job:
-        now, first = self._clock(), job.tickets[0]
-        deadline_at = first.deadline_at if len(job.tickets) == 1 else job.deadline_at
-        job.publications += 1
-        return Job(
-            job.id,
-            job.payload,
-            max(0, round((deadline_at - now) * 1000)),
-            self._queue.name,
-            job.needs,
-            job.publications,
-            record_name(job.key.tenant, job.key.key) if job.key and self._queue.shared else "",
-            round((now - first.accepted_at) * 1000),
-            self._table.waiting.weight_of(job.tenant),
-        )
 
     def _take_back(self, jobs: list[PendingJob]) -> None:
         """The queue may or may not have these; they are published again, and the first answer wins."""
@@ -154,7 +141,7 @@ class Release:
                 error = "the queue lost this call again and again; its program may have been started every time"
                 for ticket in list(job.tickets):
                     self._give_up(ticket, verdict("worker_lost", starts=MAX_STARTS, error=error))
-        self._work.set()
+        self.work.set()
 
     async def _send_cancels(self) -> None:
         ids, self.to_cancel = self.to_cancel, []

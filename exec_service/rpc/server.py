@@ -9,41 +9,41 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import msgspec
-from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
-from msgspec import Struct
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from msgspec.structs import force_setattr
 
-from exec_service.api.encoding import portions, write_proto
+from exec_service.api.encoding import LARGE_CHARS, portions, write_proto
 from exec_service.api.info import check_ready, info_of
 from exec_service.api.middleware import origin_of
 from exec_service.api.streaming import or_keep_alive
-from exec_service.api.validation import CELL, FORK, SELECTION, SMALL_BYTES, TENANT, Validator, Warnings, make_selection, read
+from exec_service.api.validation import SMALL_BYTES, Validator, Warnings, make_selection
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import CallRequest, Origin
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Refusal
+from exec_service.rpc.reflection import Reflection, served
+from exec_service.rpc.session_methods import SESSION_METHODS, SessionMethod
 from exec_service.sessions import SessionRouter, with_warnings
 from exec_service.telemetry.logs import log_request
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.keys import Keys
 from exec_wire import proto
 from exec_wire.messages.calls import Call, Result, encode_json
-from exec_wire.messages.sessions import Tenant
 from exec_wire.problems import PROBLEMS, Problem, problem
 
 log = logging.getLogger("exec_service.grpc")
+requests_log = logging.getLogger("exec_service.requests")
 
 MANY = 1 << 20
 OPTIONS = [
@@ -97,82 +97,6 @@ def status_code(code: str) -> Any:
     return _OWN_CODES.get(code) or _CODES[PROBLEMS[code][0]]
 
 
-class SessionMethod(NamedTuple):
-    """A method of sessions: what comes, who does it, what goes."""
-
-    request: proto.Message
-    answer: proto.Message
-    ask: Callable[[SessionRouter, Validator, dict[str, Any], Origin], Awaitable[Struct]]
-
-
-SESSION_METHODS = {
-    "CreateSession": SessionMethod(
-        proto.SESSION_SPEC,
-        proto.SESSION_INFO,
-        lambda router, check, asked, origin: router.create(check.read_session(asked, origin.warnings), origin),
-    ),
-    "ListSessions": SessionMethod(
-        proto.SELECTION,
-        proto.SESSION_LIST,
-        lambda router, _, asked, origin: router.list(read(SELECTION, asked, origin.warnings), origin),
-    ),
-    **{
-        name: SessionMethod(proto.SESSION_REQUEST, answer, ask)
-        for name, answer, ask in (
-            ("GetSession", proto.SESSION_INFO, lambda router, _, asked, origin: router.look(*_who(asked, origin), origin)),
-            ("EndSession", proto.ENDED, lambda router, _, asked, origin: router.end(*_who(asked, origin), origin)),
-            (
-                "RollBackSession",
-                proto.SESSION_INFO,
-                lambda router, _, asked, origin: router.roll_back(*_who(asked, origin), origin),
-            ),
-            (
-                "InterruptSession",
-                proto.INTERRUPTED,
-                lambda router, _, asked, origin: router.interrupt(*_who(asked, origin), origin),
-            ),
-            (
-                "RunCell",
-                proto.RESULT,
-                lambda router, _, asked, origin: router.run(
-                    _id(asked), read(CELL, asked.get("cell", {}), origin.warnings), origin
-                ),
-            ),
-            (
-                "ForkSession",
-                proto.SESSION_LIST,
-                lambda router, _, asked, origin: router.fork(
-                    _id(asked), read(FORK, asked.get("fork", {}), origin.warnings), origin
-                ),
-            ),
-            (
-                "PutFiles",
-                proto.FILES,
-                lambda router, check, asked, origin: router.put(
-                    _id(asked), check.read_files(asked.get("files", {}), origin.warnings), origin
-                ),
-            ),
-            (
-                "FetchFiles",
-                proto.FILES,
-                lambda router, check, asked, origin: router.fetch(
-                    _id(asked), check.make_fetch(asked.get("fetch", {}), origin.warnings), origin
-                ),
-            ),
-        )
-    },
-}
-
-
-def _id(asked: dict[str, Any]) -> str:
-    id: str = asked.get("session", "")
-    return id
-
-
-def _who(asked: dict[str, Any], origin: Origin) -> tuple[str, Tenant]:
-    return _id(asked), read(TENANT, asked.get("tenant", {}), origin.warnings)
-
-
 class ClientGone(Exception):
     """It reads nothing any more."""
 
@@ -218,7 +142,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=[*OPTIONS, *limits])
         self._server.add_generic_rpc_handlers((self._methods(), self._health_methods()))
         names = [proto.SERVICE, HEALTH, reflection.SERVICE_NAME]
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names, _pool(), self._account), self._server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(names, served(), self._check_key), self._server)
         port: int = self._server.add_insecure_port(address)
         await self._server.start()
         return port
@@ -269,7 +193,9 @@ class GrpcServer:
             call = self._validator.read_call(self._read(proto.CALL, await self._message(context)), origin.warnings)
             async with self._running([call], origin, context) as request:
                 [result] = await request.take_all()
-                return await write_proto([result], lambda: proto.RESULT.write(**proto.plain(result)))
+                if request.arrived_bytes <= LARGE_CHARS:
+                    return proto.RESULT.write(**proto.plain(result))
+                return await asyncio.to_thread(lambda: proto.RESULT.write(**proto.plain(result)))
 
         return await self._serve("Run", context, run)
 
@@ -333,7 +259,13 @@ class GrpcServer:
 
     async def _cancel(self, _: object, context: Context) -> bytes:
         async def cancel(origin: Origin) -> bytes:
-            selection = make_selection(_decode(proto.SELECTION, await self._message(context)))
+            request = await self._message(context)
+            if len(request) > SMALL_BYTES:  # a packed list becomes large before it is counted
+                raise Refusal("bad_message", f"a selection of {len(request)} bytes; at most {SMALL_BYTES} are read")
+            try:
+                selection = make_selection(proto.SELECTION.read(request))
+            except proto.NotProto as error:
+                raise Refusal("bad_message", str(error)) from None
             if origin.account is not None:
                 selection = origin.account.select(selection)
             return proto.CANCELLED.write(cancelled=await self._dispatch.cancel(selection))
@@ -359,12 +291,12 @@ class GrpcServer:
                 slow = loop.call_later(SLOW_S / SLOW_TURNS, charge, turns - 1)
                 return
             try:
-                arriving.hold(self._config.max_body_bytes)
+                arriving.enter_context(ArrivingBody(self._dispatch.admission)).hold(self._config.max_body_bytes)
             except Refusal as refusal:
                 refused.append(refusal)
                 limit.reschedule(loop.time())
 
-        with ArrivingBody(self._dispatch.admission) as arriving:
+        with ExitStack() as arriving:
             slow = loop.call_later(SLOW_S / SLOW_TURNS, charge, SLOW_TURNS - 1)
             try:
                 async with asyncio.timeout(self._config.body_s) as limit:
@@ -378,12 +310,16 @@ class GrpcServer:
         return message  # type: ignore[no-any-return]
 
     def _read(self, message: proto.Message, request: bytes) -> dict[str, Any]:
-        self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        if self._dispatch.draining or self._dispatch.not_ready_because:
+            self._dispatch.check_open()  # before what a call asks for is compared with what is there
         if len(request) > SMALL_BYTES:
             most, most_calls = self._config.max_strings_per_request // 2, self._config.max_calls_per_request
             if not message.has_at_most(request, most if message is proto.CALL_BATCH else proto.MOST_IN_PART, most_calls):
                 raise Refusal("too_many_calls", f"more than {most_calls} calls or {most} fields; no more fit in one message")
-        return _decode(message, request)
+        try:
+            return message.read(request)
+        except proto.NotProto as error:
+            raise Refusal("bad_message", str(error)) from None
 
     @asynccontextmanager
     async def _running(
@@ -403,9 +339,13 @@ class GrpcServer:
                     force_setattr(call, "deadline_s", max(left_s, 0.001))
 
     def _account(self, context: Context) -> Any:
-        if self._keys is None:
-            return None
-        return self._keys.account(_metadata(context).get("authorization", [""])[0])
+        return None if self._keys is None else self._keys.account(_metadata(context).get("authorization", [""])[0])
+
+    async def _check_key(self, context: Context) -> None:
+        try:
+            self._account(context)
+        except Refusal as refusal:
+            await context.abort(status_code(refusal.code), refusal.detail)
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
@@ -442,7 +382,8 @@ class GrpcServer:
         _calls.set([0])
         try:
             context.set_trailing_metadata((("x-request-id", origin.request_id),))
-            origin = msgspec.structs.replace(origin, account=self._account(context))
+            if self._keys is not None:
+                origin = msgspec.structs.replace(origin, account=self._account(context))
             answer = await work(origin)
             code = "OK"
             return answer
@@ -458,7 +399,8 @@ class GrpcServer:
             await self._abort(context, Refusal("internal", "see the service's log for this request id"), origin)
         finally:
             self._metrics.grpc_request(method, code)
-            self._log(method, code, problem_code, origin, time.monotonic() - began, _calls.get()[0])
+            if problem_code or requests_log.isEnabledFor(logging.INFO):
+                self._log(method, code, problem_code, origin, time.monotonic() - began, _calls.get()[0])
         raise AssertionError("abort raises")
 
     async def _abort(self, context: Context, refusal: Refusal, origin: Origin) -> None:
@@ -537,39 +479,6 @@ class GrpcServer:
 
 def _result_batch(results: list[Result]) -> bytes:
     return proto.RESULT_BATCH.write(results=[proto.plain(result) for result in results])
-
-
-class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
-    """For whoever has a key, where keys are asked for: it reads messages as large as calls."""
-
-    def __init__(self, names: Sequence[str], pool: Any, check: Callable[[Context], object]) -> None:
-        super().__init__(names, pool)
-        self._check = check
-
-    async def ServerReflectionInfo(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            self._check(context)
-        except Refusal as refusal:
-            await context.abort(status_code(refusal.code), refusal.detail)
-        async for answer in super().ServerReflectionInfo(request_iterator, context):
-            yield answer
-
-
-def _pool() -> Any:
-    """Everything that is served here, for reflection."""
-    pool = descriptor_pool.DescriptorPool()
-    for file in (proto.FILE, health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb):
-        pool.AddSerializedFile(file)
-    return pool
-
-
-def _decode(message: proto.Message, request: bytes) -> dict[str, Any]:
-    if message is proto.SELECTION and len(request) > SMALL_BYTES:  # a packed list becomes large before it is counted
-        raise Refusal("bad_message", f"a selection of {len(request)} bytes; at most {SMALL_BYTES} are read")
-    try:
-        return message.read(request)
-    except proto.NotProto as error:
-        raise Refusal("bad_message", str(error)) from None
 
 
 def _metadata(context: Context) -> dict[str, list[str]]:

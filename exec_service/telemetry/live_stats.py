@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log2
 
@@ -28,56 +29,40 @@ EMPTY_SECOND = SecondStats()
 _PER_OCTAVE = 8
 
 
+@dataclass(eq=False, slots=True)
 class Sketch:
     """A histogram whose buckets grow by 9 %, so that a quantile is within 5 % of its value."""
 
-    __slots__ = ("_counts", "_most")
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-        self._most = 0.0
+    counts: Counter[int] = field(default_factory=Counter)
+    most: float = 0.0
 
     def add(self, ms: float) -> None:
         bucket = round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80
-        self._counts[bucket] += 1
-        if ms > self._most:
-            self._most = ms
+        self.counts[bucket] += 1
+        if ms > self.most:
+            self.most = ms
 
     def merge(self, other: Sketch) -> None:
-        self._counts.update(other._counts)
-        self._most = max(self._most, other._most)
+        self.counts.update(other.counts)
+        self.most = max(self.most, other.most)
 
     def quantiles(self) -> Quantiles:
-        if not self._counts:
+        if not self.counts:
             return Quantiles()
-        buckets = sorted(self._counts)
-        ranks = list(accumulate(self._counts[bucket] for bucket in buckets))
+        buckets = sorted(self.counts)
+        ranks = list(accumulate(self.counts[bucket] for bucket in buckets))
         found = (buckets[bisect_left(ranks, share * ranks[-1])] for share in (0.5, 0.9, 0.99))
-        p50, p90, p99 = (round(min(2 ** (bucket / _PER_OCTAVE), self._most), 3) for bucket in found)
-        return Quantiles(p50, p90, p99, round(self._most, 3))
+        p50, p90, p99 = (round(min(2 ** (bucket / _PER_OCTAVE), self.most), 3) for bucket in found)
+        return Quantiles(p50, p90, p99, round(self.most, 3))
 
 
+@dataclass(eq=False, slots=True)
 class Second:
-    __slots__ = ("at", "blames", "calls", "slot_ms", "stages")
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.blames: Counter[Blame] = Counter()
-        self.stages = {stage: Sketch() for stage in STAGES}
-        self.calls: Counter[str] = Counter()  # by tenant
-        self.slot_ms: dict[str, float] = {}  # by tenant
-
-    def note(self, result: Result, tenant: str) -> None:
-        self.blames[result.blame] += 1
-        timings = result.timings
-        self.stages["queue"].add(timings.queue_ms)
-        self.stages["total"].add(timings.total_ms)
-        if timings.run_ms:  # it ran
-            self.stages["start"].add(timings.start_ms)
-            self.stages["run"].add(timings.run_ms)
-        if tenant in self.calls or len(self.calls) < TENANTS_KEPT:
-            self.calls[tenant] += 1
-            self.slot_ms[tenant] = self.slot_ms.get(tenant, 0.0) + slot_ms(result)
+    at: int
+    stages: dict[str, Sketch]
+    blames: Counter[Blame] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)  # by tenant
+    slot_ms: dict[str, float] = field(default_factory=dict)  # by tenant
 
     def stats(self) -> SecondStats:
         total = self.stages["total"].quantiles()
@@ -97,7 +82,7 @@ class Step:
         self.statuses[result.status, result.blame] += 1
         self.queue.add(result.timings.queue_ms)
         self.total.add(result.timings.total_ms)
-        self.slot_ms += slot_ms(result)
+        self.slot_ms += result.timings.start_ms + result.timings.run_ms
 
     def stats(self, number: int | None) -> StepStats:
         statuses: Counter[str] = Counter()
@@ -134,13 +119,27 @@ class LiveStats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since = clock()
-        self._seconds: deque[Second] = deque()
+        self._seconds: deque[Second] = deque(maxlen=SECONDS_KEPT + 1)
         self._failures: dict[bool, deque[tuple[float, Failure]]] = {ours: deque(maxlen=FAILURES_KEPT) for ours in (True, False)}
         self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
     def note(self, result: Result, tenant: str, tags: Tags) -> None:
-        now = self._clock()
-        self._second(now).note(result, tenant)
+        now, timings, seconds = self._clock(), result.timings, self._seconds
+        if not seconds or seconds[-1].at != int(now):
+            seconds.append(Second(int(now), {stage: Sketch() for stage in STAGES}))
+        second = seconds[-1]
+        second.blames[result.blame] += 1
+        times = [("queue", timings.queue_ms), ("total", timings.total_ms)]
+        if timings.run_ms:  # it ran
+            times += ("start", timings.start_ms), ("run", timings.run_ms)
+        for stage, ms in times:
+            sketch = second.stages[stage]
+            sketch.counts[round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80] += 1
+            if ms > sketch.most:
+                sketch.most = ms
+        if tenant in second.calls or len(second.calls) < TENANTS_KEPT:
+            second.calls[tenant] += 1
+            second.slot_ms[tenant] = second.slot_ms.get(tenant, 0.0) + timings.start_ms + timings.run_ms
         if result.blame in ("infra", "model"):
             self._failures[result.blame == "infra"].append((now, _failure(result, tenant, tags)))
         if tags.run:
@@ -152,15 +151,10 @@ class LiveStats:
             run.note(result, tags.step, now)
 
     def note_cancelled(self) -> None:
-        self._second(self._clock()).blames["client"] += 1
-
-    def _second(self, now: float) -> Second:
-        at = int(now)
+        at = int(self._clock())
         if not self._seconds or self._seconds[-1].at != at:
-            self._seconds.append(Second(at))
-            while self._seconds[0].at < at - SECONDS_KEPT:
-                self._seconds.popleft()
-        return self._seconds[-1]
+            self._seconds.append(Second(at, {stage: Sketch() for stage in STAGES}))
+        self._seconds[-1].blames["client"] += 1
 
     @property
     def uptime_s(self) -> float:
@@ -226,10 +220,6 @@ class LiveStats:
         if run is None:
             return RunStats(name, tenant)
         return RunStats(name, tenant, run.blames.total(), [step.stats(number) for number, step in run.steps.items()])
-
-
-def slot_ms(result: Result) -> float:
-    return result.timings.start_ms + result.timings.run_ms
 
 
 def rate(part: float, whole: float) -> float:

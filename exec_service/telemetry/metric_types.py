@@ -5,9 +5,9 @@ Here only one event loop writes, so a dictionary is enough: all metrics of a cal
 """
 
 import time
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -75,61 +75,65 @@ class BoundedLabels:
         return True
 
 
+class _Counts(dict[Labels, float]):
+    def __init__(self, rest: Collection[Labels]) -> None:
+        super().__init__()
+        self._rest = rest
+
+    def __missing__(self, values: Labels) -> float:
+        for rest in self._rest:
+            self.setdefault((values[0], *rest), 0.0)
+        return self.setdefault(values, 0.0)
+
+
 class FastCounter(Collector):
-    """A counter. `rest`: the known values of the labels after the first. A new value of the first label starts all of these at
-    0: `rate()` misses the first increment of a series that appears with it.
+    """A counter: `counter.counts[labels] += 1`. `rest`: the known values of the labels after the first. A new value of the
+    first label starts all of these at 0: `rate()` misses the first increment of a series that appears with it.
     """
 
     def __init__(self, name: str, help: str, labels: Sequence[str], rest: Collection[Labels] = ()) -> None:
-        self._name, self._help, self._labels, self._rest = name, help, labels, rest
-        self._counts: dict[Labels, float] = {}
-
-    def add(self, *values: str, amount: float = 1.0) -> None:
-        try:
-            self._counts[values] += amount
-        except KeyError:
-            self.begin(*values)
-            for rest in self._rest:
-                self.begin(values[0], *rest)
-            self._counts[values] += amount
+        self._name, self._help, self._labels = name, help, labels
+        self.counts = _Counts(rest)
 
     def begin(self, *values: str) -> None:
-        self._counts.setdefault(values, 0.0)
+        self.counts.setdefault(values, 0.0)
 
     def forget(self, first: str) -> None:
         """Remove every series whose first label has this value."""
-        self._counts = {values: count for values, count in self._counts.items() if values[0] != first}
+        for values in [values for values in self.counts if values[0] == first]:
+            del self.counts[values]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
-        for values, count in self._counts.items():
+        for values, count in self.counts.items():
             family.add_metric(values, count)
         yield family
 
 
+class _Rows(dict[str, list[float]]):
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self._length = len(bounds) + 2
+
+    def __missing__(self, value: str) -> list[float]:
+        return self.setdefault(value, [0.0] * self._length)
+
+
 class FastHistogram(Collector):
-    """A histogram of seconds with one label."""
+    """A histogram of seconds with one label. A row has the count of each bucket, not cumulative, the count beyond the bounds,
+    and the sum."""
 
     def __init__(self, name: str, help: str, label: str, bounds: Sequence[float]) -> None:
         self._name, self._help, self._label, self._bounds = name, help, label, bounds
-        self._counts: dict[str, list[int]] = {}  # per bucket, not cumulative; the last one is beyond the bounds
-        self._sums: dict[str, float] = {}
-
-    def add(self, value: str, seconds: float) -> None:
-        if value not in self._counts:
-            self._counts[value], self._sums[value] = [0] * (len(self._bounds) + 1), 0.0
-        self._counts[value][bisect_left(self._bounds, seconds)] += 1
-        self._sums[value] += seconds
+        self.rows = _Rows(bounds)
 
     def forget(self, value: str) -> None:
-        self._counts.pop(value, None)
-        self._sums.pop(value, None)
+        self.rows.pop(value, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._help, labels=[self._label])
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for value, counts in self._counts.items():
-            total = 0
-            buckets = [(name, total := total + count) for name, count in zip(names, counts, strict=True)]
-            family.add_metric([value], buckets=buckets, sum_value=self._sums[value])
+        for value, (*counts, seconds) in self.rows.items():
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            family.add_metric([value], buckets=buckets, sum_value=seconds)
         yield family

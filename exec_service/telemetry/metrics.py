@@ -4,7 +4,9 @@ Labels are bounded: names that callers choose (runs, tenants) are labels for the
 metric has two such labels, since series multiply. Steps are no label: `GET /v1/stats?run=…` has them (`live_stats`).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
 from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
@@ -14,11 +16,19 @@ from prometheus_client.registry import Collector
 
 from exec_service.api.web_page import PAGE_ROUTES
 from exec_service.dispatch.workers import WorkerRegistry
-from exec_service.telemetry.live_stats import LiveStats, slot_ms
+from exec_service.telemetry.live_stats import LiveStats
 from exec_service.telemetry.logs import log_infra
-from exec_service.telemetry.metric_types import BoundedLabels, FastCounter, FastHistogram, counter_of, gauge_of, process_metrics
+from exec_service.telemetry.metric_types import (
+    NONE,
+    BoundedLabels,
+    FastCounter,
+    FastHistogram,
+    counter_of,
+    gauge_of,
+    process_metrics,
+)
 from exec_service.telemetry.tracing import Traces
-from exec_wire.messages.calls import BLAME, Blame, Result, Status, Tags
+from exec_wire.messages.calls import BLAME, Blame, Result, Tags
 from exec_wire.problems import PROBLEMS
 from exec_wire.queue.protocol import TIERS, GatewayQueue
 from exec_wire.supervisor import Supervisor
@@ -102,62 +112,61 @@ class Metrics:
 
     def finished(self, result: Result, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
         """Count a result; log it if the blame is `infra`."""
-        timings = result.timings
-        run = self._count(result.status, result.blame, adapter, tenant, tags)
-        total_s = timings.total_ms / 1000
-        self._run_total.add(run, total_s)
-        self._stage.add("queue", timings.queue_ms / 1000)
-        self._stage.add("total", total_s)
+        timings, status, blame = result.timings, result.status, result.blame
+        run = self._runs.label(tags.run) if tags.run else NONE
+        of_tenant = self._tenants.label(tenant) if tenant else NONE
+        self._call.counts[status, blame] += 1
+        self._adapter_call.counts[adapter or NO_ADAPTER, status, blame] += 1
+        self._run_call.counts[run, status, blame] += 1
+        self._tenant_call.counts[of_tenant, blame] += 1
+        stages = self._stage.rows
+        times = [
+            (stages["queue"], timings.queue_ms),
+            (stages["total"], timings.total_ms),
+            (self._run_total.rows[run], timings.total_ms),
+        ]
         if timings.run_ms:  # it ran
-            start_s = timings.start_ms / 1000
-            self._stage.add("start", start_s)
-            self._stage.add("run", timings.run_ms / 1000)
-            self._profile_start.add(result.sandbox.profile or "none", start_s)
-            self._tenant_slot.add(self._tenants.label(tenant), amount=slot_ms(result) / 1000)
+            of_profile = self._profile_start.rows[result.sandbox.profile or "none"]
+            times += (stages["start"], timings.start_ms), (stages["run"], timings.run_ms), (of_profile, timings.start_ms)
+            self._tenant_slot.counts[(of_tenant,)] += (timings.start_ms + timings.run_ms) / 1000
+        for row, ms in times:
+            row[bisect_left(STAGE_BUCKETS_S, ms / 1000)] += 1
+            row[-1] += ms / 1000
         self.live_stats.note(result, tenant, tags)
-        if result.blame == "infra":
+        if blame == "infra":
             log_infra(result, tenant)
         if self.traces is not None:
             self.traces.call(result, adapter or NO_ADAPTER, tenant, tags)
 
     def cancelled(self, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
-        self._count("cancelled", "client", adapter, tenant, tags)
+        """Count a call whose caller left before its result."""
+        end = "cancelled", "client"
+        self._call.counts[end] += 1
+        self._adapter_call.counts[(adapter or NO_ADAPTER, *end)] += 1
+        self._run_call.counts[(self._runs.label(tags.run), *end)] += 1
+        self._tenant_call.counts[self._tenants.label(tenant), "client"] += 1
         self.live_stats.note_cancelled()
 
     def late(self) -> None:
-        self._late.add()
+        self._late.counts[()] += 1
 
     def republished(self, calls: int) -> None:
-        self._republished.add(amount=calls)
+        self._republished.counts[()] += calls
 
     def rejected(self, code: str) -> None:
-        self._rejected.add(code)
+        self._rejected.counts[(code,)] += 1
 
     def request(self, path: str, code: int) -> str:
         """Count a request and return the label of its route; unknown paths share one label."""
-        route = path
-        for prefix in SESSION_PREFIXES:
-            if route.startswith(prefix):
-                _, _, verb = route.removeprefix(prefix).partition("/")
-                route = f"{prefix}{{id}}/{verb}".rstrip("/")
-        route = route if route in ROUTES else "other"
-        self._request.add(route, str(code))
+        route = route_of(path)
+        self._request.counts[route, str(code)] += 1
         return route
 
     def grpc_request(self, method: str, code: str) -> None:
-        self._grpc_request.add(method, code)
+        self._grpc_request.counts[method, code] += 1
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-    def _count(self, status: Status, blame: Blame, adapter: str, tenant: str, tags: Tags) -> str:
-        """Return the label of the run."""
-        run = self._runs.label(tags.run)
-        self._call.add(status, blame)
-        self._adapter_call.add(adapter or NO_ADAPTER, status, blame)
-        self._run_call.add(run, status, blame)
-        self._tenant_call.add(self._tenants.label(tenant), blame)
-        return run
 
     def _forget_run(self, run: str) -> None:
         self._run_call.forget(run)
@@ -176,6 +185,16 @@ class Metrics:
     def _registered(self, collector: F) -> F:
         self.registry.register(collector)
         return collector
+
+
+@lru_cache(1024)
+def route_of(path: str) -> str:
+    """The label of a path."""
+    for prefix in SESSION_PREFIXES:
+        if path.startswith(prefix):
+            _, _, verb = path.removeprefix(prefix).partition("/")
+            path = f"{prefix}{{id}}/{verb}".rstrip("/")
+    return path if path in ROUTES else "other"
 
 
 class WorkersCollector(Collector):

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 from gateway_harness import Service, running, soon, until
 
+from exec_service.dispatch.admission import Admission
 from exec_service.dispatch.call_table import CallTable
 from exec_service.dispatch.deadlines import Deadlines
-from exec_service.dispatch.fair_queue import FairQueue
+from exec_service.dispatch.fair_queue import Credit, FairQueue
 from exec_service.dispatch.idempotency import Idempotency
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_service.dispatch.tickets import JobState, Key, PendingJob, Ticket
@@ -24,11 +25,22 @@ def nothing(*_: object) -> None:
 async def table_with(state: JobState) -> tuple[CallTable, PendingJob, Ticket]:
     table = CallTable(FairQueue(), Idempotency(60, 1 << 20, time.monotonic), Deadlines(nothing, time.monotonic))
     job = PendingJob("1", b"program", "python", Key("t", "k"))
-    ticket = Ticket(CallRequest(ANONYMOUS, nothing, nothing), 0, "", 0.0, time.monotonic() + 60, 7, Tags(), "t")
-    table.add(job)
+    ticket = Ticket(
+        CallRequest(ANONYMOUS, nothing, Admission(9, 99, 1.0, time.monotonic)),
+        0,
+        "",
+        0.0,
+        time.monotonic() + 60,
+        7,
+        Tags(),
+        "t",
+    )
+    table.jobs[job.id] = job
+    table.idempotency.start(job)
+    table.waiting.put(job)
     table.join(job, ticket)
     if state is not JobState.WAITING:
-        table.release(table.waiting.take(1, lambda _: 1), 0.0)
+        table.release(table.waiting.take(Credit(1, {"python": 1})), 0.0)
     if state is JobState.CANCELLING:
         table.start_cancel(job)
     if state is JobState.DONE:
@@ -38,7 +50,6 @@ async def table_with(state: JobState) -> tuple[CallTable, PendingJob, Ticket]:
 
 
 TRANSITIONS: dict[str, tuple[Callable[[CallTable, PendingJob], object], set[JobState]]] = {
-    "add": (lambda table, job: table.add(job), {JobState.WAITING}),
     "release": (lambda table, job: table.release([job], 0.0), {JobState.WAITING}),
     "take_back": (lambda table, job: table.take_back([job]), {JobState.RELEASED}),
     "start_cancel": (lambda table, job: table.start_cancel(job), {JobState.RELEASED}),

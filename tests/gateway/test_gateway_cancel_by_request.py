@@ -182,7 +182,7 @@ async def test_a_cancellation_goes_on_when_the_task_that_asked_for_it_is_cancell
     async with running(worker=False) as service:
         order = accept(service, *[Call("", tags=Tags("r"))] * 3000)
         cancelling = soon(service.gateway.dispatch.cancel(Selection(run="r")))
-        while not order._arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
+        while not order.arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
             await asyncio.sleep(0)
         assert order.pending
         cancelling.cancel()

@@ -128,8 +128,8 @@ async def test_all_that_is_given_must_match(query: dict[str, str], picked: set[i
             Call("", tags=Tags("a"), tenant="other"),
         )
         assert await cancel(service, **query) == len(picked)
-        assert {result.index for result in order._arrived} == picked
-        assert {result.status for result in order._arrived} <= {"cancelled"}
+        assert {result.index for result in order.arrived} == picked
+        assert {result.status for result in order.arrived} <= {"cancelled"}
         order.close()
 
 
@@ -169,7 +169,7 @@ async def test_a_query_that_cannot_be_meant_is_422_and_names_the_parameter(
     order = accept(shared, Call("hold", tags=Tags("a", 1)))
     body = problem(await shared.client.delete(f"/v1/calls?{query}"), 422, "bad_query")
     assert body.get("field") == field and body["detail"]
-    assert not order._arrived
+    assert not order.arrived
     order.close()
 
 
@@ -322,7 +322,7 @@ async def test_cancelling_a_full_gateway_lets_others_have_their_turn() -> None:
         watching.cancel()
         assert turns > 14 * 4096 / 1000
         for order in orders:
-            assert len(order._arrived) == 4096 and not order.pending
+            assert len(order.arrived) == 4096 and not order.pending
             order.close()
         assert len(other.pending) == 1
         other.close()
@@ -335,9 +335,9 @@ async def test_a_caller_who_leaves_while_others_are_being_cancelled_harms_nobody
         staying = accept(service, *[Call("", tags=Tags("r"))] * CANCELS_PER_TURN)
         leaving = accept(service, Call("", tags=Tags("r")))
         cancelling = soon(dispatch.cancel(Selection(run="r")))
-        while not staying._arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
+        while not staying.arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
             await asyncio.sleep(0)
-        assert len(staying._arrived) == CANCELS_PER_TURN and len(leaving.pending) == 1
+        assert len(staying.arrived) == CANCELS_PER_TURN and len(leaving.pending) == 1
         leaving.close()
         assert await cancelling == CANCELS_PER_TURN
         staying.close()
@@ -350,7 +350,7 @@ async def test_two_who_cancel_the_same_at_once_count_each_call_once() -> None:
         await until(lambda: len(service.worker.jobs) == CANCELS_PER_TURN + 100)
         counts = await asyncio.gather(*(service.gateway.dispatch.cancel(Selection(run="r")) for _ in range(3)))
         assert sum(counts) == CANCELS_PER_TURN + 100
-        await until(lambda: len(order._arrived) == CANCELS_PER_TURN + 100)
+        await until(lambda: len(order.arrived) == CANCELS_PER_TURN + 100)
         order.close()
 
 

@@ -26,7 +26,7 @@ from hypothesis.errors import Unsatisfiable
 
 from exec_service.compat import code_judge, nemo_skills, piston, sandbox_fusion
 from exec_service.dispatch.dispatch import read_result
-from exec_service.rpc.server import SESSION_METHODS
+from exec_service.rpc.session_methods import SESSION_METHODS
 from exec_wire import Result, proto
 from exec_wire.messages import judging, verifying
 from exec_wire.messages.jobs import JobItem

@@ -1,10 +1,12 @@
 """An order's reader: called at once if nothing else is to come, else at most every `PACE_S`."""
 
 import asyncio
+import time
 
 import pytest
 import uvloop
 
+from exec_service.dispatch.admission import Admission
 from exec_service.dispatch.requests import ANONYMOUS, PACE_S, CallRequest
 from exec_service.dispatch.tickets import Ticket
 from exec_wire import Result, verdict
@@ -12,7 +14,7 @@ from exec_wire.messages.calls import Tags
 
 
 def order_of(calls: int) -> tuple[CallRequest, list[Ticket]]:
-    order = CallRequest(ANONYMOUS, lambda _: None, lambda *_: None)
+    order = CallRequest(ANONYMOUS, lambda _: None, Admission(9, 99, 1.0, time.monotonic))
     waiters = [Ticket(order, index, "", 0.0, 60.0, 1, Tags(), "") for index in range(calls)]
     order.pending.update(waiters)
     return order, waiters
