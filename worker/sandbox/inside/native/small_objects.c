@@ -9,9 +9,6 @@
  * used. */
 #include "zygote.h"
 #include <Python.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #define AREA_BYTES ((size_t)256 << 10)
 #define POOL_BYTES ((uintptr_t)1024)
