@@ -78,7 +78,7 @@ class SessionRouter:
 
     def tell_cancelled(self, *ids: str) -> None:
         """As the queue does, whether or not the worker has these jobs."""
-        self._queue._cancels["w"].put(ids)
+        self._queue.cancels["w"].put(ids)
 
     async def slots(self) -> list[int]:
         return [info.slots for info in await self._gateway.workers()]
@@ -253,7 +253,7 @@ async def test_program_whose_lease_lapsed_is_killed_when_its_call_is_cancelled()
         id = await there.send()
         await until(lambda: not consumer._pool.free_slots, "the program runs")
         now[0] += LEASE_S + 1
-        queue._return_expired()
+        queue.return_expired()
         await there.cancel(id)
         await until(lambda: bool(consumer._pool.free_slots), "the program was killed")
 
