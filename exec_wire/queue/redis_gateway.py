@@ -44,7 +44,7 @@ class RedisGatewayEnd:
         self._queue = queue
         self._commands, self._reads = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.asks, queue.asks_by_request, queue.told(name)])
-        self._reply = layout.reply_key(name)
+        self._reply = layout.REPLY + name
         self._read: list[bytes] = []  # entries of the reply stream that `receive` has returned
         self._entries: dict[str, Entry] = {}  # of published jobs without an answer
         self._told: dict[str, asyncio.Queue[int]] = {}
@@ -69,14 +69,14 @@ class RedisGatewayEnd:
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
         for job in jobs:
-            streams.add(layout.jobs_key(job.needs), job.id, job.reply_to, layout.pack(job))
+            streams.add(layout.JOBS + job.needs, job.id, job.reply_to, layout.pack(job))
         [ids] = await self._commands.call(script("publish", streams.keys, WIRE_VERSION, *streams.arguments))
         for job, id in zip(jobs, ids, strict=True):
-            self._entries[job.id] = Entry(layout.jobs_key(job.needs), id.decode())
+            self._entries[job.id] = Entry(layout.JOBS + job.needs, id.decode())
 
     async def publish_to(self, worker: str, job: Job) -> None:
         arguments = (WIRE_VERSION, job.id, job.reply_to, layout.pack(job), DIRECTED_S)
-        await self._commands.call(script("publish_to", [layout.directed_key(worker)], *arguments))
+        await self._commands.call(script("publish_to", [layout.DIRECTED + worker], *arguments))
 
     async def receive(self) -> list[Answer]:
         while True:
@@ -111,7 +111,7 @@ class RedisGatewayEnd:
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         streams = Streams()
         for id in ids:
-            entry = self._entries.get(id, Entry(layout.jobs_key("python"), "-"))
+            entry = self._entries.get(id, Entry(layout.JOBS + "python", "-"))
             streams.add(entry.stream, entry.id, id)
         arguments = (layout.GROUP, self._queue.cancels, layout.CANCELLED, *streams.arguments)
         [untaken] = await self._commands.call(script("cancel", streams.keys, *arguments, even_if_full=True))
@@ -134,7 +134,7 @@ class RedisGatewayEnd:
         return sorted(self._workers.read(values, lost, self.unreadable), key=lambda info: info.id)
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
-        [found] = await self._commands.call(("MGET", *map(layout.record_key, names)))
+        [found] = await self._commands.call(("MGET", *(layout.RECORD + name for name in names)))
         return list(found)
 
     async def ask_others(self, selection: Selection) -> int:

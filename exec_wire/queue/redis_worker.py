@@ -52,7 +52,7 @@ class RedisWorkerEnd:
         self._queue, self._name = queue, name
         self._commands, self._blocking = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.cancels])
-        self._streams = [layout.jobs_key("python")]
+        self._streams = [layout.JOBS + "python"]
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # the turn in which a stream last had a job
         self._claimed_at = float("-inf")
@@ -71,7 +71,7 @@ class RedisWorkerEnd:
         self._recorded_bytes = 0
 
     async def announce(self, info: WorkerInfo) -> None:
-        self._streams = [layout.jobs_key(needs) for needs in info.classes]
+        self._streams = [layout.JOBS + needs for needs in info.classes]
         heartbeat = msgspec.json.encode(info)
         keys = [layout.WORKER + self._name, layout.WORKERS]
         await self._commands.call(script("announce", keys, self._name, heartbeat, layout.LEASE_MS, even_if_full=True))
@@ -119,7 +119,7 @@ class RedisWorkerEnd:
 
     async def take_directed(self) -> list[Job]:
         """Each read first deletes the entries of the one before; `_directed_ids` stops a second delivery if that failed."""
-        stream = layout.directed_key(self._name)
+        stream = layout.DIRECTED + self._name
         while not self._left:
             commands: list[Command] = [("XDEL", stream, *self._directed_read)] if self._directed_read else []
             read = ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(layout.BLOCK_S * 1000), "STREAMS", stream, "0")
@@ -287,17 +287,13 @@ class RedisWorkerEnd:
         """Answers that arrive while a script is under way go with the next one."""
         try:
             while self._outbox:
-                part = self._next_part()
+                part, failed = self._next_part(), None
                 try:
                     await self._send(part)
                 except Exception as error:
-                    for outgoing in part:
-                        if not outgoing.sent.done():
-                            outgoing.sent.set_exception(error)
-                else:
-                    for outgoing in part:
-                        if not outgoing.sent.done():
-                            outgoing.sent.set_result(None)
+                    failed = error
+                for sent in [outgoing.sent for outgoing in part if not outgoing.sent.done()]:
+                    sent.set_result(None) if failed is None else sent.set_exception(failed)
         finally:
             self._sending = None
 
@@ -321,7 +317,7 @@ class RedisWorkerEnd:
             for entry in taken.entries:
                 entries.setdefault(entry.stream, []).append(entry.id)
             if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
-                records[layout.record_key(taken.job.record_as)] = taken.fingerprint + answer.payload
+                records[layout.RECORD + taken.job.record_as] = taken.fingerprint + answer.payload
         packed = {
             gateway: (" ".join(answer.id for answer in answers), layout.pack(answers)) for gateway, answers in replies.items()
         }
@@ -330,7 +326,7 @@ class RedisWorkerEnd:
             arguments += (len(ids), *ids)
         for words in packed.values():
             arguments += words
-        keys = [*entries, *map(layout.reply_key, packed), *records]
+        keys = [*entries, *(layout.REPLY + gateway for gateway in packed), *records]
         [delivered] = await self._commands.call(script("answer", keys, *arguments, *records.values()))
         for answer, _, _ in part:
             self._taken.pop(answer.id, None)
@@ -360,7 +356,7 @@ class RedisWorkerEnd:
                 await asyncio.sleep(UNDELIVERED_PAUSE_S)
                 try:
                     [[delivered]] = await self._commands.call(
-                        script("answer", [layout.reply_key(gateway)], *arguments, even_if_full=True)
+                        script("answer", [layout.REPLY + gateway], *arguments, even_if_full=True)
                     )
                 except QueueUnavailable:
                     continue
