@@ -21,7 +21,8 @@ from exec_wire.queue.early_cancels import EarlyCancels
 from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueUnavailable, WorkerInfo, WorkerQueue
 from exec_wire.supervisor import Supervisor, logged, stop
 from worker.echo import EchoPool
-from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.pool import Pool, SlotBusy
+from worker.sandbox.zygote_client import ZygoteLost
 from worker.sessions import Sessions
 from worker.slots import Claim
 
@@ -49,14 +50,15 @@ class Consumer:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._killable: set[str] = set()  # jobs that have begun, have not ended, and were not cancelled
         self._cancelled: EarlyCancels[str] = EarlyCancels()  # also jobs of other workers and jobs that arrive later
-        self._queue_unavailable = False
+        self.queue_unavailable = False
         self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
         self.taken = self.taken_again = 0  # taken_again: had been delivered before, here or elsewhere
+        self.unreadable = queue.unreadable  # entries of the queue, by kind
         self.started_again = 0  # programs started again here because their zygote was lost
         self._wake = asyncio.Event()
         pool.on_change = self._wake.set
         self._background: list[asyncio.Task[None]] = []
-        self._draining = False
+        self.draining = False
 
     async def __aenter__(self) -> Self:
         await self._announce()
@@ -74,7 +76,7 @@ class Consumer:
 
     async def drain(self, patience_s: float) -> None:
         """Stop taking jobs; finish those that run, or hand them back after `patience_s`."""
-        self._draining = True
+        self.draining = True
         self._take_task.cancel()
         if patience_s > 0:
             await self._announce()  # no slots
@@ -87,21 +89,9 @@ class Consumer:
             await asyncio.wait(running)
 
     @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def queue_unavailable(self) -> bool:
-        return self._queue_unavailable
-
-    @property
-    def unreadable(self) -> Counter[str]:
-        return self._queue.unreadable
-
-    @property
     def cannot_take_because(self) -> str:
         """The reason why no slots are announced, or empty."""
-        if self._draining:
+        if self.draining:
             return "draining: running calls are finished, no more are taken"
         if not self._pool.alive:
             return "the runner is not running"
@@ -146,15 +136,15 @@ class Consumer:
         logged(task, "a job was not answered")
 
     async def _pause_for_queue(self, away: QueueUnavailable) -> None:
-        if not self._queue_unavailable:
+        if not self.queue_unavailable:
             log.warning("%s; running programs continue", away)
-        self._queue_unavailable = True
+        self.queue_unavailable = True
         await asyncio.sleep(QUEUE_PAUSE_S)
 
     def _queue_available(self) -> None:
-        if self._queue_unavailable:
+        if self.queue_unavailable:
             log.warning("job queue available again")
-        self._queue_unavailable = False
+        self.queue_unavailable = False
 
     def _ended(self, id: str) -> None:
         del self._running[id]
@@ -172,7 +162,7 @@ class Consumer:
             self._killable.add(job.id)
             result = verdict("cancelled") if job.id in self._cancelled else await self._run(job, received)
         except asyncio.CancelledError:
-            if self._draining and job.id not in self._cancelled:
+            if self.draining and job.id not in self._cancelled:
                 raise  # the lease is handed back, another worker runs it
             result = verdict("cancelled")
         except Exception as error:  # the outermost handler: every job is answered
@@ -264,7 +254,7 @@ class Consumer:
             except QueueUnavailable as away:
                 await self._pause_for_queue(away)
                 continue
-            if not self._draining:  # while draining the gateways see this worker leave
+            if not self.draining:  # while draining the gateways see this worker leave
                 await self._announce()
 
     async def _announce(self) -> None:
@@ -303,7 +293,7 @@ class Consumer:
             profiles=pool.profiles,
             missing_layers=list(pool.missing),
             sessions=self._sessions.live if self._sessions else 0,
-            max_sessions=self._sessions.most if self._sessions and pool.alive and not self._draining else 0,
+            max_sessions=self._sessions.most if self._sessions and pool.alive and not self.draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
         )

@@ -17,13 +17,14 @@ from exec_wire import Result, verdict
 from exec_wire.messages import sessions as wire
 from exec_wire.messages.sessions import Cell, Reply, SessionSpec
 from exec_wire.supervisor import Supervisor, stop
-from worker.pool import Pool, ZygoteLost
+from worker.pool import Pool
 from worker.sandbox.cell_run import CellRun
 from worker.sandbox.protocol import ZygoteReport
 from worker.sandbox.runner_client import SandboxUnavailable
 from worker.sandbox.session_member import Member, MemberEnded
 from worker.sandbox.session_tree import NotForkable, SessionSlotBusy, SessionTree, StartFailed
 from worker.sandbox.verdict import Outcome, judge
+from worker.sandbox.zygote_client import ZygoteLost
 from worker.session import RETRY_AFTER_S, Refusal, Session
 from worker.slots import Claim
 

@@ -14,7 +14,8 @@ from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, ve
 from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd
 from exec_wire.queue.protocol import LEASE_S, Job
 from worker.consumer import Consumer
-from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.pool import Pool, SlotBusy
+from worker.sandbox.zygote_client import ZygoteLost
 from worker.slots import Slots
 
 SLEEP = "import time\ntime.sleep(60)"
@@ -237,7 +238,7 @@ async def test_draining_worker_answers_what_is_cancelled_meanwhile() -> None:
         id = await there.send()
         await until(lambda: pool.starts == 1, "it runs")
         draining = asyncio.create_task(there.consumer.drain(30))
-        await until(lambda: there.consumer._draining, "it drains")
+        await until(lambda: there.consumer.draining, "it drains")
         await there.cancel(id)
         async with asyncio.timeout(30):
             assert (await there.answers())[id].status == "cancelled"

@@ -199,13 +199,11 @@ def read_below(folder_fd: int, path: str, most: int) -> bytes | str:
         return found
     fd, size = found
     try:
-        return does_not_fit(size, most) if size > most else os.pread(fd, size, 0)
+        if size > most:
+            return f"{size} bytes; there is room for {max(0, most)} in this result"
+        return os.pread(fd, size, 0)
     finally:
         os.close(fd)
-
-
-def does_not_fit(size: int, most: int) -> str:
-    return f"{size} bytes; there is room for {max(0, most)} in this result"
 
 
 def _below_workspace(path: str) -> str:

@@ -67,15 +67,10 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
                 missing = missing | absent
                 for layer in ALL_LAYERS:
                     if layer not in layers:
-                        missing.setdefault(
-                            layer, "needs the layers before it" if layer in (*NAMESPACES, "userns") else "needs root"
-                        )
+                        before = layer in (*NAMESPACES, "userns")
+                        missing.setdefault(layer, "needs the layers before it" if before else "needs root")
                 return Found(outer, layers, {layer: why for layer, why in missing.items() if layer not in layers})
-    raise NothingWorks(f"even a process without a jail fails to start: {why}")
-
-
-class NothingWorks(OSError):
-    pass
+    raise OSError(f"even a process without a jail fails to start: {why}")
 
 
 def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> None:

@@ -123,13 +123,7 @@ class RunnerClient:
         if "memory" in ready:
             self.memory = Memory(*ready["memory"])
 
-    def recycle(self, number: int) -> None:
-        self._send({"recycle": number})
-
-    def retire(self, number: int) -> None:
-        self._send({"retire": number})
-
-    def _send(self, message: dict[str, Any]) -> bool:
+    def send(self, message: dict[str, Any]) -> bool:
         try:
             protocol.send_message(self._socket, message)
         except OSError:
@@ -150,7 +144,7 @@ class RunnerClient:
     async def _request(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
         if self.lost.is_set():
             raise SandboxUnavailable("the runner ended")
-        if not self._send(message):
+        if not self.send(message):
             raise SandboxUnavailable("the runner does not read messages")
         future: Answer = asyncio.get_running_loop().create_future()
         self._answers[name].append(future)
