@@ -13,7 +13,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import NoReturn, Self
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NoReturn, Self, TypeVar
 
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
@@ -27,6 +29,7 @@ from worker.sessions import Sessions
 from worker.slots import Claim
 
 log = logging.getLogger("worker")
+T = TypeVar("T")
 
 BUSY_PAUSE_S = 0.02
 QUEUE_PAUSE_S = 0.3
@@ -64,9 +67,13 @@ class Consumer:
         await self._announce()
         start = self._supervisor.start
         self._take_task = start("take", self._take_forever)
-        self._background = [start("renew", self._renew_forever), start("cancel", self._cancel_forever)]
-        if (sessions := self._sessions) is not None:
-            self._background.append(start("directed", lambda: self._serve_sessions_forever(sessions)))
+        self._background = [
+            start("renew", self._renew_forever),
+            start("cancel", lambda: self._handle_each(self._queue.cancelled, self._cancel)),
+        ]
+        if self._sessions is not None:
+            handle = partial(self._start_directed, self._sessions)
+            self._background.append(start("directed", lambda: self._handle_each(self._queue.take_directed, handle)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,7 +119,9 @@ class Consumer:
                 self._wake.set()
                 await self._pause_for_queue(away)
                 continue
-            self._queue_available()
+            if self.queue_unavailable:
+                self.queue_unavailable = False
+                log.warning("job queue available again")
             for job in jobs:
                 self._start(job)
             if self._pool.free_slots:
@@ -140,11 +149,6 @@ class Consumer:
             log.warning("%s; running programs continue", away)
         self.queue_unavailable = True
         await asyncio.sleep(QUEUE_PAUSE_S)
-
-    def _queue_available(self) -> None:
-        if self.queue_unavailable:
-            log.warning("job queue available again")
-        self.queue_unavailable = False
 
     def _ended(self, id: str) -> None:
         del self._running[id]
@@ -223,18 +227,21 @@ class Consumer:
             self._slotless.discard(job.id)
         return True
 
-    async def _serve_sessions_forever(self, sessions: Sessions) -> NoReturn:
-        """Requests to sessions: taking one needs no slot, and none is run twice."""
+    async def _handle_each(self, take: Callable[[], Awaitable[list[T]]], handle: Callable[[T], None]) -> NoReturn:
         while True:
             try:
-                jobs = await self._queue.take_directed()
+                items = await take()
             except QueueUnavailable as away:
                 await self._pause_for_queue(away)
                 continue
-            for job in jobs:
-                task = self._directed[job.id] = asyncio.create_task(self._handle_directed(sessions, job))
-                task.add_done_callback(lambda _, id=job.id: self._directed.pop(id))  # type: ignore[misc]
-                logged(task, "a session's answer was not sent")
+            for item in items:
+                handle(item)
+
+    def _start_directed(self, sessions: Sessions, job: Job) -> None:
+        """A request to a session: taking one needs no slot, and none is run twice."""
+        task = self._directed[job.id] = asyncio.create_task(self._handle_directed(sessions, job))
+        task.add_done_callback(lambda _: self._directed.pop(job.id))
+        logged(task, "a session's answer was not sent")
 
     async def _handle_directed(self, sessions: Sessions, job: Job) -> None:
         received = time.monotonic()
@@ -262,16 +269,6 @@ class Consumer:
             await self._queue.announce(self._info())
         except QueueUnavailable as away:
             await self._pause_for_queue(away)
-
-    async def _cancel_forever(self) -> NoReturn:
-        while True:
-            try:
-                ids = await self._queue.cancelled()
-            except QueueUnavailable as away:
-                await self._pause_for_queue(away)
-                continue
-            for id in ids:
-                self._cancel(id)
 
     def _cancel(self, id: str) -> None:
         """Kill the job, or remember not to start it. A task that has not begun must not be cancelled: it would end without an

@@ -322,21 +322,18 @@ class Sessions:
         alive = [member for member in (session.member, session.checkpoint) if member is not None and member.alive]
         if alive:
             await tree.end(*alive)
-        tree.drop_folder(session.member)
+        tree.dead_folders.append(session.member.folder)  # the next fork removes it
 
     async def _sweep_forever(self) -> NoReturn:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self._sweep()
-
-    async def _sweep(self) -> None:
-        now = time.monotonic()
-        for session in [s for s in self._sessions.values() if not s.pending and now - s.used_at > s.spec.ttl_s]:
-            if session.id in self._sessions:
-                self.counts["expired"] += 1
-                await self._end_session(session)
-        for tree in self._trees():
-            self._check_idle_cpu(tree)
+            now = time.monotonic()
+            for session in [s for s in self._sessions.values() if not s.pending and now - s.used_at > s.spec.ttl_s]:
+                if session.id in self._sessions:
+                    self.counts["expired"] += 1
+                    await self._end_session(session)
+            for tree in self._trees():
+                self._check_idle_cpu(tree)
 
     def _check_idle_cpu(self, tree: SessionTree) -> None:
         """Slots limit how much runs. A session that keeps a CPU busy while none of its cells runs bypasses them and is

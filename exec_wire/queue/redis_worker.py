@@ -89,7 +89,8 @@ class RedisWorkerEnd:
         jobs = taking.result()
         if len(jobs) > most:
             try:
-                await self._hand_back(jobs[most:])
+                surplus = [entry for job in jobs[most:] for entry in self._taken.pop(job.id).entries]
+                await self._give_to([(entry, layout.NOBODY) for entry in surplus])
             except QueueUnavailable as error:
                 log.warning("%s; surplus jobs were not handed back, their leases expire", error)
         return jobs[:most]
@@ -231,9 +232,6 @@ class RedisWorkerEnd:
             if isinstance(answer, Exception) and "BUSYGROUP" not in str(answer):
                 raise QueueUnavailable(f"cannot create a consumer group: {answer}", sent=False)
         await self._commands.call(script("sweep", self._streams, layout.GROUP, SWEEP_MS))
-
-    async def _hand_back(self, jobs: Sequence[Job]) -> None:
-        await self._give_to([(entry, layout.NOBODY) for job in jobs for entry in self._taken.pop(job.id).entries])
 
     async def _give_to(self, entries: Sequence[tuple[Entry, str]]) -> None:
         """Hand each entry to a consumer, to be claimed from there."""

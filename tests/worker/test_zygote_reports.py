@@ -69,7 +69,7 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
             slot = await lab.pool._runner.session_slot(tree.index)
             request, fds = protocol.slot_request(tree.index, slot.uid, slot.files)
             protocol.send_request(tree.zygote._socket, request, fds)
-            for fd in (*fds, slot.memory_fd, slot.cpu_fd, slot.events_fd):
+            for fd in (*fds, *slot.counters):
                 if fd is not None:
                     os.close(fd)
         await session.ok("1")  # it has read all of them

@@ -61,7 +61,7 @@ class CellRun:
 
     async def run(self) -> Result:
         started = time.monotonic()
-        self._member.tree.zygote.begin_cell(self._member.tree.index, self._member.number)
+        self._member.begin_cell()
         reply = self._member.send("run", {"cell": self._number}, [*self._given, *self._kept])
         close_all(self._given)
         stop = await self._watch(reply, started)
@@ -102,7 +102,7 @@ class CellRun:
     async def _measure_starvation(self) -> float:
         """How long the cell has starved so far (native/cpu_meter.h)."""
         try:
-            report = await self._member.tree.zygote.usage(self._member.tree.index, self._member.number)
+            report = await self._member.usage()
         except ZygoteLost:
             return self._starved_s  # the session is lost; the next check sees it
         self._starved_s = max(self._starved_s, report.starved_ns / 1e9)
@@ -146,10 +146,7 @@ class CellRun:
 
     async def _measure(self, result: Result, elapsed_s: float) -> None:
         try:
-            if self._member.alive:
-                report = await self._member.tree.zygote.usage(self._member.tree.index, self._member.number)
-            else:
-                report = self._member.ended.result()
+            report = await self._member.usage() if self._member.alive else self._member.ended.result()
         except ZygoteLost:
             return
         cpu_ns, self._member.cpu_ns = report.cpu_ns - self._member.cpu_ns, report.cpu_ns

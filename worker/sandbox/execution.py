@@ -63,7 +63,9 @@ class Execution:
             if call.stdin:
                 self._given.append(sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")))
             self._kept += output("stdout"), output("stderr")
-            self._kept.append(page_file(_payload_of(call, start)))
+            files = decode_files(call.files)
+            payload = payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source)
+            self._kept.append(page_file(payload_.pack(payload)))
         except BaseException:
             self.close()
             raise
@@ -172,9 +174,8 @@ def run_request(limits: Limits, slot: int, number: int, **fields: int) -> Zygote
     )
 
 
-def _payload_of(call: Call, start: Start) -> bytes:
-    files = {normal_path(path): base64.b64decode(content) for path, content in call.files.items()}
-    return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source))
+def decode_files(files: dict[str, str]) -> dict[str, bytes]:
+    return {normal_path(path): base64.b64decode(content) for path, content in files.items()}
 
 
 def open_below(folder_fd: int, path: str) -> tuple[int, int] | str:

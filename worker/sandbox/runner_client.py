@@ -39,9 +39,7 @@ class SessionSlot(NamedTuple):
 
     uid: int
     files: list[int | None]
-    memory_fd: int | None  # memory in use
-    cpu_fd: int | None  # CPU time used
-    events_fd: int | None  # kills for lack of memory
+    counters: list[int | None]  # memory in use, CPU time used, kills for lack of memory
 
 
 class Leaf(NamedTuple):
@@ -52,6 +50,8 @@ class Leaf(NamedTuple):
     def close(self) -> None:
         close_all([*self.fds, *self.join_fds])
 
+
+NO_LEAF = Leaf([], False, [])
 
 Answer = asyncio.Future[tuple[dict[str, Any], list[int]]]
 
@@ -134,7 +134,7 @@ class RunnerClient:
         """Have a session's control group made. The caller owns the descriptors."""
         reply, fds = await self._request({"session_slot": index}, f"session_slot {index}")
         files, counters = ([fds.pop(0) if there else None for there in reply[part]] for part in ("present", "counters"))
-        return SessionSlot(reply["uid"], files, *counters)
+        return SessionSlot(reply["uid"], files, counters)
 
     async def leaf(self, index: int, leaf: int) -> Leaf:
         """Have the control group of one of its processes made. The caller owns the descriptors."""

@@ -160,7 +160,7 @@ def _execute(code: str, echo_value: bool) -> int:
         if echo_value:
             body, last = source.compile_with_value(code, MAIN_FILE)
         else:
-            body, last = source.compile_all(code, MAIN_FILE), None
+            body, last = compile(code, MAIN_FILE, "exec", dont_inherit=True), None
     except BaseException as error:
         error.__traceback__ = None  # as for a script that does not compile: without frames
         excepthook(type(error), error, None)

@@ -40,7 +40,6 @@ MIME_OF_METHOD = {
 _SEEDS = re.compile(r"seed|\bset_?state\b")  # after such a cell, forks continue the same random numbers
 
 Reply = dict[str, Any]
-Handler = Callable[[int, dict[str, Any], list[int]], Reply | None]
 
 
 def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
@@ -69,13 +68,6 @@ class Session:
         main.__dict__.update(__builtins__=builtins, __annotations__={}, display=self.display)
         sys.modules["__main__"] = main
         self._names = main.__dict__
-        self._handlers: dict[str, Handler] = {
-            "run": self._run,
-            "files": self._files,
-            "fork": self._fork,
-            "settle": self._settle,
-            "restore": self._restore,
-        }
         sys.argv = [""]
         sys.path[0] = ""
         self._use_folder("0")
@@ -86,7 +78,7 @@ class Session:
             if not message:
                 os._exit(0)
             what, number, arguments = marshal.loads(message)
-            reply = self._handlers[what](number, arguments, fds)
+            reply: Reply | None = getattr(self, f"_{what}")(number, arguments, fds)  # run, files, fork, settle or restore
             if reply is not None:
                 self._send_reply(number, reply)
 
@@ -331,13 +323,9 @@ def _fork_obstacle() -> str:
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if threads > 1:
         return f"it has {threads - 1} threads besides the main one"
-    children = [pid for pid in _children() if _is_alive(pid)]
-    return f"it has {len(children)} living child processes" if children else ""
-
-
-def _children() -> list[str]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return file.read().split()
+        children = [pid for pid in file.read().split() if _is_alive(pid)]
+    return f"it has {len(children)} living child processes" if children else ""
 
 
 def _is_alive(pid: str) -> bool:
