@@ -23,7 +23,7 @@ from exec_wire.queue.protocol import (
     TenantUse,
     WorkerInfo,
 )
-from exec_wire.queue.redis_entries import Address, Entry, Heartbeats, Streams, script
+from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, Address, Entry, Heartbeats, Streams, pack, script
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -56,9 +56,7 @@ class RedisGatewayEnd:
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
         info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants)))
         _, made, (values, lost) = await self._commands.call(
-            script(
-                "announce", [layout.GATEWAY + self.name, layout.GATEWAYS], self.name, info, layout.LEASE_MS, even_if_full=True
-            ),
+            script("announce", [layout.GATEWAY + self.name, layout.GATEWAYS], self.name, info, LEASE_MS, even_if_full=True),
             script("keep_reply", [self._reply], REPLY_S, even_if_full=True),
             script("alive", [layout.GATEWAYS], layout.GATEWAY),
         )
@@ -69,13 +67,13 @@ class RedisGatewayEnd:
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
         for job in jobs:
-            streams.add(layout.JOBS + job.needs, job.id, job.reply_to, layout.pack(job))
+            streams.add(layout.JOBS + job.needs, job.id, job.reply_to, pack(job))
         [ids] = await self._commands.call(script("publish", streams.keys, WIRE_VERSION, *streams.arguments))
         for job, id in zip(jobs, ids, strict=True):
             self._entries[job.id] = Entry(layout.JOBS + job.needs, id.decode())
 
     async def publish_to(self, worker: str, job: Job) -> None:
-        arguments = (WIRE_VERSION, job.id, job.reply_to, layout.pack(job), DIRECTED_S)
+        arguments = (WIRE_VERSION, job.id, job.reply_to, pack(job), DIRECTED_S)
         await self._commands.call(script("publish_to", [layout.DIRECTED + worker], *arguments))
 
     async def receive(self) -> list[Answer]:
@@ -83,10 +81,8 @@ class RedisGatewayEnd:
             # Each read first deletes the entries of the one before, so all that is left is unread and reading starts at 0:
             # a primary that took over with a slower clock may give smaller ids.
             commands: list[Command] = [("XDEL", self._reply, *self._read)] if self._read else []
-            commands.append(
-                ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(layout.BLOCK_S * 1000), "STREAMS", self._reply, "0")
-            )
-            *_, streams = await self._reads.call(*commands, block_s=layout.BLOCK_S)
+            commands.append(("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", self._reply, "0"))
+            *_, streams = await self._reads.call(*commands, block_s=BLOCK_S)
             entries = streams[0][1] if streams else []
             self._read = [id for id, _ in entries]
             answers = [answer for _, fields in entries for answer in self._open_answers(fields)]
@@ -113,7 +109,7 @@ class RedisGatewayEnd:
         for id in ids:
             entry = self._entries.get(id, Entry(layout.JOBS + "python", "-"))
             streams.add(entry.stream, entry.id, id)
-        arguments = (layout.GROUP, self._queue.cancels, layout.CANCELLED, *streams.arguments)
+        arguments = (GROUP, self._queue.cancels, layout.CANCELLED, *streams.arguments)
         [untaken] = await self._commands.call(script("cancel", streams.keys, *arguments, even_if_full=True))
         for id in ids:
             self._entries.pop(id, None)
@@ -145,7 +141,7 @@ class RedisGatewayEnd:
         total = 0
         try:
             await self._notes.listen()
-            [listeners] = await self._commands.call(("PUBLISH", channel, layout.pack(ask)))
+            [listeners] = await self._commands.call(("PUBLISH", channel, pack(ask)))
             async with asyncio.timeout(ASK_S):
                 for _ in range(listeners - 1):
                     total += await told.get()
@@ -172,7 +168,7 @@ class RedisGatewayEnd:
                 log.error("a message of another gateway cannot be read: %s", error)
 
     async def tell(self, ask: Ask, cancelled: int) -> None:
-        await self._commands.call(("PUBLISH", self._queue.told(ask.asker), layout.pack((ask.id, cancelled))))
+        await self._commands.call(("PUBLISH", self._queue.told(ask.asker), pack((ask.id, cancelled))))
 
     async def leave(self) -> None:
         try:

@@ -12,7 +12,7 @@ import msgspec
 from exec_wire.queue import redis_entries as layout
 from exec_wire.queue.connection import Command, Link, NoGroup, Subscription, Word
 from exec_wire.queue.protocol import LEASE_S, RECORD_S, WIRE_VERSION, Answer, Job, QueueUnavailable, WorkerInfo, fingerprint
-from exec_wire.queue.redis_entries import Address, Entry, Envelope, Streams, script
+from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, Address, Entry, Envelope, Streams, pack, script
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
@@ -74,7 +74,7 @@ class RedisWorkerEnd:
         self._streams = [layout.JOBS + needs for needs in info.classes]
         heartbeat = msgspec.json.encode(info)
         keys = [layout.WORKER + self._name, layout.WORKERS]
-        await self._commands.call(script("announce", keys, self._name, heartbeat, layout.LEASE_MS, even_if_full=True))
+        await self._commands.call(script("announce", keys, self._name, heartbeat, LEASE_MS, even_if_full=True))
 
     # -- taking -----------------------------------------------------------------------------------------------------------
 
@@ -106,10 +106,10 @@ class RedisWorkerEnd:
         return []
 
     async def _take_now(self, most: int) -> list[Job]:
-        look_for_expired = time.monotonic() >= self._claimed_at + layout.BLOCK_S
+        look_for_expired = time.monotonic() >= self._claimed_at + BLOCK_S
         streams = self._in_turn()
         [(now, *found)] = await self._commands.call(
-            script("take", streams, layout.GROUP, self._name, most, layout.LEASE_MS if look_for_expired else 0, WIRE_VERSION)
+            script("take", streams, GROUP, self._name, most, LEASE_MS if look_for_expired else 0, WIRE_VERSION)
         )
         if look_for_expired:
             self._claimed_at = time.monotonic()
@@ -123,8 +123,8 @@ class RedisWorkerEnd:
         stream = layout.DIRECTED + self._name
         while not self._left:
             commands: list[Command] = [("XDEL", stream, *self._directed_read)] if self._directed_read else []
-            read = ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(layout.BLOCK_S * 1000), "STREAMS", stream, "0")
-            *_, streams, (seconds, micros) = await self._directed.call(*commands, read, ("TIME",), block_s=layout.BLOCK_S)
+            read = ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", stream, "0")
+            *_, streams, (seconds, micros) = await self._directed.call(*commands, read, ("TIME",), block_s=BLOCK_S)
             entries = streams[0][1] if streams else []
             self._directed_read = [id for id, _ in entries]
             now_ms = int(seconds) * 1000 + int(micros) // 1000
@@ -162,10 +162,8 @@ class RedisWorkerEnd:
     async def _wait(self) -> list[Job]:
         """Block until a job arrives, or until it is time to look for expired leases."""
         places = [">"] * len(self._streams)
-        read = ("XREADGROUP", "GROUP", layout.GROUP, self._name, "COUNT", 1, "BLOCK", round(layout.BLOCK_S * 1000), "STREAMS")
-        streams, (seconds, micros) = await self._blocking.call(
-            (*read, *self._streams, *places), ("TIME",), block_s=layout.BLOCK_S
-        )
+        read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
+        streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S)
         now = int(seconds) * 1000 + int(micros) // 1000
         found = [(Entry(stream.decode(), id.decode()), fields) for stream, entries in streams or [] for id, fields in entries]
         return await self._open(found, now)
@@ -227,26 +225,24 @@ class RedisWorkerEnd:
 
     async def _make_groups(self) -> None:
         """Start the groups at 0, so that they include jobs published before."""
-        make: list[Command] = [("XGROUP", "CREATE", stream, layout.GROUP, "0", "MKSTREAM") for stream in self._streams]
+        make: list[Command] = [("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM") for stream in self._streams]
         for answer in await self._commands.try_(*make):
             if isinstance(answer, Exception) and "BUSYGROUP" not in str(answer):
                 raise QueueUnavailable(f"cannot create a consumer group: {answer}", sent=False)
-        await self._commands.call(script("sweep", self._streams, layout.GROUP, SWEEP_MS))
+        await self._commands.call(script("sweep", self._streams, GROUP, SWEEP_MS))
 
     async def _give_to(self, entries: Sequence[tuple[Entry, str]]) -> None:
         """Hand each entry to a consumer, to be claimed from there."""
         streams = Streams()
         for entry, consumer in entries:
             streams.add(entry.stream, entry.id, entry.deliveries - 1, consumer)
-        await self._commands.call(
-            script("hand_back", streams.keys, layout.GROUP, self._name, 2 * layout.LEASE_MS, *streams.arguments)
-        )
+        await self._commands.call(script("hand_back", streams.keys, GROUP, self._name, 2 * LEASE_MS, *streams.arguments))
 
     async def _remove(self, entries: Sequence[Entry]) -> None:
         streams = Streams()
         for entry in entries:
             streams.add(entry.stream, entry.id)
-        await self._commands.call(script("remove", streams.keys, layout.GROUP, *streams.arguments))
+        await self._commands.call(script("remove", streams.keys, GROUP, *streams.arguments))
 
     # -- leases -----------------------------------------------------------------------------------------------------------
 
@@ -261,7 +257,7 @@ class RedisWorkerEnd:
                 streams.add(entry.stream, entry.id)
         if streams.keys:
             try:
-                await self._commands.call(script("renew", streams.keys, layout.GROUP, self._name, *streams.arguments))
+                await self._commands.call(script("renew", streams.keys, GROUP, self._name, *streams.arguments))
             except NoGroup:
                 await self._make_groups()
 
@@ -316,10 +312,8 @@ class RedisWorkerEnd:
                 entries.setdefault(entry.stream, []).append(entry.id)
             if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
                 records[layout.RECORD + taken.job.record_as] = taken.fingerprint + answer.payload
-        packed = {
-            gateway: (" ".join(answer.id for answer in answers), layout.pack(answers)) for gateway, answers in replies.items()
-        }
-        arguments: list[Word] = [layout.GROUP, RECORD_S, len(entries), len(packed), WIRE_VERSION]
+        packed = {gateway: (" ".join(answer.id for answer in answers), pack(answers)) for gateway, answers in replies.items()}
+        arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed), WIRE_VERSION]
         for ids in entries.values():
             arguments += (len(ids), *ids)
         for words in packed.values():
@@ -346,7 +340,7 @@ class RedisWorkerEnd:
     def _keep_trying(self, gateway: str, ids: str, packed: bytes) -> None:
         """Retry while the gateway's stream is missing: a live gateway creates it again, a dead one needs no answer."""
 
-        arguments = (layout.GROUP, RECORD_S, 0, 1, WIRE_VERSION, ids, packed)
+        arguments = (GROUP, RECORD_S, 0, 1, WIRE_VERSION, ids, packed)
 
         async def deliver() -> None:
             give_up = time.monotonic() + LEASE_S
@@ -388,7 +382,7 @@ class RedisWorkerEnd:
         try:
             await self._stop_taking()
             keys = [layout.WORKER + self._name, layout.WORKERS, *self._streams]
-            await self._commands.call(script("leave", keys, layout.GROUP, self._name, 2 * layout.LEASE_MS))
+            await self._commands.call(script("leave", keys, GROUP, self._name, 2 * LEASE_MS))
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering, its jobs are reclaimed when their leases expire", error)
         for task in [*self._undelivered, *([self._taking] if self._taking else [])]:
@@ -399,7 +393,7 @@ class RedisWorkerEnd:
     async def _stop_taking(self) -> None:
         """Let the answers under way through, then have the server end the blocking read, so that it hands out nothing more."""
         if self._sending is not None:
-            await asyncio.wait({self._sending}, timeout=layout.BLOCK_S)
+            await asyncio.wait({self._sending}, timeout=BLOCK_S)
         if self._taking is not None:
             await self._commands.call(("CLIENT", "UNBLOCK", self._blocking.client_id))
-            await asyncio.wait({self._taking}, timeout=layout.BLOCK_S + 1)
+            await asyncio.wait({self._taking}, timeout=BLOCK_S + 1)

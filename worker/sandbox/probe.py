@@ -17,6 +17,7 @@ from worker.sandbox.inside import _zygote
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.jail import Outer
+from worker.sandbox.memory_files import close_all
 from worker.sandbox.tiers import ALL_LAYERS, NAMESPACES
 
 PATIENCE_S = 20.0
@@ -106,8 +107,7 @@ def _run_nothing(link: socket.socket, steps: list[str]) -> None:
         protocol.send_request(link, request, fds)
         report = _next_report(link)
     finally:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
     if report is None:
         raise _Failed(None, "the zygote died while it ran an empty program")
     if report.step != 0:

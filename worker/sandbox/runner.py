@@ -33,6 +33,7 @@ from typing import Any
 
 from worker import languages
 from worker.sandbox import kernel, memory, protocol, runner_requests, tiers, uids
+from worker.sandbox.memory_files import close_all
 from worker.sandbox.runner_host import RunnerHost
 from worker.sandbox.runner_options import UIDS, RunnerOptions, add_arguments
 from worker.sandbox.runner_requests import BadRequest, Configure, Request
@@ -218,8 +219,7 @@ class Runner:
         try:
             protocol.send_message(self._worker, message | about, fds)
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
     def _handle_dead_zygotes(self) -> None:
         for zygote in list(self._zygotes.values()):

@@ -116,7 +116,7 @@ def _arrange(packed: bytes) -> tuple[str, bool]:
     if is_session:
         session.serve(files, _begin)
     if files:
-        _place_files(files)
+        payload_.place_files(files)
     if command:
         if source_file:
             _write(source_file, code)
@@ -125,15 +125,6 @@ def _arrange(packed: bytes) -> tuple[str, bool]:
     if argv:
         sys.argv += argv
     return code, echo_value
-
-
-def _place_files(files: dict[str, bytes]) -> None:
-    for path, content in files.items():
-        folder = os.path.dirname(path)  # noqa: PTH120 - pathlib is not loaded in a bare zygote
-        if folder:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        with open(path, "wb") as file:
-            file.write(content)
 
 
 def _become(command: list[str], argv: list[str]) -> None:
