@@ -180,8 +180,9 @@ def decode_files(files: dict[str, str]) -> dict[str, bytes]:
 
 def open_below(folder_fd: int, path: str) -> tuple[int, int] | str:
     """Open a regular file of the sandbox. Returns the descriptor and its size, or the reason why not."""
-    try:
-        fd = kernel.open_beneath(folder_fd, _below_workspace(path))
+    path = normal_path(path)
+    try:  # /tmp/x and x are tmp/x in the workspace, /mnt/x is mnt/x
+        fd = kernel.open_beneath(folder_fd, (path if path.startswith("/") else HOME + path)[1:])
     except FileNotFoundError:
         return "no such file"
     except OSError as error:
@@ -205,12 +206,6 @@ def read_below(folder_fd: int, path: str, most: int) -> bytes | str:
         return os.pread(fd, size, 0)
     finally:
         os.close(fd)
-
-
-def _below_workspace(path: str) -> str:
-    """/tmp/x and x are tmp/x in the workspace, /mnt/x is mnt/x."""
-    path = normal_path(path)
-    return (path if path.startswith("/") else HOME + path)[1:]
 
 
 def input_problem(call: Call) -> str | None:

@@ -29,11 +29,8 @@ static PyObjectArenaAllocator usual;
 static uintptr_t round_down(uintptr_t address) { return address & ~(HUGE_PAGE - 1); }
 static uintptr_t round_up(uintptr_t address) { return (address + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1); }
 
-/* All object arenas have one size. Python also allocates chunks of its own stack here, which come and go. */
-static int is_arena(size_t size) { return size == ARENA_BYTES; }
-
 static void *arena_alloc(void *context, size_t size) {
-    if (!is_arena(size))
+    if (size != ARENA_BYTES) /* a chunk of Python's own stack; these come and go */
         return usual.alloc(context, size);
     if (free_arenas) {
         void *arena = free_arenas;

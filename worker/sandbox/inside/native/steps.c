@@ -124,15 +124,12 @@ static int arrange_descriptors(struct box *b) {
         return -1;
     if (dup3(fd[FD_PAGE], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
         return -1;
-    close(CHILD_FD_LANDLOCK);
-    close(CHILD_FD_BINARY);
-    close(CHILD_FD_CONTROL);
-    if (b->landlock_fd >= 0 && dup3(b->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
-        return -1;
-    if (fd[FD_BINARY] >= 0 && dup3(fd[FD_BINARY], CHILD_FD_BINARY, O_CLOEXEC) < 0)
-        return -1;
-    if (fd[FD_CONTROL] >= 0 && dup3(fd[FD_CONTROL], CHILD_FD_CONTROL, O_CLOEXEC) < 0)
-        return -1;
+    const int moves[][2] = {{b->landlock_fd, CHILD_FD_LANDLOCK}, {fd[FD_BINARY], CHILD_FD_BINARY}, {fd[FD_CONTROL], CHILD_FD_CONTROL}};
+    for (int i = 0; i < 3; i++) {
+        close(moves[i][1]);
+        if (moves[i][0] >= 0 && dup3(moves[i][0], moves[i][1], O_CLOEXEC) < 0)
+            return -1;
+    }
     return syscall(SYS_close_range, CHILD_FD_CONTROL + 1, ~0U, 0) ? -1 : 0;
 }
 
