@@ -21,6 +21,7 @@ from session_harness import session_laboratory
 
 from exec_wire import Limits
 from worker.sandbox import protocol
+from worker.sandbox.large_results import LargeResults
 from worker.sandbox.protocol import ZygoteRequest
 from worker.sandbox.session_tree import SessionTree
 from worker.sandbox.zygote_client import ZygoteClient
@@ -80,7 +81,7 @@ async def test_control_groups_that_are_no_longer_waited_for_are_closed() -> None
     """Two are requested; the caller is cancelled after the first answer, and both are requested again."""
     link, theirs = await scripted_runner()
     zygote, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    tree = SessionTree(ZygoteClient(0, "", zygote), link, 1, Limits(), itertools.count())
+    tree = SessionTree(ZygoteClient(0, "", zygote), link, 1, Limits(), itertools.count(), LargeResults())
 
     def answer(leaf: int) -> int:
         read, write = os.pipe()

@@ -41,13 +41,7 @@ class Execution:
     """The descriptors of one program, the only state outside of the zygote. `close` closes them."""
 
     def __init__(
-        self,
-        call: Call,
-        remaining_s: float,
-        number: int,
-        fail_step: int = 0,
-        start: Start = IN_ZYGOTE,
-        max_result_bytes: int = 1 << 62,
+        self, call: Call, remaining_s: float, number: int, fail_step: int, start: Start, max_result_bytes: int
     ) -> None:
         """`remaining_s`: until the call's deadline. `max_result_bytes`: of its output and files together, as sent."""
         self.call, self.number = call, number

@@ -62,9 +62,9 @@ class SessionTree:
         index: int,
         limits: Limits,
         numbers: Iterator[int],
-        results: LargeResults | None = None,
+        results: LargeResults,
     ) -> None:
-        self.results = results or LargeResults()
+        self.results = results
         self.zygote, self.index, self.limits, self.numbers = zygote, index, limits, numbers
         self._runner = runner
         self.number = next(numbers)

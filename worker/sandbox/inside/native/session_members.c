@@ -146,16 +146,11 @@ static struct member *register_fork(struct request *request, int hello_fd) {
     int64_t uid = -1;
     pid_t pid = hello_sender(hello_fd, &uid);
     int is_foreign_uid = config.layers & LAYER_UID && uid != loop->slots[request->slot].uid;
-    if (pid < 0 || member_by_pid(pid) || lingering_stub_by_pid(pid) || is_foreign_uid) {
-        errno = ESRCH;
-        return NULL;
-    }
+    int is_taken = pid < 0 || member_by_pid(pid) || lingering_stub_by_pid(pid);
     for (int i = 0; i < loop->slots_known; i++)
-        if (loop->slots[i].state > SLOT_FREE && (loop->slots[i].child == pid || loop->slots[i].stub == pid)) {
-            errno = ESRCH;
-            return NULL;
-        }
-    return member_add((int)request->slot, request->member, pid);
+        is_taken |= loop->slots[i].state > SLOT_FREE && (loop->slots[i].child == pid || loop->slots[i].stub == pid);
+    errno = ESRCH;
+    return is_taken || is_foreign_uid ? NULL : member_add((int)request->slot, request->member, pid);
 }
 
 /* Without a PID namespace a session's process is the child of its supervisor. */
