@@ -31,6 +31,7 @@ from worker.sandbox.session_member import Member
 from worker.sandbox.session_tree import SessionTree
 from worker.sandbox.verdict import setup_failed, zygote_failed
 from worker.sandbox.zygote_client import HEARTBEAT_S, NotStarted, ZygoteClient
+from worker.sandbox.zygote_client import ZygoteLost as ZygoteLost
 from worker.slots import Slots
 
 log = logging.getLogger("worker")
