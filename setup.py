@@ -43,7 +43,8 @@ setup(
             "worker.sandbox.inside._zygote",
             sources=sorted(str(path) for path in NATIVE.glob("*.c")),
             depends=[str(path) for path in NATIVE.glob("*.h")],
-            extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            define_macros=[("_GNU_SOURCE", None)],
+            extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
             optional=True,
         )
     ],

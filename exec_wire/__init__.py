@@ -3,7 +3,6 @@
 from exec_wire.messages.calls import BLAME as BLAME
 from exec_wire.messages.calls import MAX_STARTS as MAX_STARTS
 from exec_wire.messages.calls import Batch as Batch
-from exec_wire.messages.calls import Blame as Blame
 from exec_wire.messages.calls import Call as Call
 from exec_wire.messages.calls import Cancelled as Cancelled
 from exec_wire.messages.calls import Display as Display
@@ -12,14 +11,11 @@ from exec_wire.messages.calls import Priority as Priority
 from exec_wire.messages.calls import Result as Result
 from exec_wire.messages.calls import Sandbox as Sandbox
 from exec_wire.messages.calls import Selection as Selection
-from exec_wire.messages.calls import Status as Status
 from exec_wire.messages.calls import Tags as Tags
 from exec_wire.messages.calls import Tier as Tier
 from exec_wire.messages.calls import Timings as Timings
 from exec_wire.messages.calls import Usage as Usage
-from exec_wire.messages.calls import cut_middle as cut_middle
 from exec_wire.messages.calls import decode_batch as decode_batch
-from exec_wire.messages.calls import decode_call as decode_call
 from exec_wire.messages.calls import decode_result as decode_result
 from exec_wire.messages.calls import encode_json as encode_json
 from exec_wire.messages.calls import pack as pack
@@ -32,7 +28,6 @@ from exec_wire.messages.judging import Judge as Judge
 from exec_wire.messages.judging import Judgement as Judgement
 from exec_wire.messages.judging import Test as Test
 from exec_wire.messages.judging import Verdict as Verdict
-from exec_wire.messages.judging import VerdictName as VerdictName
 from exec_wire.messages.verifying import Verification as Verification
 from exec_wire.messages.verifying import Verify as Verify
 from exec_wire.messages.verifying import VerifyBatch as VerifyBatch

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from exec_wire import Call, Result, verdict
 from worker.languages import Compiled
-from worker.sandbox.memory_files import sealed_program
+from worker.sandbox.memory_files import MFD_EXEC, sealed
 
 OUTPUT = "program"  # the compiler's output file, in its own folder
 MAX_PROGRAMS = 256  # each is a descriptor, of which a process has 1024 by default
@@ -62,7 +62,7 @@ class CompileCache:
             done.set_result(error)
 
     def _keep(self, key: str, program: bytes) -> None:
-        self._programs[key] = (sealed_program(program), len(program))
+        self._programs[key] = (sealed("program", program, MFD_EXEC), len(program))
         self._bytes += len(program)
         while len(self._programs) > 1 and (self._bytes > self._max_bytes or len(self._programs) > self._max_programs):
             _, (fd, size) = self._programs.popitem(last=False)

@@ -66,15 +66,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = field(default_factory=lambda: dict(PROFILES))
     uid_base: Annotated[
         int,
-        Meta(
-            ge=MIN_UID,
-            le=MAX_BASE,
-            description="First user id that sandboxes run under; only for the worker's own runner",
-        ),
+        Meta(ge=MIN_UID, le=MAX_BASE, description="First user id that sandboxes run under; only for the worker's own runner"),
     ] = DEFAULT_BASE
     runner_socket: Annotated[
-        str,
-        Meta(description="Join the runner that listens here instead of starting one; its command line limits this worker"),
+        str, Meta(description="Join the runner that listens here instead of starting one; its command line limits this worker")
     ] = ""
     compile_cache_bytes: Annotated[int, Meta(ge=0, description="Bytes of compiled programs kept in memory")] = 256 << 20
     max_result_bytes: Annotated[
@@ -98,8 +93,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = MAX_SESSIONS
     max_sessions_per_tenant: Annotated[int, Meta(ge=0, description="Of these, by one tenant")] = 128
     session_memory_mb: Annotated[
-        int,
-        Meta(ge=0, description="Memory in use by all sessions above which no session is added"),
+        int, Meta(ge=0, description="Memory in use by all sessions above which no session is added")
     ] = field(default_factory=half_of_memory_mb)
     session_memory_per_tenant_mb: Annotated[int, Meta(ge=0, description="Of this, by one tenant")] = field(
         default_factory=half_of_memory_mb

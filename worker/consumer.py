@@ -13,7 +13,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import NoReturn, Self
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NoReturn, Self, TypeVar
 
 from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
@@ -21,11 +23,13 @@ from exec_wire.queue.early_cancels import EarlyCancels
 from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueUnavailable, WorkerInfo, WorkerQueue
 from exec_wire.supervisor import Supervisor, logged, stop
 from worker.echo import EchoPool
-from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.pool import Pool, SlotBusy
+from worker.sandbox.zygote_client import ZygoteLost
 from worker.sessions import Sessions
 from worker.slots import Claim
 
 log = logging.getLogger("worker")
+T = TypeVar("T")
 
 BUSY_PAUSE_S = 0.02
 QUEUE_PAUSE_S = 0.3
@@ -49,22 +53,27 @@ class Consumer:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._killable: set[str] = set()  # jobs that have begun, have not ended, and were not cancelled
         self._cancelled: EarlyCancels[str] = EarlyCancels()  # also jobs of other workers and jobs that arrive later
-        self._queue_unavailable = False
+        self.queue_unavailable = False
         self.answered: Counter[tuple[str, str]] = Counter()  # by status and blame
         self.taken = self.taken_again = 0  # taken_again: had been delivered before, here or elsewhere
+        self.unreadable = queue.unreadable  # entries of the queue, by kind
         self.started_again = 0  # programs started again here because their zygote was lost
         self._wake = asyncio.Event()
         pool.on_change = self._wake.set
         self._background: list[asyncio.Task[None]] = []
-        self._draining = False
+        self.draining = False
 
     async def __aenter__(self) -> Self:
         await self._announce()
         start = self._supervisor.start
         self._take_task = start("take", self._take_forever)
-        self._background = [start("renew", self._renew_forever), start("cancel", self._cancel_forever)]
-        if (sessions := self._sessions) is not None:
-            self._background.append(start("directed", lambda: self._serve_sessions_forever(sessions)))
+        self._background = [
+            start("renew", self._renew_forever),
+            start("cancel", lambda: self._handle_each(self._queue.cancelled, self._cancel)),
+        ]
+        if self._sessions is not None:
+            handle = partial(self._start_directed, self._sessions)
+            self._background.append(start("directed", lambda: self._handle_each(self._queue.take_directed, handle)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -74,7 +83,7 @@ class Consumer:
 
     async def drain(self, patience_s: float) -> None:
         """Stop taking jobs; finish those that run, or hand them back after `patience_s`."""
-        self._draining = True
+        self.draining = True
         self._take_task.cancel()
         if patience_s > 0:
             await self._announce()  # no slots
@@ -87,21 +96,9 @@ class Consumer:
             await asyncio.wait(running)
 
     @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def queue_unavailable(self) -> bool:
-        return self._queue_unavailable
-
-    @property
-    def unreadable(self) -> Counter[str]:
-        return self._queue.unreadable
-
-    @property
     def cannot_take_because(self) -> str:
         """The reason why no slots are announced, or empty."""
-        if self._draining:
+        if self.draining:
             return "draining: running calls are finished, no more are taken"
         if not self._pool.alive:
             return "the runner is not running"
@@ -122,7 +119,9 @@ class Consumer:
                 self._wake.set()
                 await self._pause_for_queue(away)
                 continue
-            self._queue_available()
+            if self.queue_unavailable:
+                self.queue_unavailable = False
+                log.warning("job queue available again")
             for job in jobs:
                 self._start(job)
             if self._pool.free_slots:
@@ -146,15 +145,10 @@ class Consumer:
         logged(task, "a job was not answered")
 
     async def _pause_for_queue(self, away: QueueUnavailable) -> None:
-        if not self._queue_unavailable:
+        if not self.queue_unavailable:
             log.warning("%s; running programs continue", away)
-        self._queue_unavailable = True
+        self.queue_unavailable = True
         await asyncio.sleep(QUEUE_PAUSE_S)
-
-    def _queue_available(self) -> None:
-        if self._queue_unavailable:
-            log.warning("job queue available again")
-        self._queue_unavailable = False
 
     def _ended(self, id: str) -> None:
         del self._running[id]
@@ -172,7 +166,7 @@ class Consumer:
             self._killable.add(job.id)
             result = verdict("cancelled") if job.id in self._cancelled else await self._run(job, received)
         except asyncio.CancelledError:
-            if self._draining and job.id not in self._cancelled:
+            if self.draining and job.id not in self._cancelled:
                 raise  # the lease is handed back, another worker runs it
             result = verdict("cancelled")
         except Exception as error:  # the outermost handler: every job is answered
@@ -233,18 +227,21 @@ class Consumer:
             self._slotless.discard(job.id)
         return True
 
-    async def _serve_sessions_forever(self, sessions: Sessions) -> NoReturn:
-        """Requests to sessions: taking one needs no slot, and none is run twice."""
+    async def _handle_each(self, take: Callable[[], Awaitable[list[T]]], handle: Callable[[T], None]) -> NoReturn:
         while True:
             try:
-                jobs = await self._queue.take_directed()
+                items = await take()
             except QueueUnavailable as away:
                 await self._pause_for_queue(away)
                 continue
-            for job in jobs:
-                task = self._directed[job.id] = asyncio.create_task(self._handle_directed(sessions, job))
-                task.add_done_callback(lambda _, id=job.id: self._directed.pop(id))  # type: ignore[misc]
-                logged(task, "a session's answer was not sent")
+            for item in items:
+                handle(item)
+
+    def _start_directed(self, sessions: Sessions, job: Job) -> None:
+        """A request to a session: taking one needs no slot, and none is run twice."""
+        task = self._directed[job.id] = asyncio.create_task(self._handle_directed(sessions, job))
+        task.add_done_callback(lambda _: self._directed.pop(job.id))
+        logged(task, "a session's answer was not sent")
 
     async def _handle_directed(self, sessions: Sessions, job: Job) -> None:
         received = time.monotonic()
@@ -264,7 +261,7 @@ class Consumer:
             except QueueUnavailable as away:
                 await self._pause_for_queue(away)
                 continue
-            if not self._draining:  # while draining the gateways see this worker leave
+            if not self.draining:  # while draining the gateways see this worker leave
                 await self._announce()
 
     async def _announce(self) -> None:
@@ -272,16 +269,6 @@ class Consumer:
             await self._queue.announce(self._info())
         except QueueUnavailable as away:
             await self._pause_for_queue(away)
-
-    async def _cancel_forever(self) -> NoReturn:
-        while True:
-            try:
-                ids = await self._queue.cancelled()
-            except QueueUnavailable as away:
-                await self._pause_for_queue(away)
-                continue
-            for id in ids:
-                self._cancel(id)
 
     def _cancel(self, id: str) -> None:
         """Kill the job, or remember not to start it. A task that has not begun must not be cancelled: it would end without an
@@ -303,7 +290,7 @@ class Consumer:
             profiles=pool.profiles,
             missing_layers=list(pool.missing),
             sessions=self._sessions.live if self._sessions else 0,
-            max_sessions=self._sessions.most if self._sessions and pool.alive and not self._draining else 0,
+            max_sessions=self._sessions.most if self._sessions and pool.alive and not self.draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
         )

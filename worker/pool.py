@@ -30,7 +30,8 @@ from worker.sandbox.runner_options import RunnerOptions
 from worker.sandbox.session_member import Member
 from worker.sandbox.session_tree import SessionTree
 from worker.sandbox.verdict import setup_failed, zygote_failed
-from worker.sandbox.zygote_client import HEARTBEAT_S, NotStarted, ZygoteClient, ZygoteLost
+from worker.sandbox.zygote_client import HEARTBEAT_S, NotStarted, ZygoteClient
+from worker.sandbox.zygote_client import ZygoteLost as ZygoteLost
 from worker.slots import Slots
 
 log = logging.getLogger("worker")
@@ -104,22 +105,18 @@ class Pool(Slots):
         }
         try:
             await runner.configure(wishes, self._add_zygote)
-            self._check_tier(runner)
-            self._check_memory(runner)
+            self._check(runner)
         except BaseException:
             await runner.close()
             raise
         self._runner = runner
         self.sandbox = Sandbox(runner.tier, runner.layers)
 
-    def _check_tier(self, runner: RunnerClient) -> None:
+    def _check(self, runner: RunnerClient) -> None:
         """Fail closed: a sandbox below the required tier runs nothing."""
         wanted = self.config.min_tier
-        if tiers.at_least(runner.tier, wanted):
-            return
-        raise SandboxUnavailable(tiers.shortfall(runner.tier, wanted, runner.layers, runner.missing), runner.missing)
-
-    def _check_memory(self, runner: RunnerClient) -> None:
+        if not tiers.at_least(runner.tier, wanted):
+            raise SandboxUnavailable(tiers.shortfall(runner.tier, wanted, runner.layers, runner.missing), runner.missing)
         if self.config.strict_memory and (shortfall := self._shortfall(runner)):
             raise SandboxUnavailable(f"{shortfall}. EXEC_STRICT_MEMORY is set, so no program is run")
 
@@ -339,14 +336,11 @@ class Pool(Slots):
         log.warning("retiring zygote %s (%s): set-up failed three times in a row", zygote.number, zygote.profile)
         self.zygote_restarts += 1
         zygote.retired = True
-        self._runner.retire(zygote.number)
+        self._runner.send({"retire": zygote.number})
 
     def _replace(self, zygote: ZygoteClient, why: str) -> None:
         log.warning("recycling zygote %s (%s): %s", zygote.number, zygote.profile, why)
         self.zygote_restarts += 1
         self._failures.pop(zygote.number, None)
         zygote.close()
-        self._runner.recycle(zygote.number)
-
-
-__all__ = ["Pool", "SlotBusy", "ZygoteLost"]
+        self._runner.send({"recycle": zygote.number})

@@ -3,11 +3,13 @@
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from exec_wire import Limits, Priority, Result, Tags
+from exec_wire import Limits, Result
 from exec_wire.messages.calls import pack
-from exec_wire.messages.sessions import Cell, Refused, SessionInfo
+from exec_wire.messages.sessions import Cell, Refused, SessionInfo, SessionSpec
 from worker.sandbox.session_member import Member
 
 RECORDS, RECORD_BYTES, RECORD_S = 64, 16 << 20, 120.0  # of one session's finished cells
@@ -30,15 +32,10 @@ class Record(NamedTuple):
 
 
 class Session:
-    def __init__(
-        self, id: str, member: Member, tenant: str, tags: Tags, profile: str, ttl_s: float, auto: bool, priority: Priority
-    ) -> None:
-        self.id, self.member, self.tenant, self.tags, self.profile, self.ttl_s = id, member, tenant, tags, profile, ttl_s
-        self.auto_checkpoint, self.priority = auto, priority
-        self.parent = ""
+    def __init__(self, id: str, member: Member, spec: SessionSpec, parent: str = "", cells: int = 0) -> None:
+        self.id, self.member, self.spec, self.parent, self.cells = id, member, spec, parent, cells
         self.checkpoint: Member | None = None
         self.checkpoint_files = False
-        self.cells = 0
         self.running = False
         self.why_ended = ""
         self.lost = False
@@ -59,18 +56,34 @@ class Session:
     def can_roll_back(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.alive
 
+    @asynccontextmanager
+    async def in_turn(self) -> AsyncIterator[None]:
+        """Use of the session by one request at a time. Restarts its idle time."""
+        if self.pending >= MAX_QUEUED:
+            detail = f"{self.pending} requests of this session wait or run; wait for their answers"
+            raise Refusal("session_queue_full", detail, RETRY_AFTER_S)
+        self.pending += 1
+        try:
+            async with self.lock:
+                try:
+                    yield
+                finally:
+                    self.used_at = time.monotonic()
+        finally:
+            self.pending -= 1
+
     def info(self, worker: str, files_restored: bool | None = None) -> SessionInfo:
         return SessionInfo(
             self.id,
             "running" if self.running else "idle" if self.alive else "ended",
             self.parent,
-            self.profile,
+            self.spec.profile,
             self.cells,
             self.can_roll_back,
             round(time.monotonic() - self.used_at, 3),
-            self.ttl_s,
+            self.spec.ttl_s,
             self.member.tree.memory_bytes,
-            self.tags,
+            self.spec.tags,
             worker,
             self.why_ended,
             files_restored,
@@ -111,26 +124,3 @@ class Session:
         return sum(
             len(result.stdout) + len(result.stderr) + len(result.value or "") + len(pack(result.display)) for result in done
         )
-
-
-class InTurn:
-    """Use of a session by one request at a time. Restarts the session's idle time."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def __aenter__(self) -> None:
-        if self._session.pending >= MAX_QUEUED:
-            detail = f"{self._session.pending} requests of this session wait or run; wait for their answers"
-            raise Refusal("session_queue_full", detail, RETRY_AFTER_S)
-        self._session.pending += 1
-        try:
-            await self._session.lock.acquire()
-        except BaseException:
-            self._session.pending -= 1
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._session.lock.release()
-        self._session.pending -= 1
-        self._session.used_at = time.monotonic()

@@ -13,37 +13,19 @@ from typing import NoReturn, Self
 
 import msgspec
 
-from exec_wire import Priority, Result, Tags, verdict
-from exec_wire.messages.sessions import (
-    Cell,
-    Create,
-    Did,
-    End,
-    FetchFiles,
-    ForkSession,
-    Got,
-    Interrupt,
-    ListSessions,
-    Look,
-    Order,
-    PutFiles,
-    Ran,
-    Reply,
-    RollBack,
-    RunCell,
-    Told,
-    new_session_id,
-    read_session_id,
-)
+from exec_wire import Result, verdict
+from exec_wire.messages import sessions as wire
+from exec_wire.messages.sessions import Cell, Reply, SessionSpec
 from exec_wire.supervisor import Supervisor, stop
-from worker.pool import Pool, ZygoteLost
+from worker.pool import Pool
 from worker.sandbox.cell_run import CellRun
 from worker.sandbox.protocol import ZygoteReport
 from worker.sandbox.runner_client import SandboxUnavailable
 from worker.sandbox.session_member import Member, MemberEnded
 from worker.sandbox.session_tree import NotForkable, SessionSlotBusy, SessionTree, StartFailed
 from worker.sandbox.verdict import Outcome, judge
-from worker.session import RETRY_AFTER_S, InTurn, Refusal, Session
+from worker.sandbox.zygote_client import ZygoteLost
+from worker.session import RETRY_AFTER_S, Refusal, Session
 from worker.slots import Claim
 
 log = logging.getLogger("worker")
@@ -86,68 +68,66 @@ class Sessions:
         return sum(tree.memory_bytes for tree in self._trees())
 
     def _trees(self, tenant: str | None = None) -> set[SessionTree]:
-        return {session.member.tree for session in self._sessions.values() if tenant is None or session.tenant == tenant}
+        return {session.member.tree for session in self._sessions.values() if tenant is None or session.spec.tenant == tenant}
 
-    async def handle(self, order: Order, remaining_s: float) -> Reply:
+    async def handle(self, order: wire.Order, remaining_s: float) -> Reply:
         """Do what a request asks of a session. `remaining_s`: until its deadline."""
         try:
             match order:
-                case Create():
-                    return await self._create(order)
-                case ListSessions():
-                    picked = [s for s in self._sessions.values() if order.selection.picks(s.tags, s.tenant)]
-                    return Told([session.info(self._worker) for session in picked])
-                case RunCell():
+                case wire.Create():
+                    return await self._create(order.spec)
+                case wire.ListSessions():
+                    picked = [s for s in self._sessions.values() if order.selection.picks(s.spec.tags, s.spec.tenant)]
+                    return wire.Told([session.info(self._worker) for session in picked])
+                case wire.RunCell():
                     session = self._find(order.session, order.cell.tenant)
-                    claim = Claim(session.tenant, session.priority, order.weight, is_cell=True)
-                    return Ran(await self._run(session, order.cell, claim, time.monotonic() + remaining_s))
-                case ForkSession():
-                    return await self._fork(self._find(order.session, order.fork.tenant), order)
-                case Look():
+                    claim = Claim(session.spec.tenant, session.spec.priority, order.weight, is_cell=True)
+                    return wire.Ran(await self._run(session, order.cell, claim, time.monotonic() + remaining_s))
+                case wire.ForkSession():
+                    return await self._fork(self._find(order.session, order.fork.tenant), order.fork)
+                case wire.Look():
                     session = self._find(order.session, order.tenant)
                     session.used_at = time.monotonic()
-                    return Told([session.info(self._worker)])
-                case RollBack():
+                    return wire.Told([session.info(self._worker)])
+                case wire.RollBack():
                     return await self._roll_back(self._find(order.session, order.tenant))
-                case Interrupt():
+                case wire.Interrupt():
                     return self._interrupt(self._find(order.session, order.tenant))
-                case PutFiles():
+                case wire.PutFiles():
                     return await self._files(self._find(order.session, order.tenant), order.files, [])
-                case FetchFiles():
+                case wire.FetchFiles():
                     return await self._files(self._find(order.session, order.tenant), {}, order.paths)
-                case End():
+                case wire.End():
                     await self._end_session(self._find(order.session, order.tenant))
-                    return Did(True)
+                    return wire.Did(True)
         except Refusal as refusal:
             return refusal.reply
 
     def _find(self, id: str, tenant: str) -> Session:
         session = self._sessions.get(id)
-        if session is not None and session.tenant == tenant:
+        if session is not None and session.spec.tenant == tenant:
             return session
-        parts = read_session_id(id)
+        parts = wire.read_session_id(id)
         if session is None and parts is not None and parts.life != self._life:
             raise Refusal("session_lost", "the worker that had the session was restarted")
         raise Refusal("no_such_session", "session not found, or already ended")
 
     # -- making ---------------------------------------------------------------------------------------------------------------
 
-    async def _create(self, order: Create) -> Reply:
-        spec = order.spec
+    async def _create(self, spec: SessionSpec) -> Reply:
         if spec.profile and spec.profile not in self._pool.profiles:
             raise Refusal("bad_field", f"there is no profile {spec.profile!r}; choose one of {', '.join(self._pool.profiles)}")
         self._check_room(spec.tenant, 1)
         self._starting += 1
         try:
-            member = await self._start(order)
+            member = await self._start(spec)
         finally:
             self._starting -= 1
-        session = self._add(member, spec.tenant, spec.tags, spec.profile, spec.ttl_s, spec.auto_checkpoint, spec.priority)
+        session = self._add(member, msgspec.structs.replace(spec, env={}, files={}))
         self.counts["started"] += 1
-        return Told([session.info(self._worker)])
+        return wire.Told([session.info(self._worker)])
 
-    async def _start(self, order: Create) -> Member:
-        spec = order.spec
+    async def _start(self, spec: SessionSpec) -> Member:
         for _ in range(BUSY_TRIES):
             try:
                 return await self._pool.start_session(spec.profile, spec.limits, spec.env, spec.files)
@@ -159,10 +139,8 @@ class Sessions:
                 raise Refusal("internal", str(error)) from error
         raise Refusal("not_ready", "no warm interpreter available", RETRY_AFTER_S)
 
-    def _add(
-        self, member: Member, tenant: str, tags: Tags, profile: str, ttl_s: float, auto: bool, priority: Priority
-    ) -> Session:
-        session = Session(new_session_id(self._worker, self._life), member, tenant, tags, profile, ttl_s, auto, priority)
+    def _add(self, member: Member, spec: SessionSpec, parent: str = "", cells: int = 0) -> Session:
+        session = Session(wire.new_session_id(self._worker, self._life), member, spec, parent, cells)
         self._sessions[session.id] = session
         self._watch(session, member)
         return session
@@ -170,7 +148,7 @@ class Sessions:
     def _check_room(self, tenant: str, more: int) -> None:
         """Ended sessions have no process and do not count; they are kept until a request has seen that, or until they
         expire."""
-        own = sum(session.alive and session.tenant == tenant for session in self._sessions.values())
+        own = sum(session.alive and session.spec.tenant == tenant for session in self._sessions.values())
         bounds = (
             (self.live + self._starting + more, self._config.max_sessions, "sessions on this worker"),
             (own + more, self._config.max_sessions_per_tenant, "sessions of this tenant"),
@@ -187,11 +165,10 @@ class Sessions:
         if not self._pool.free_session_slots:
             raise Refusal("too_many_sessions", "no session slot is free on this worker", RETRY_AFTER_S)
 
-    async def _fork(self, session: Session, order: ForkSession) -> Reply:
-        fork = order.fork
-        async with InTurn(session):
+    async def _fork(self, session: Session, fork: wire.Fork) -> Reply:
+        async with session.in_turn():
             self._require_alive(session)
-            self._check_room(session.tenant, fork.n)
+            self._check_room(session.spec.tenant, fork.n)
             self._starting += fork.n
             try:
                 members = await session.member.tree.fork(session.member, fork.n)
@@ -203,20 +180,9 @@ class Sessions:
             finally:
                 self._starting -= fork.n
         self.counts["forks"] += fork.n
-        made = []
-        for member in members:
-            child = self._add(
-                member,
-                session.tenant,
-                fork.tags or session.tags,
-                session.profile,
-                session.ttl_s,
-                session.auto_checkpoint,
-                session.priority,
-            )
-            child.parent, child.cells = session.id, session.cells
-            made.append(child.info(self._worker))
-        return Told(made)
+        spec = msgspec.structs.replace(session.spec, tags=fork.tags or session.spec.tags)
+        children = [self._add(member, spec, session.id, session.cells) for member in members]
+        return wire.Told([child.info(self._worker) for child in children])
 
     # -- using ----------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +191,7 @@ class Sessions:
             session.used_at = time.monotonic()
             return await asyncio.shield(known)
         if session.lost:
-            return _lost()
+            return verdict("session_lost", error="the session's zygote died", state_kept=False)
         future = session.record(cell)
         try:
             result = await self._run_once(session, cell, claim, deadline)
@@ -242,7 +208,7 @@ class Sessions:
 
     async def _run_once(self, session: Session, cell: Cell, claim: Claim, deadline: float) -> Result:
         try:
-            async with asyncio.timeout(deadline - time.monotonic()) as patience, InTurn(session):
+            async with asyncio.timeout(deadline - time.monotonic()) as patience, session.in_turn():
                 self._require_alive(session)
                 async with self._pool.slot_for_cell(claim, deadline - time.monotonic()):
                     patience.reschedule(None)  # from here on the wall limit applies
@@ -252,7 +218,7 @@ class Sessions:
             return verdict("expired", error="the deadline passed before the cell was started", state_kept=session.alive)
 
     async def _run_now(self, session: Session, cell: Cell, remaining_s: float) -> Result:
-        if session.auto_checkpoint:
+        if session.spec.auto_checkpoint:
             await self._make_checkpoint(session)
         wall_s = session.limits.wall_s if cell.wall_s is None else cell.wall_s
         session.cells += 1
@@ -287,7 +253,7 @@ class Sessions:
     async def _roll_back(self, session: Session) -> Reply:
         if session.running:
             raise Refusal("session_busy", "interrupt it first, or wait")
-        async with InTurn(session):
+        async with session.in_turn():
             checkpoint, session.checkpoint = session.checkpoint, None
             if checkpoint is None or not checkpoint.alive:
                 raise Refusal("no_checkpoint", "create the session with auto_checkpoint: then one is made before each cell")
@@ -301,16 +267,16 @@ class Sessions:
             session.why_ended = ""
             session.cells -= 1
             self.counts["rollbacks"] += 1
-            return Told([session.info(self._worker, files)])
+            return wire.Told([session.info(self._worker, files)])
 
     def _interrupt(self, session: Session) -> Reply:
         session.used_at = time.monotonic()
         if session.running and session.alive:
             session.member.interrupt()
-        return Did(session.running)
+        return wire.Did(session.running)
 
     async def _files(self, session: Session, put: dict[str, str], fetch: list[str]) -> Reply:
-        async with InTurn(session):
+        async with session.in_turn():
             self._require_alive(session)
             try:
                 error_text, found = await session.member.tree.files(session.member, put, fetch)
@@ -318,7 +284,7 @@ class Sessions:
                 raise Refusal("session_ended", str(error)) from error
         if error_text:
             raise Refusal("bad_field", error_text)
-        return Got(found.files, found.missing)
+        return wire.Got(found.files, found.missing)
 
     def _require_alive(self, session: Session) -> None:
         if session.lost:
@@ -356,21 +322,18 @@ class Sessions:
         alive = [member for member in (session.member, session.checkpoint) if member is not None and member.alive]
         if alive:
             await tree.end(*alive)
-        tree.drop_folder(session.member)
+        tree.dead_folders.append(session.member.folder)  # the next fork removes it
 
     async def _sweep_forever(self) -> NoReturn:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self._sweep()
-
-    async def _sweep(self) -> None:
-        now = time.monotonic()
-        for session in [s for s in self._sessions.values() if not s.pending and now - s.used_at > s.ttl_s]:
-            if session.id in self._sessions:
-                self.counts["expired"] += 1
-                await self._end_session(session)
-        for tree in self._trees():
-            self._check_idle_cpu(tree)
+            now = time.monotonic()
+            for session in [s for s in self._sessions.values() if not s.pending and now - s.used_at > s.spec.ttl_s]:
+                if session.id in self._sessions:
+                    self.counts["expired"] += 1
+                    await self._end_session(session)
+            for tree in self._trees():
+                self._check_idle_cpu(tree)
 
     def _check_idle_cpu(self, tree: SessionTree) -> None:
         """Slots limit how much runs. A session that keeps a CPU busy while none of its cells runs bypasses them and is
@@ -383,7 +346,3 @@ class Sessions:
             for session in own:
                 session.why_ended = "it kept a CPU busy while none of its cells ran"
             tree.zygote.kill(tree.number, tree.index)
-
-
-def _lost() -> Result:
-    return verdict("session_lost", error="the session's zygote died", state_kept=False)

@@ -209,28 +209,26 @@ class Result(Struct):
         return cut_middle(text or "(no output)", max_chars)
 
 
+_NOTES = {
+    "ok": "",
+    "error": "[exit code {0.exit_code}]",
+    "signal": "[killed by signal {0.signal}]",
+    "timeout": "[timed out after {0.usage.wall_s:.1f} s]",
+    "cpu_limit": "[stopped: CPU time limit reached after {0.usage.cpu_s:.1f} s]",
+    "memory_limit": "[stopped: memory limit reached]",
+    "output_limit": "[stopped: too much output]",
+    "compile_error": "[the program does not compile]",
+}
+
+
 def _explain(result: Result) -> str:
     if result.blame == "infra":
         return f"[the tool failed: {result.status}; this is not the program's fault]"
-    match result.status:
-        case "ok":
-            return ""
-        case "error":
-            return "" if result.stderr else f"[exit code {result.exit_code}]"
-        case "signal":
-            return f"[killed by signal {result.signal}]"
-        case "timeout":
-            return f"[timed out after {result.usage.wall_s:.1f} s]"
-        case "cpu_limit":
-            return f"[stopped: CPU time limit reached after {result.usage.cpu_s:.1f} s]"
-        case "memory_limit":
-            return "[stopped: memory limit reached]"
-        case "output_limit":
-            return "[stopped: too much output]"
-        case "compile_error":
-            return "" if result.stderr else "[the program does not compile]"
-        case _:
-            return f"[{result.status}{': ' + result.error if result.error else ''}]"
+    if result.stderr and result.status in ("error", "compile_error"):
+        return ""
+    if result.status in _NOTES:
+        return _NOTES[result.status].format(result)
+    return f"[{result.status}{': ' + result.error if result.error else ''}]"
 
 
 def cut_middle(text: str, most: int) -> str:

@@ -85,11 +85,6 @@ def _load() -> tuple[bytes, Any, dict[str, Any]]:
     return file.SerializeToString(), pool, {message.name: message for message in file.message_type}
 
 
-def _is_message(owner: str, field: Any) -> bool:
-    """Else it is a map."""
-    return all(nested.name != field.type_name.rpartition(".")[2] for nested in DECLARED[owner].nested_type)
-
-
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, begin and end of each field of one message, up to the first invalid one."""
     while at < end:
@@ -117,10 +112,9 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 @cache
 def _parts(name: str) -> dict[int, str]:
     """The fields that are messages, and of which kind."""
-    fields = DECLARED[name].field
-    return {
-        field.number: field.type_name.rpartition(".")[2] for field in fields if field.type_name and _is_message(name, field)
-    }
+    maps = {nested.name for nested in DECLARED[name].nested_type}
+    kinds = {field.number: field.type_name.rpartition(".")[2] for field in DECLARED[name].field if field.type_name}
+    return {number: kind for number, kind in kinds.items() if kind not in maps}
 
 
 def _count(data: bytes, at: int, end: int, name: str, most: int) -> int:

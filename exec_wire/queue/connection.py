@@ -94,41 +94,46 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """One open connection. `on_answer` gets each answer, `on_lost` the reason when no more can come in order."""
+    """One open connection. `on_answer` gets each answer, `on_lost` the reason when no more can come in order; until the caller
+    of `open` sets them, `next_answer` returns both."""
 
     def __init__(self) -> None:
         self._reader = Reader(replyError=ServerError, notEnoughData=_NOT_ENOUGH)
         self._transport: Any = None
         self._lost = ""
-        self.on_answer: Callable[[Any], None]
-        self.on_lost: Callable[[str], None]
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.on_answer: Callable[[Any], None] = self._answers.put_nowait
+        self.on_lost: Callable[[str], None] = lambda why: self._answers.put_nowait(ServerError(why))
         self.client_id = 0  # the server's id of this connection
 
     @classmethod
-    async def open(cls, server: Server) -> Connection:
-        """Connect and log in; the caller then sets `on_answer` and `on_lost` before it awaits anything.
+    async def open(cls, server: Server, channels: Sequence[str] = ()) -> Connection:
+        """Connect, log in and subscribe. A caller that sets `on_answer` and `on_lost` does so before it awaits anything.
 
         Raises:
             OSError: no connection, no login or no answer within `CONNECT_S`.
         """
         connection = cls()
-        answers: asyncio.Queue[Any] = asyncio.Queue()
-        connection.on_answer, connection.on_lost = answers.put_nowait, lambda why: answers.put_nowait(ServerError(why))
         try:
             async with asyncio.timeout(CONNECT_S):
                 await server.connect(connection)
-                connection.write(_packed(*server.login))
-                for _ in server.login:
-                    answer = await answers.get()
-                    if isinstance(answer, ServerError):
-                        raise ConnectionError(str(answer))
+                connection.write(_packed(*server.login, *([("SUBSCRIBE", *channels)] if channels else [])))
+                answers = [await connection.next_answer() for _ in (*server.login, *channels)]
                 if connection._lost:
                     raise ConnectionError(connection._lost)
         except BaseException:
             connection.close()
             raise
-        connection.client_id = answer
+        connection.client_id = answers[len(server.login) - 1]
         return connection
+
+    async def next_answer(self, limit_s: float | None = None) -> Any:
+        """Raises `ConnectionError` if it is an error, or if the connection is lost."""
+        async with asyncio.timeout(limit_s):
+            answer = await self._answers.get()
+        if isinstance(answer, ServerError):
+            raise ConnectionError(str(answer))
+        return answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -288,10 +293,9 @@ class Subscription:
     def __init__(self, url: str, channels: Sequence[str]) -> None:
         self._server, self._channels = Server(url), list(channels)
         self._connection: Connection | None = None
-        self._answers: asyncio.Queue[Any] = asyncio.Queue()
         self._opening = asyncio.Lock()
 
-    async def listen(self) -> None:
+    async def listen(self) -> Connection:
         """Receive every message from now on.
 
         Raises:
@@ -300,9 +304,10 @@ class Subscription:
         async with self._opening:
             if self._connection is None:
                 try:
-                    self._connection = await self._subscribe()
+                    self._connection = await Connection.open(self._server, self._channels)
                 except OSError as error:
                     raise self._unavailable(error) from error
+            return self._connection
 
     async def message(self) -> tuple[str, bytes]:
         """The next message, with its channel.
@@ -311,43 +316,23 @@ class Subscription:
             QueueUnavailable: the connection broke; the next call opens a new one.
         """
         while True:
-            await self.listen()
+            connection = await self.listen()
             try:
-                answer = await self._next_answer()
+                answer = await self._next_answer(connection)
             except OSError as error:
                 await self.close()
                 raise self._unavailable(error) from error
             if answer[0] == b"message":
                 return answer[1].decode(), answer[2]
 
-    async def _subscribe(self) -> Connection:
-        connection = await Connection.open(self._server)
-        answers = self._answers = asyncio.Queue()
-        connection.on_answer, connection.on_lost = answers.put_nowait, lambda why: answers.put_nowait(ServerError(why))
-        try:
-            connection.write(_packed(("SUBSCRIBE", *self._channels)))
-            for _ in self._channels:
-                await self._answer_within(CONNECT_S)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    async def _next_answer(self) -> list[bytes]:
+    async def _next_answer(self, connection: Connection) -> list[bytes]:
         """Anything from the server. A silent server gets a PING."""
         try:
-            return await self._answer_within(PING_S)
+            return list(await connection.next_answer(PING_S))
         except TimeoutError:
-            if self._connection is not None:
-                self._connection.write(_packed(("PING",)))
-        return await self._answer_within(ANSWER_S)
-
-    async def _answer_within(self, limit_s: float) -> list[bytes]:
-        async with asyncio.timeout(limit_s):
-            answer = await self._answers.get()
-        if isinstance(answer, ServerError):
-            raise ConnectionError(str(answer))
-        return list(answer)
+            if self._connection is connection:  # else it was closed
+                connection.write(_packed(("PING",)))
+        return list(await connection.next_answer(ANSWER_S))
 
     def _unavailable(self, error: OSError) -> QueueUnavailable:
         return QueueUnavailable(f"cannot subscribe at {self._server.name}: {error or 'no answer'}", sent=False)

@@ -21,7 +21,8 @@ LAYOUT_VERSION = 1
 PREFIX = f"x{LAYOUT_VERSION}:"
 WORKERS, WORKER = f"{PREFIX}workers", f"{PREFIX}worker:"
 GATEWAYS, GATEWAY = f"{PREFIX}gateways", f"{PREFIX}gateway:"
-CANCELLED = f"{PREFIX}cancelled:"
+JOBS, DIRECTED, REPLY = f"{PREFIX}jobs:", f"{PREFIX}jobs@", f"{PREFIX}reply@"
+RECORD, CANCELLED = f"{PREFIX}idem:", f"{PREFIX}cancelled:"
 GROUP, NOBODY = "workers", "nobody"  # leave.lua names `nobody` too
 BLOCK_S = 1.0  # duration of a blocking read; a worker looks for expired leases between two of them
 READ_COUNT = 256
@@ -43,22 +44,6 @@ _WRITE_FIRST = f"redis.call('UNLINK', '{PREFIX}')\n"  # after one write Redis pe
 def script(name: str, keys: Sequence[Word], *arguments: Word, even_if_full: bool = False) -> Command:
     text = _WRITE_FIRST + SCRIPTS[name] if even_if_full else SCRIPTS[name]
     return ("EVAL", text, len(keys), *keys, *arguments)
-
-
-def jobs_key(needs: str) -> str:
-    return f"{PREFIX}jobs:{needs}"
-
-
-def directed_key(worker: str) -> str:
-    return f"{PREFIX}jobs@{worker}"
-
-
-def reply_key(gateway: str) -> str:
-    return f"{PREFIX}reply@{gateway}"
-
-
-def record_key(name: str) -> str:
-    return f"{PREFIX}idem:{name}"
 
 
 class Address:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from exec_wire.messages.calls import Selection
+from exec_wire.queue import redis_entries as layout
 from exec_wire.queue.connection import Command, Link, Subscription
 from exec_wire.queue.protocol import (
     NO_USE,
@@ -22,29 +23,7 @@ from exec_wire.queue.protocol import (
     TenantUse,
     WorkerInfo,
 )
-from exec_wire.queue.redis_entries import (
-    BLOCK_S,
-    CANCELLED,
-    GATEWAY,
-    GATEWAYS,
-    GROUP,
-    LEASE_MS,
-    READ_COUNT,
-    UNREADABLE,
-    WORKER,
-    WORKERS,
-    Address,
-    Entry,
-    Heartbeats,
-    Streams,
-    directed_key,
-    jobs_key,
-    named_fields,
-    pack,
-    record_key,
-    reply_key,
-    script,
-)
+from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, Address, Entry, Heartbeats, Streams, pack, script
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -65,7 +44,7 @@ class RedisGatewayEnd:
         self._queue = queue
         self._commands, self._reads = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.asks, queue.asks_by_request, queue.told(name)])
-        self._reply = reply_key(name)
+        self._reply = layout.REPLY + name
         self._read: list[bytes] = []  # entries of the reply stream that `receive` has returned
         self._entries: dict[str, Entry] = {}  # of published jobs without an answer
         self._told: dict[str, asyncio.Queue[int]] = {}
@@ -77,9 +56,9 @@ class RedisGatewayEnd:
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
         info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants)))
         _, made, (values, lost) = await self._commands.call(
-            script("announce", [GATEWAY + self.name, GATEWAYS], self.name, info, LEASE_MS, even_if_full=True),
+            script("announce", [layout.GATEWAY + self.name, layout.GATEWAYS], self.name, info, LEASE_MS, even_if_full=True),
             script("keep_reply", [self._reply], REPLY_S, even_if_full=True),
-            script("alive", [GATEWAYS], GATEWAY),
+            script("alive", [layout.GATEWAYS], layout.GATEWAY),
         )
         self.forgotten += self._reply_made and made  # a server that has lost our stream may have lost all others
         self._reply_made = True
@@ -88,21 +67,21 @@ class RedisGatewayEnd:
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
         for job in jobs:
-            streams.add(jobs_key(job.needs), job.id, job.reply_to, pack(job))
+            streams.add(layout.JOBS + job.needs, job.id, job.reply_to, pack(job))
         [ids] = await self._commands.call(script("publish", streams.keys, WIRE_VERSION, *streams.arguments))
         for job, id in zip(jobs, ids, strict=True):
-            self._entries[job.id] = Entry(jobs_key(job.needs), id.decode())
+            self._entries[job.id] = Entry(layout.JOBS + job.needs, id.decode())
 
     async def publish_to(self, worker: str, job: Job) -> None:
         arguments = (WIRE_VERSION, job.id, job.reply_to, pack(job), DIRECTED_S)
-        await self._commands.call(script("publish_to", [directed_key(worker)], *arguments))
+        await self._commands.call(script("publish_to", [layout.DIRECTED + worker], *arguments))
 
     async def receive(self) -> list[Answer]:
         while True:
             # Each read first deletes the entries of the one before, so all that is left is unread and reading starts at 0:
             # a primary that took over with a slower clock may give smaller ids.
             commands: list[Command] = [("XDEL", self._reply, *self._read)] if self._read else []
-            commands.append(("XREAD", "COUNT", READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", self._reply, "0"))
+            commands.append(("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", self._reply, "0"))
             *_, streams = await self._reads.call(*commands, block_s=BLOCK_S)
             entries = streams[0][1] if streams else []
             self._read = [id for id, _ in entries]
@@ -114,11 +93,11 @@ class RedisGatewayEnd:
 
     def _open_answers(self, fields: list[bytes]) -> list[Answer]:
         """The answers of an entry; with an empty payload if only their ids can be read."""
-        named = named_fields(fields)
+        named = layout.named_fields(fields)
         try:
             if int(named[b"v"]) <= WIRE_VERSION:
                 return _unpack_answers(named[b"a"])
-        except (KeyError, *UNREADABLE):
+        except (KeyError, *layout.UNREADABLE):
             pass
         self.unreadable["answer"] += 1
         ids = named.get(b"id", b"").decode(errors="replace").split()
@@ -128,9 +107,9 @@ class RedisGatewayEnd:
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         streams = Streams()
         for id in ids:
-            entry = self._entries.get(id, Entry(jobs_key("python"), "-"))
+            entry = self._entries.get(id, Entry(layout.JOBS + "python", "-"))
             streams.add(entry.stream, entry.id, id)
-        arguments = (GROUP, self._queue.cancels, CANCELLED, *streams.arguments)
+        arguments = (GROUP, self._queue.cancels, layout.CANCELLED, *streams.arguments)
         [untaken] = await self._commands.call(script("cancel", streams.keys, *arguments, even_if_full=True))
         for id in ids:
             self._entries.pop(id, None)
@@ -147,11 +126,11 @@ class RedisGatewayEnd:
         return [known[position] for position in gone]
 
     async def workers(self) -> list[WorkerInfo]:
-        [(values, lost)] = await self._commands.call(script("alive", [WORKERS], WORKER))
+        [(values, lost)] = await self._commands.call(script("alive", [layout.WORKERS], layout.WORKER))
         return sorted(self._workers.read(values, lost, self.unreadable), key=lambda info: info.id)
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
-        [found] = await self._commands.call(("MGET", *map(record_key, names)))
+        [found] = await self._commands.call(("MGET", *(layout.RECORD + name for name in names)))
         return list(found)
 
     async def ask_others(self, selection: Selection) -> int:
@@ -184,7 +163,7 @@ class RedisGatewayEnd:
                     id, cancelled = _unpack_told(data)
                     if id in self._told:
                         self._told[id].put_nowait(cancelled)
-            except UNREADABLE as error:
+            except layout.UNREADABLE as error:
                 self.unreadable["ask"] += 1
                 log.error("a message of another gateway cannot be read: %s", error)
 
@@ -193,7 +172,7 @@ class RedisGatewayEnd:
 
     async def leave(self) -> None:
         try:
-            await self._commands.call(("UNLINK", GATEWAY + self.name, self._reply), ("SREM", GATEWAYS, self.name))
+            await self._commands.call(("UNLINK", layout.GATEWAY + self.name, self._reply), ("SREM", layout.GATEWAYS, self.name))
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering", error)
         for part in (self._commands, self._reads, self._notes):

@@ -9,32 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from exec_wire.queue import redis_entries as layout
 from exec_wire.queue.connection import Command, Link, NoGroup, Subscription, Word
 from exec_wire.queue.protocol import LEASE_S, RECORD_S, WIRE_VERSION, Answer, Job, QueueUnavailable, WorkerInfo, fingerprint
-from exec_wire.queue.redis_entries import (
-    BLOCK_S,
-    CANCELLED,
-    GROUP,
-    LEASE_MS,
-    NOBODY,
-    PREFIX,
-    READ_COUNT,
-    UNREADABLE,
-    WORKER,
-    WORKERS,
-    Address,
-    Entry,
-    Envelope,
-    Streams,
-    directed_key,
-    jobs_key,
-    named_fields,
-    pack,
-    read_envelope,
-    record_key,
-    reply_key,
-    script,
-)
+from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, Address, Entry, Envelope, Streams, pack, script
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
@@ -74,7 +52,7 @@ class RedisWorkerEnd:
         self._queue, self._name = queue, name
         self._commands, self._blocking = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.cancels])
-        self._streams = [jobs_key("python")]
+        self._streams = [layout.JOBS + "python"]
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # the turn in which a stream last had a job
         self._claimed_at = float("-inf")
@@ -93,9 +71,9 @@ class RedisWorkerEnd:
         self._recorded_bytes = 0
 
     async def announce(self, info: WorkerInfo) -> None:
-        self._streams = [jobs_key(needs) for needs in info.classes]
+        self._streams = [layout.JOBS + needs for needs in info.classes]
         heartbeat = msgspec.json.encode(info)
-        keys = [WORKER + self._name, WORKERS]
+        keys = [layout.WORKER + self._name, layout.WORKERS]
         await self._commands.call(script("announce", keys, self._name, heartbeat, LEASE_MS, even_if_full=True))
 
     # -- taking -----------------------------------------------------------------------------------------------------------
@@ -111,7 +89,8 @@ class RedisWorkerEnd:
         jobs = taking.result()
         if len(jobs) > most:
             try:
-                await self._hand_back(jobs[most:])
+                surplus = [entry for job in jobs[most:] for entry in self._taken.pop(job.id).entries]
+                await self._give_to([(entry, layout.NOBODY) for entry in surplus])
             except QueueUnavailable as error:
                 log.warning("%s; surplus jobs were not handed back, their leases expire", error)
         return jobs[:most]
@@ -141,10 +120,10 @@ class RedisWorkerEnd:
 
     async def take_directed(self) -> list[Job]:
         """Each read first deletes the entries of the one before; `_directed_ids` stops a second delivery if that failed."""
-        stream = directed_key(self._name)
+        stream = layout.DIRECTED + self._name
         while not self._left:
             commands: list[Command] = [("XDEL", stream, *self._directed_read)] if self._directed_read else []
-            read = ("XREAD", "COUNT", READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", stream, "0")
+            read = ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", stream, "0")
             *_, streams, (seconds, micros) = await self._directed.call(*commands, read, ("TIME",), block_s=BLOCK_S)
             entries = streams[0][1] if streams else []
             self._directed_read = [id for id, _ in entries]
@@ -154,8 +133,8 @@ class RedisWorkerEnd:
         return await asyncio.Future()
 
     def _take_once(self, id: bytes, fields: list[bytes], now_ms: int) -> Job | None:
-        named = named_fields(fields)
-        if (envelope := read_envelope(named)) is None:
+        named = layout.named_fields(fields)
+        if (envelope := layout.read_envelope(named)) is None:
             self._count_unaddressed(1)
             return None
         job = self._open_job(envelope, named)
@@ -196,8 +175,8 @@ class RedisWorkerEnd:
         unaddressed: list[Entry] = []
         for entry, fields in found:
             self._gave_in_turn[entry.stream] = self._turn
-            named = named_fields(fields)
-            if (envelope := read_envelope(named)) is None:
+            named = layout.named_fields(fields)
+            if (envelope := layout.read_envelope(named)) is None:
                 unaddressed.append(entry)
             elif envelope.version > WIRE_VERSION:
                 newer.append((entry, f"version {envelope.version}"))
@@ -220,7 +199,7 @@ class RedisWorkerEnd:
         if envelope.version <= WIRE_VERSION:
             try:
                 return _unpack_job(named.get(b"j", b""))
-            except UNREADABLE:
+            except layout.UNREADABLE:
                 pass
         self.unreadable["payload"] += 1
         log.error("a job cannot be read", extra={"job": envelope.id, "version": envelope.version})
@@ -251,9 +230,6 @@ class RedisWorkerEnd:
             if isinstance(answer, Exception) and "BUSYGROUP" not in str(answer):
                 raise QueueUnavailable(f"cannot create a consumer group: {answer}", sent=False)
         await self._commands.call(script("sweep", self._streams, GROUP, SWEEP_MS))
-
-    async def _hand_back(self, jobs: Sequence[Job]) -> None:
-        await self._give_to([(entry, NOBODY) for job in jobs for entry in self._taken.pop(job.id).entries])
 
     async def _give_to(self, entries: Sequence[tuple[Entry, str]]) -> None:
         """Hand each entry to a consumer, to be claimed from there."""
@@ -305,17 +281,13 @@ class RedisWorkerEnd:
         """Answers that arrive while a script is under way go with the next one."""
         try:
             while self._outbox:
-                part = self._next_part()
+                part, failed = self._next_part(), None
                 try:
                     await self._send(part)
                 except Exception as error:
-                    for outgoing in part:
-                        if not outgoing.sent.done():
-                            outgoing.sent.set_exception(error)
-                else:
-                    for outgoing in part:
-                        if not outgoing.sent.done():
-                            outgoing.sent.set_result(None)
+                    failed = error
+                for sent in [outgoing.sent for outgoing in part if not outgoing.sent.done()]:
+                    sent.set_result(None) if failed is None else sent.set_exception(failed)
         finally:
             self._sending = None
 
@@ -339,14 +311,14 @@ class RedisWorkerEnd:
             for entry in taken.entries:
                 entries.setdefault(entry.stream, []).append(entry.id)
             if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
-                records[record_key(taken.job.record_as)] = taken.fingerprint + answer.payload
+                records[layout.RECORD + taken.job.record_as] = taken.fingerprint + answer.payload
         packed = {gateway: (" ".join(answer.id for answer in answers), pack(answers)) for gateway, answers in replies.items()}
         arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed), WIRE_VERSION]
         for ids in entries.values():
             arguments += (len(ids), *ids)
         for words in packed.values():
             arguments += words
-        keys = [*entries, *map(reply_key, packed), *records]
+        keys = [*entries, *(layout.REPLY + gateway for gateway in packed), *records]
         [delivered] = await self._commands.call(script("answer", keys, *arguments, *records.values()))
         for answer, _, _ in part:
             self._taken.pop(answer.id, None)
@@ -376,7 +348,7 @@ class RedisWorkerEnd:
                 await asyncio.sleep(UNDELIVERED_PAUSE_S)
                 try:
                     [[delivered]] = await self._commands.call(
-                        script("answer", [reply_key(gateway)], *arguments, even_if_full=True)
+                        script("answer", [layout.REPLY + gateway], *arguments, even_if_full=True)
                     )
                 except QueueUnavailable:
                     continue
@@ -394,7 +366,7 @@ class RedisWorkerEnd:
         if self._missed_cancels:
             await self._notes.listen()
             ids = list(self._taken)
-            [marks] = await self._commands.call(("MGET", PREFIX, *(CANCELLED + id for id in ids)))
+            [marks] = await self._commands.call(("MGET", layout.PREFIX, *(layout.CANCELLED + id for id in ids)))
             self._missed_cancels = False
             if missed := [id for id, mark in zip(ids, marks[1:], strict=True) if mark is not None]:
                 return missed
@@ -409,7 +381,7 @@ class RedisWorkerEnd:
         self._left = True
         try:
             await self._stop_taking()
-            keys = [WORKER + self._name, WORKERS, *self._streams]
+            keys = [layout.WORKER + self._name, layout.WORKERS, *self._streams]
             await self._commands.call(script("leave", keys, GROUP, self._name, 2 * LEASE_MS))
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering, its jobs are reclaimed when their leases expire", error)

@@ -351,7 +351,7 @@ async def test_what_is_taken_and_never_answered_leaves_nothing_behind() -> None:
     await worker.renew([jobs[0].id])
     assert list(worker._reply_to) == [jobs[0].id]
     await worker.answer([Answer(jobs[0].id, b"")])
-    assert not (worker._reply_to or queue._leases or queue._deadlines or queue._waiting)
+    assert not (worker._reply_to or queue.leases or queue.waiting)
 
 
 async def test_a_job_that_is_leased_is_answered_even_if_its_worker_forgot_to_renew_it(bench: Bench) -> None:
@@ -369,7 +369,7 @@ async def test_a_waiting_worker_gets_a_job_whose_lease_expires_meanwhile() -> No
     gateway, first, second = queue.gateway("g1"), queue.worker("w1"), queue.worker("w2")
     await gateway.publish([Job("j", b"", 60_000, "g1")])
     await first.take(1)
-    queue._leases["j"].ends_at -= LEASE_S - 0.1
+    queue.leases["j"].ends_at -= LEASE_S - 0.1
     [job] = await asyncio.wait_for(second.take(1), 30)
     assert job.deliveries == 2
 

@@ -24,11 +24,12 @@ from exec_wire import Call, Limits, Result, verdict
 from exec_wire.messages.sessions import Cell, Create, Did, End, FetchFiles, Got, Ran, RunCell, SessionSpec, Told
 from worker import languages
 from worker.config import WorkerConfig
-from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox.runner import SLOTS_PER_ZYGOTE
 from worker.sandbox.session_member import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
+from worker.sandbox.zygote_client import ZygoteLost
 from worker.sessions import Sessions
 
 COPIES = 8

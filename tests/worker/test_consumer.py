@@ -14,7 +14,8 @@ from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, ve
 from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd
 from exec_wire.queue.protocol import LEASE_S, Job
 from worker.consumer import Consumer
-from worker.pool import Pool, SlotBusy, ZygoteLost
+from worker.pool import Pool, SlotBusy
+from worker.sandbox.zygote_client import ZygoteLost
 from worker.slots import Slots
 
 SLEEP = "import time\ntime.sleep(60)"
@@ -78,7 +79,7 @@ class SessionRouter:
 
     def tell_cancelled(self, *ids: str) -> None:
         """As the queue does, whether or not the worker has these jobs."""
-        self._queue._cancels["w"].put(ids)
+        self._queue.cancels["w"].put(ids)
 
     async def slots(self) -> list[int]:
         return [info.slots for info in await self._gateway.workers()]
@@ -237,7 +238,7 @@ async def test_draining_worker_answers_what_is_cancelled_meanwhile() -> None:
         id = await there.send()
         await until(lambda: pool.starts == 1, "it runs")
         draining = asyncio.create_task(there.consumer.drain(30))
-        await until(lambda: there.consumer._draining, "it drains")
+        await until(lambda: there.consumer.draining, "it drains")
         await there.cancel(id)
         async with asyncio.timeout(30):
             assert (await there.answers())[id].status == "cancelled"
@@ -253,7 +254,7 @@ async def test_program_whose_lease_lapsed_is_killed_when_its_call_is_cancelled()
         id = await there.send()
         await until(lambda: not consumer._pool.free_slots, "the program runs")
         now[0] += LEASE_S + 1
-        queue._return_expired()
+        queue.return_expired()
         await there.cancel(id)
         await until(lambda: bool(consumer._pool.free_slots), "the program was killed")
 

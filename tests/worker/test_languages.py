@@ -331,6 +331,6 @@ def test_languages_are_installed_where_their_tools_are() -> None:
     assert "python" in paths() and set(paths()) <= set(LANGUAGES)
     missing = [
         Interpreted("x", command="no-such-tool", source="x"),
-        Compiled("y", compiler="no-such-tool", flags=(), source="y"),
+        Compiled("y", command="no-such-tool", flags=(), source="y"),
     ]
     assert [language.path() for language in missing] == [None, None]

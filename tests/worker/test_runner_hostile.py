@@ -354,7 +354,7 @@ async def test_worker_cannot_have_zygotes_without_end() -> None:
         while not link.lost.is_set() and time.monotonic() < give_up:
             newest = max(zygote.number for zygote in lab.pool._zygotes)
             assert newest < 40, "forty zygotes for one slot"
-            link.retire(newest)
+            link.send({"retire": newest})
             await asyncio.sleep(0.02)
         assert link.lost.is_set()
 
@@ -403,8 +403,8 @@ async def test_late_answers_of_the_runner_are_closed_and_not_taken_for_later_one
     slot = await again
     assert slot.uid == 20
     assert await closed(late) and await closed(unasked)
-    assert slot.memory_fd is not None
-    os.close(slot.memory_fd)
+    assert slot.counters[0] is not None
+    os.close(slot.counters[0])
     assert await closed(right)
     asked = asyncio.create_task(link.session_slot(1))
     await asyncio.sleep(0.05)

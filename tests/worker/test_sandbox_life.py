@@ -25,8 +25,8 @@ from sandbox_harness import (
     until,
 )
 
-from worker.pool import ZygoteLost
 from worker.sandbox import uids
+from worker.sandbox.zygote_client import ZygoteLost
 
 SLEEP = "import time\ntime.sleep(60)"
 

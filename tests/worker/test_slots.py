@@ -106,7 +106,7 @@ async def test_cells_of_bulk_sessions_give_way_to_calls_for_training_and_do_not_
 async def test_forks_have_the_priority_of_their_session(lab: SessionLab) -> None:
     session = await lab.create(priority="eval")
     [fork] = await session.fork()
-    assert fork.session.priority == "eval"
+    assert fork.session.spec.priority == "eval"
 
 
 async def test_within_a_tenant_a_call_that_has_waited_longer_comes_before_a_cell(lab: SessionLab) -> None:

@@ -21,6 +21,7 @@ from session_harness import session_laboratory
 
 from exec_wire import Limits
 from worker.sandbox import protocol
+from worker.sandbox.large_results import LargeResults
 from worker.sandbox.protocol import ZygoteRequest
 from worker.sandbox.session_tree import SessionTree
 from worker.sandbox.zygote_client import ZygoteClient
@@ -69,7 +70,7 @@ async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_
             slot = await lab.pool._runner.session_slot(tree.index)
             request, fds = protocol.slot_request(tree.index, slot.uid, slot.files)
             protocol.send_request(tree.zygote._socket, request, fds)
-            for fd in (*fds, slot.memory_fd, slot.cpu_fd, slot.events_fd):
+            for fd in (*fds, *slot.counters):
                 if fd is not None:
                     os.close(fd)
         await session.ok("1")  # it has read all of them
@@ -80,7 +81,7 @@ async def test_control_groups_that_are_no_longer_waited_for_are_closed() -> None
     """Two are requested; the caller is cancelled after the first answer, and both are requested again."""
     link, theirs = await scripted_runner()
     zygote, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    tree = SessionTree(ZygoteClient(0, "", zygote), link, 1, Limits(), itertools.count())
+    tree = SessionTree(ZygoteClient(0, "", zygote), link, 1, Limits(), itertools.count(), LargeResults())
 
     def answer(leaf: int) -> int:
         read, write = os.pipe()

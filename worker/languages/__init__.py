@@ -14,37 +14,30 @@ _VISIBLE = ("/usr/", "/bin/")  # in the jail; an interpreter elsewhere cannot st
 
 @dataclass(frozen=True)
 class Language:
-    """Runs in the zygote's own interpreter."""
+    """Without a command it runs in the zygote's own interpreter."""
 
     name: str
+    command: str = ""  # starts or compiles its programs
 
     def path(self) -> str | None:
-        """The command that starts or compiles its programs; None if it is not installed, empty if it needs none."""
-        return ""
+        """The path of the command; None if it is not installed, empty if there is none."""
+        return find(self.command) if self.command else ""
 
 
 @dataclass(frozen=True)
 class Interpreted(Language):
     """`command source arguments…`"""
 
-    command: str
-    source: str  # the name of the program's file
-
-    def path(self) -> str | None:
-        return find(self.command)
+    source: str = ""  # the name of the program's file
 
 
 @dataclass(frozen=True)
 class Compiled(Language):
-    """`compiler flags -o output source` in a sandboxed call of its own; then its output runs, passed as a sealed file."""
+    """`command flags -o output source` in a sandboxed call of its own; then its output runs, passed as a sealed file."""
 
-    compiler: str
-    flags: tuple[str, ...]
-    source: str
+    source: str = ""
+    flags: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)  # of the compiler
-
-    def path(self) -> str | None:
-        return find(self.compiler)
 
 
 @functools.cache
@@ -56,7 +49,7 @@ def find(command: str) -> str | None:
 
 # A template bomb is stopped by these limits.
 CPP_LIMITS = Limits(wall_s=30.0, memory_mb=1024, output_kb=256, file_mb=64)
-CPP = Compiled("cpp", compiler="g++", flags=("-O2", "-std=c++17"), source="main.cpp", limits=CPP_LIMITS)
+CPP = Compiled("cpp", command="g++", flags=("-O2", "-std=c++17"), source="main.cpp", limits=CPP_LIMITS)
 
 LANGUAGES: dict[str, Language] = {
     language.name: language

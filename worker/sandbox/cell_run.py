@@ -4,7 +4,7 @@ import asyncio
 import marshal
 import os
 import time
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -32,13 +32,6 @@ class CellExtras(msgspec.Struct):
 _decode_extras = msgspec.json.Decoder(CellExtras).decode
 
 
-class Stop(NamedTuple):
-    """Why the worker stopped a cell."""
-
-    status: str  # timeout, output_limit or memory_limit
-    infra: bool = False
-
-
 class CellRun:
     """A cell and the files for its output. Use as a context manager."""
 
@@ -61,13 +54,13 @@ class CellRun:
 
     async def run(self) -> Result:
         started = time.monotonic()
-        self._member.tree.zygote.begin_cell(self._member.tree.index, self._member.number)
+        self._member.begin_cell()
         reply = self._member.send("run", {"cell": self._number}, [*self._given, *self._kept])
         close_all(self._given)
-        stop = await self._watch(reply, started)
+        stopped = await self._watch(reply, started)
         elapsed_s = time.monotonic() - started
         extras = await self._read_extras(reply)
-        result = self._judge(reply, stop)
+        result = self._judge(reply, stopped)
         result.state_kept = reply.done() and self._member.alive and not self._member.broken
         if result.state_kept:
             result.value, result.display = extras.value, extras.display
@@ -78,22 +71,23 @@ class CellRun:
         await self._member.tree.results.make(output_bytes, lambda: self._read_output(result))
         return result
 
-    async def _watch(self, reply: asyncio.Future[MemberReply], started: float) -> Stop | None:
-        """Until the cell has replied or its process has ended; stops a cell that exceeds a limit."""
+    async def _watch(self, reply: asyncio.Future[MemberReply], started: float) -> Result | None:
+        """Until the cell has replied or its process has ended; stops a cell that exceeds a limit, and returns the verdict."""
         either: set[asyncio.Future[Any]] = {reply, self._member.ended}
         while True:
             await asyncio.wait(either, timeout=self._next_check_s(started), return_when=asyncio.FIRST_COMPLETED)
             if any(future.done() for future in either):
                 return None
             if self._member.tree.oom_kills > self._oom_before:
-                return await self._stop(either, Stop("memory_limit"))
+                return await self._stop(either, verdict("memory_limit"))
             if self._wrote_too_much:
-                return await self._stop(either, Stop("output_limit"))
+                return await self._stop(either, verdict("output_limit"))
             elapsed_s = time.monotonic() - started
             if elapsed_s - await self._measure_starvation() >= self._limit_s:
-                return await self._stop(either, Stop("timeout"))
+                return await self._stop(either, verdict("timeout"))
             if elapsed_s >= self._remaining_s:
-                return await self._stop(either, Stop("timeout", infra=True))
+                late = "the deadline passed before the cell had the time that its limit allows"
+                return await self._stop(either, verdict("timeout", infra=True, error=late))
 
     def _next_check_s(self, started: float) -> float:
         due_s = min(self._limit_s + self._starved_s, self._remaining_s)
@@ -102,7 +96,7 @@ class CellRun:
     async def _measure_starvation(self) -> float:
         """How long the cell has starved so far (native/cpu_meter.h)."""
         try:
-            report = await self._member.tree.zygote.usage(self._member.tree.index, self._member.number)
+            report = await self._member.usage()
         except ZygoteLost:
             return self._starved_s  # the session is lost; the next check sees it
         self._starved_s = max(self._starved_s, report.starved_ns / 1e9)
@@ -115,22 +109,21 @@ class CellRun:
     def _wrote_too_much(self) -> bool:
         return max(self._output_sizes()) > self._cap * KILL_AT_OUTPUT
 
-    async def _stop(self, either: set[asyncio.Future[Any]], stop: Stop) -> Stop:
+    async def _stop(self, either: set[asyncio.Future[Any]], stopped: Result) -> Result:
         """Interrupt the cell first, which keeps the session's state; kill it after a grace period."""
         self._member.interrupt()
         await asyncio.wait(either, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         if not any(future.done() for future in either):
             self._member.kill()
             await self._member.wait_dead()
-        return stop
+        return stopped
 
-    def _judge(self, reply: asyncio.Future[MemberReply], stop: Stop | None) -> Result:
+    def _judge(self, reply: asyncio.Future[MemberReply], stopped: Result | None) -> Result:
         ended = self._member.ended
         if not reply.done() and (not ended.done() or ended.exception() is not None):
             return verdict("session_lost", error="the session's zygote died")
-        if stop is not None:
-            late = "the deadline passed before the cell had the time that its limit allows" if stop.infra else ""
-            return verdict(stop.status, infra=stop.infra, error=late)  # type: ignore[arg-type]
+        if stopped is not None:
+            return stopped
         if ended.done() and ended.exception() is None and ended.result().oom_kills:  # kernel facts before its own reply
             return judge(Outcome(ended.result(), 0, 0), self._member.tree.limits, [])
         if self._member.broken:
@@ -146,10 +139,7 @@ class CellRun:
 
     async def _measure(self, result: Result, elapsed_s: float) -> None:
         try:
-            if self._member.alive:
-                report = await self._member.tree.zygote.usage(self._member.tree.index, self._member.number)
-            else:
-                report = self._member.ended.result()
+            report = await self._member.usage() if self._member.alive else self._member.ended.result()
         except ZygoteLost:
             return
         cpu_ns, self._member.cpu_ns = report.cpu_ns - self._member.cpu_ns, report.cpu_ns

@@ -10,23 +10,21 @@ from pathlib import Path
 
 # The order and meaning of a slot's descriptors, as in native/protocol.h: limit, peak, events, pids limit, pids now, CPU usage,
 # threads, attach...
-_V1_FILES = [
-    ("memory", "memory.limit_in_bytes", os.O_WRONLY),
-    ("memory", "memory.max_usage_in_bytes", os.O_RDWR),
-    ("memory", "memory.oom_control", os.O_RDONLY),
-    ("pids", "pids.max", os.O_WRONLY),
-    ("pids", "pids.current", os.O_RDONLY),
-    ("cpuacct", "cpuacct.usage", os.O_RDONLY),
-    ("cpuacct", "tasks", os.O_RDONLY),
+# The mode; of version 1 the controller and the file; the file of version 2.
+_FILES = [
+    (os.O_WRONLY, "memory", "memory.limit_in_bytes", "memory.max"),
+    (os.O_RDWR, "memory", "memory.max_usage_in_bytes", "memory.peak"),
+    (os.O_RDONLY, "memory", "memory.oom_control", "memory.events"),
+    (os.O_WRONLY, "pids", "pids.max", "pids.max"),
+    (os.O_RDONLY, "pids", "pids.current", "pids.current"),
+    (os.O_RDONLY, "cpuacct", "cpuacct.usage", "cpu.stat"),
+    (os.O_RDONLY, "cpuacct", "tasks", "cgroup.threads"),
 ]
-_V2_FILES = [
-    ("", "memory.max", os.O_WRONLY),
-    ("", "memory.peak", os.O_RDWR),
-    ("", "memory.events", os.O_RDONLY),
-    ("", "pids.max", os.O_WRONLY),
-    ("", "pids.current", os.O_RDONLY),
-    ("", "cpu.stat", os.O_RDONLY),
-    ("", "cgroup.threads", os.O_RDONLY),
+# Memory in use, CPU time used, kills for lack of memory.
+_COUNTERS = [
+    (os.O_RDONLY, "memory", "memory.usage_in_bytes", "memory.current"),
+    (os.O_RDONLY, "cpuacct", "cpuacct.usage", "cpu.stat"),
+    (os.O_RDONLY, "memory", "memory.oom_control", "memory.events"),
 ]
 _PEAK = 1
 REQUIRED = {1: ("memory", "pids", "cpuacct"), 2: ("memory", "pids")}  # version 2 counts CPU time without a controller
@@ -56,13 +54,16 @@ class SlotCgroups:
         for root in self.roots.values():
             (root / f"slot{index}").mkdir(exist_ok=True)
         self._write_once(index)
-        files: list[int | None] = []
-        for controller, name, mode in _V1_FILES if self.version == 1 else _V2_FILES:
-            files.append(_open_or_none(self.roots[controller] / f"slot{index}" / name, mode))
-        if not _can_be_reset(files[_PEAK]):
-            _close(files[_PEAK])
+        files = self._open(index, _FILES)
+        if (peak := files[_PEAK]) is not None and not _can_be_reset(peak):
+            os.close(peak)
             files[_PEAK] = None  # no peak is better than that of a former program, perhaps of another tenant
         return [*files, *_open_all([(path, os.O_WRONLY) for path in self._attach_files(index, leaf)])]
+
+    def _open(self, index: int, files: list[tuple[int, str, str, str]]) -> list[int | None]:
+        v1 = self.version == 1
+        folders = {controller: root / f"slot{index}" for controller, root in self.roots.items()}
+        return [_open_or_none(folders[name] / one if v1 else folders[""] / two, mode) for mode, name, one, two in files]
 
     def _attach_files(self, index: int, leaf: str) -> list[Path]:
         """A process writes to these files to enter the groups, one for each hierarchy; two controllers may share one."""
@@ -86,11 +87,7 @@ class SlotCgroups:
         files = self._make(index, FIRST_LEAF)
         if self.version == 2:
             (self.roots[""] / f"slot{index}" / "memory.oom.group").write_text("0")
-        v1 = [("memory", "memory.usage_in_bytes"), ("cpuacct", "cpuacct.usage"), ("memory", "memory.oom_control")]
-        wanted = v1 if self.version == 1 else [("", "memory.current"), ("", "cpu.stat"), ("", "memory.events")]
-        return files, [
-            _open_or_none(self.roots[controller] / f"slot{index}" / name, os.O_RDONLY) for controller, name in wanted
-        ]
+        return files, self._open(index, _COUNTERS)
 
     def make_leaf(self, index: int, leaf: int) -> list[int]:
         """A group for one process of a session: to kill it with the processes that it started, and to count its CPU time.
@@ -147,17 +144,12 @@ def _open_or_none(path: Path, mode: int) -> int | None:
         return None
 
 
-def _can_be_reset(peak: int | None) -> bool:
+def _can_be_reset(peak: int) -> bool:
     """False on version 2 before Linux 6.12, although root can open the file for writing there."""
     try:
-        return peak is not None and os.pwrite(peak, b"0", 0) > 0
+        return os.pwrite(peak, b"0", 0) > 0
     except OSError:
         return False
-
-
-def _close(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)
 
 
 def make_root(name: str) -> SlotCgroups:

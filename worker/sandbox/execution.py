@@ -41,13 +41,7 @@ class Execution:
     """The descriptors of one program, the only state outside of the zygote. `close` closes them."""
 
     def __init__(
-        self,
-        call: Call,
-        remaining_s: float,
-        number: int,
-        fail_step: int = 0,
-        start: Start = IN_ZYGOTE,
-        max_result_bytes: int = 1 << 62,
+        self, call: Call, remaining_s: float, number: int, fail_step: int, start: Start, max_result_bytes: int
     ) -> None:
         """`remaining_s`: until the call's deadline. `max_result_bytes`: of its output and files together, as sent."""
         self.call, self.number = call, number
@@ -63,7 +57,9 @@ class Execution:
             if call.stdin:
                 self._given.append(sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")))
             self._kept += output("stdout"), output("stderr")
-            self._kept.append(page_file(_payload_of(call, start)))
+            files = decode_files(call.files)
+            payload = payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source)
+            self._kept.append(page_file(payload_.pack(payload)))
         except BaseException:
             self.close()
             raise
@@ -172,15 +168,15 @@ def run_request(limits: Limits, slot: int, number: int, **fields: int) -> Zygote
     )
 
 
-def _payload_of(call: Call, start: Start) -> bytes:
-    files = {normal_path(path): base64.b64decode(content) for path, content in call.files.items()}
-    return payload_.pack(payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source))
+def decode_files(files: dict[str, str]) -> dict[str, bytes]:
+    return {normal_path(path): base64.b64decode(content) for path, content in files.items()}
 
 
 def open_below(folder_fd: int, path: str) -> tuple[int, int] | str:
     """Open a regular file of the sandbox. Returns the descriptor and its size, or the reason why not."""
-    try:
-        fd = kernel.open_beneath(folder_fd, _below_workspace(path))
+    path = normal_path(path)
+    try:  # /tmp/x and x are tmp/x in the workspace, /mnt/x is mnt/x
+        fd = kernel.open_beneath(folder_fd, (path if path.startswith("/") else HOME + path)[1:])
     except FileNotFoundError:
         return "no such file"
     except OSError as error:
@@ -199,19 +195,11 @@ def read_below(folder_fd: int, path: str, most: int) -> bytes | str:
         return found
     fd, size = found
     try:
-        return does_not_fit(size, most) if size > most else os.pread(fd, size, 0)
+        if size > most:
+            return f"{size} bytes; there is room for {max(0, most)} in this result"
+        return os.pread(fd, size, 0)
     finally:
         os.close(fd)
-
-
-def does_not_fit(size: int, most: int) -> str:
-    return f"{size} bytes; there is room for {max(0, most)} in this result"
-
-
-def _below_workspace(path: str) -> str:
-    """/tmp/x and x are tmp/x in the workspace, /mnt/x is mnt/x."""
-    path = normal_path(path)
-    return (path if path.startswith("/") else HOME + path)[1:]
 
 
 def input_problem(call: Call) -> str | None:

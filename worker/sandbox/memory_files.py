@@ -37,11 +37,6 @@ def _write_all(fd: int, data: bytes, at: int = 0) -> None:
         raise
 
 
-def sealed_program(data: bytes) -> int:
-    """A compiled program that can be executed but not changed."""
-    return sealed("program", data, MFD_EXEC)
-
-
 def output(name: str) -> int:
     """All processes in the sandbox append to it. The worker reads it once, when they are dead: no draining, no blocking."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)

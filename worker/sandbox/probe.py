@@ -17,6 +17,7 @@ from worker.sandbox.inside import _zygote
 from worker.sandbox.inside import page as page_
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.jail import Outer
+from worker.sandbox.memory_files import close_all
 from worker.sandbox.tiers import ALL_LAYERS, NAMESPACES
 
 PATIENCE_S = 20.0
@@ -67,15 +68,10 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
                 missing = missing | absent
                 for layer in ALL_LAYERS:
                     if layer not in layers:
-                        missing.setdefault(
-                            layer, "needs the layers before it" if layer in (*NAMESPACES, "userns") else "needs root"
-                        )
+                        before = layer in (*NAMESPACES, "userns")
+                        missing.setdefault(layer, "needs the layers before it" if before else "needs root")
                 return Found(outer, layers, {layer: why for layer, why in missing.items() if layer not in layers})
-    raise NothingWorks(f"even a process without a jail fails to start: {why}")
-
-
-class NothingWorks(OSError):
-    pass
+    raise OSError(f"even a process without a jail fails to start: {why}")
 
 
 def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> None:
@@ -111,8 +107,7 @@ def _run_nothing(link: socket.socket, steps: list[str]) -> None:
         protocol.send_request(link, request, fds)
         report = _next_report(link)
     finally:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
     if report is None:
         raise _Failed(None, "the zygote died while it ran an empty program")
     if report.step != 0:

@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ from typing import Any
 
 from worker import languages
 from worker.sandbox import kernel, memory, protocol, runner_requests, tiers, uids
+from worker.sandbox.memory_files import close_all
 from worker.sandbox.runner_host import RunnerHost
 from worker.sandbox.runner_options import UIDS, RunnerOptions, add_arguments
 from worker.sandbox.runner_requests import BadRequest, Configure, Request
@@ -164,21 +166,24 @@ class Runner:
 
     def _handle(self, request: Request) -> None:
         if request.recycle is not None:
-            self._recycle(self._known(request.recycle))
+            for zygote in self._known(request.recycle):
+                zygote.process.kill()
         elif request.retire is not None:
             self._retire(self._known(request.retire))
         elif request.session_slot is not None:
-            self._answer_session_slot(self._check_session_slot(request.session_slot))
+            index = self._check_session_slot(request.session_slot)
+            self._answer({"session_slot": index}, lambda: self._make_session_slot(index))
         elif request.leaf is not None:
-            self._answer_leaf(self._check_session_slot(request.leaf[0]), request.leaf[1])
+            slot, leaf = self._check_session_slot(request.leaf[0]), request.leaf[1]
+            self._answer({"leaf": [slot, leaf]}, lambda: self._make_leaf(slot, leaf))
         else:
             raise BadRequest("configure is for the first message only")
 
-    def _known(self, number: int) -> int:
-        """Check that there is, or was, a zygote with this number."""
+    def _known(self, number: int) -> list[Zygote]:
+        """The zygote with this number; none if it ended."""
         if number >= self._next_number:
             raise BadRequest(f"there was no zygote {number}")
-        return number
+        return [zygote for zygote in self._zygotes.values() if zygote.number == number]
 
     def _check_session_slot(self, index: int) -> int:
         """Check that this is a session slot. The control groups of program slots are never handed out."""
@@ -187,44 +192,34 @@ class Runner:
             raise BadRequest(f"{index} is not a session slot: those are {slots} to {slots + sessions - 1}")
         return index
 
-    def _retire(self, number: int) -> None:
+    def _retire(self, zygotes: list[Zygote]) -> None:
         # A retired zygote stays for its sessions, so there are at most as many as sessions; some are about to end.
         if sum(zygote.retired for zygote in self._zygotes.values()) > self._wishes.sessions + MAX_ENDING_ZYGOTES:
             raise BadRequest("more zygotes were retired than there can be sessions")
-        for zygote in list(self._zygotes.values()):
-            if zygote.number == number and not zygote.retired:
+        for zygote in zygotes:
+            if not zygote.retired:
                 zygote.retired = True
                 self._start_zygote(zygote.profile)
 
-    def _answer_session_slot(self, index: int) -> None:
-        layers = self._found.layers
-        try:
-            files, counters = self._host.make_session_slot(index, layers)
-        except OSError as error:
-            protocol.send_message(self._worker, {"session_slot": index, "error": str(error)})
-            return
-        message = {
-            "session_slot": index,
-            "uid": self._host.uid_of(self._found.outer, index),
-            "present": [fd is not None for fd in files],
-            "counters": [fd is not None for fd in counters],
-        }
-        self._hand_over(message, [fd for fd in (*files, *counters) if fd is not None])
+    def _make_session_slot(self, index: int) -> tuple[dict[str, Any], list[int]]:
+        files, counters = self._host.make_session_slot(index, self._found.layers)
+        present, counted = ([fd is not None for fd in fds] for fds in (files, counters))
+        about = {"uid": self._host.uid_of(self._found.outer, index), "present": present, "counters": counted}
+        return about, [fd for fd in (*files, *counters) if fd is not None]
 
-    def _answer_leaf(self, index: int, leaf: int) -> None:
-        try:
-            fds, by_pids = self._host.make_leaf(index, leaf, self._found.layers)
-        except OSError as error:
-            protocol.send_message(self._worker, {"leaf": [index, leaf], "error": str(error)})
-            return
-        self._hand_over({"leaf": [index, leaf], "by_pids": by_pids}, fds)
+    def _make_leaf(self, index: int, leaf: int) -> tuple[dict[str, Any], list[int]]:
+        fds, by_pids = self._host.make_leaf(index, leaf, self._found.layers)
+        return {"by_pids": by_pids}, fds
 
-    def _hand_over(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _answer(self, message: dict[str, Any], make: Callable[[], tuple[dict[str, Any], list[int]]]) -> None:
         try:
-            protocol.send_message(self._worker, message, fds)
+            about, fds = make()
+        except OSError as error:
+            about, fds = {"error": str(error)}, []
+        try:
+            protocol.send_message(self._worker, message | about, fds)
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
     def _handle_dead_zygotes(self) -> None:
         for zygote in list(self._zygotes.values()):
@@ -247,11 +242,6 @@ class Runner:
         for _, profile in due:
             self._start_zygote(profile)
         return min((at for at, _ in self._due), default=now) - now if self._due else None
-
-    def _recycle(self, number: int) -> None:
-        for zygote in self._zygotes.values():
-            if zygote.number == number:
-                zygote.process.kill()
 
     def _kill_zygotes(self) -> None:
         for zygote in self._zygotes.values():

@@ -39,9 +39,7 @@ class SessionSlot(NamedTuple):
 
     uid: int
     files: list[int | None]
-    memory_fd: int | None  # memory in use
-    cpu_fd: int | None  # CPU time used
-    events_fd: int | None  # kills for lack of memory
+    counters: list[int | None]  # memory in use, CPU time used, kills for lack of memory
 
 
 class Leaf(NamedTuple):
@@ -52,6 +50,8 @@ class Leaf(NamedTuple):
     def close(self) -> None:
         close_all([*self.fds, *self.join_fds])
 
+
+NO_LEAF = Leaf([], False, [])
 
 Answer = asyncio.Future[tuple[dict[str, Any], list[int]]]
 
@@ -123,13 +123,7 @@ class RunnerClient:
         if "memory" in ready:
             self.memory = Memory(*ready["memory"])
 
-    def recycle(self, number: int) -> None:
-        self._send({"recycle": number})
-
-    def retire(self, number: int) -> None:
-        self._send({"retire": number})
-
-    def _send(self, message: dict[str, Any]) -> bool:
+    def send(self, message: dict[str, Any]) -> bool:
         try:
             protocol.send_message(self._socket, message)
         except OSError:
@@ -140,7 +134,7 @@ class RunnerClient:
         """Have a session's control group made. The caller owns the descriptors."""
         reply, fds = await self._request({"session_slot": index}, f"session_slot {index}")
         files, counters = ([fds.pop(0) if there else None for there in reply[part]] for part in ("present", "counters"))
-        return SessionSlot(reply["uid"], files, *counters)
+        return SessionSlot(reply["uid"], files, counters)
 
     async def leaf(self, index: int, leaf: int) -> Leaf:
         """Have the control group of one of its processes made. The caller owns the descriptors."""
@@ -150,7 +144,7 @@ class RunnerClient:
     async def _request(self, message: dict[str, Any], name: str) -> tuple[dict[str, Any], list[int]]:
         if self.lost.is_set():
             raise SandboxUnavailable("the runner ended")
-        if not self._send(message):
+        if not self.send(message):
             raise SandboxUnavailable("the runner does not read messages")
         future: Answer = asyncio.get_running_loop().create_future()
         self._answers[name].append(future)

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from worker.sandbox import protocol
+from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
+
 if TYPE_CHECKING:
     from worker.sandbox.session_tree import SessionTree
 
@@ -98,10 +101,20 @@ class Member:
         raise MemberEnded(self.broken)
 
     def interrupt(self) -> None:
-        self.tree.zygote.interrupt(self.tree.index, self.number)
+        self.tree.zygote.send(self._about(protocol.REQUEST_INTERRUPT))
 
     def kill(self) -> None:
-        self.tree.zygote.end_member(self.tree.index, self.number)
+        self.tree.zygote.send(self._about(protocol.REQUEST_END_MEMBER))
+
+    def begin_cell(self) -> None:
+        """From now on `usage` reports how long this cell has starved."""
+        self.tree.zygote.send(self._about(protocol.REQUEST_USAGE, protocol.USAGE_BEGIN))
+
+    async def usage(self) -> ZygoteReport:
+        return await self.tree.zygote.request(self._about(protocol.REQUEST_USAGE), protocol.REPORT_USAGE)
+
+    def _about(self, kind: int, flags: int = 0) -> ZygoteRequest:
+        return ZygoteRequest(kind, self.tree.index, flags=flags, member=self.number)
 
     async def end_because(self, why: str) -> None:
         """Kill a process that broke the protocol."""

@@ -1,7 +1,6 @@
 """A session's sandbox, seen from the worker: its first process and its forks, one sandbox and one trust domain."""
 
 import asyncio
-import base64
 import errno
 import itertools
 import marshal
@@ -14,15 +13,14 @@ from typing import NamedTuple
 import msgspec
 
 from exec_wire import Limits
-from exec_wire.messages.bounds import normal_path
 from worker.sandbox import protocol
-from worker.sandbox.execution import run_request
+from worker.sandbox.execution import decode_files, run_request
 from worker.sandbox.inside import payload as payload_
 from worker.sandbox.large_results import LargeResults
 from worker.sandbox.memory_files import base64_of, close_all, output, page_file, sealed
 from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
-from worker.sandbox.runner_client import Leaf, RunnerClient
-from worker.sandbox.session_member import DEATH_S, Member, MemberEnded, MemberReply, decode_untrusted
+from worker.sandbox.runner_client import NO_LEAF, Leaf, RunnerClient
+from worker.sandbox.session_member import DEATH_S, Member, MemberEnded, decode_untrusted
 from worker.sandbox.verdict import OWN_LIMIT_REACHED, Outcome, judge, setup_failed
 from worker.sandbox.zygote_client import ZygoteClient, ZygoteLost
 
@@ -30,7 +28,6 @@ WHY_CHARS = 200  # of the reason why a file was not fetched
 FIRST_FOLDER = "0"
 FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
 NEVER_CPU_S = 1_000_000_000  # cells have a wall limit instead: a session's CPU time only grows
-SocketPair = tuple[socket.socket, socket.socket]
 _decode_index = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
 
 
@@ -65,18 +62,16 @@ class SessionTree:
         index: int,
         limits: Limits,
         numbers: Iterator[int],
-        results: LargeResults | None = None,
+        results: LargeResults,
     ) -> None:
-        self.results = results or LargeResults()
+        self.results = results
         self.zygote, self.index, self.limits, self.numbers = zygote, index, limits, numbers
         self._runner = runner
         self.number = next(numbers)
         self._leaf_numbers = itertools.count()
         self._free_leaves: list[int] = []
-        self._dead_folders: list[str] = []  # names of folders whose owners are dead
-        self._memory_fd: int | None = None
-        self._cpu_fd: int | None = None
-        self._events_fd: int | None = None
+        self.dead_folders: list[str] = []  # names of folders whose owners are dead
+        self._counters: list[int | None] = [None, None, None]  # memory in use, CPU time used, kills for lack of memory
         self.started = False
         self.cpu_seen_s = self.idle_cpu_s = 0.0  # for the check of idle sessions
         self.members: set[Member] = set()
@@ -84,32 +79,28 @@ class SessionTree:
     async def start(self, env: dict[str, str], files: dict[str, str]) -> Member:
         """Start the first process. It has entered its control group when this returns."""
         member = await self._start_member(env, files)
-        leaf = await self._leaf_of(member)
-        empty = [sealed("files", marshal.dumps(({}, []), 2)), output("out")]
+        leaf = NO_LEAF
         try:
+            leaf = await self._runner.leaf(self.index, member.leaf)
             # The reply means that set-up is over: until then the process moves itself between control groups.
-            await member.request("files", {"most": 0}, list(empty))
+            await self.files(member, {}, [])
             await self._enter_leaf(member, leaf, None)
-        except MemberEnded:
+        except BaseException as error:
             await self.kill()
-            raise self._start_failed() from None
-        except BaseException:
-            await self.kill()
-            raise
+            raise self._start_failed() if isinstance(error, MemberEnded) else error from None
         finally:
-            close_all(empty)
             leaf.close()
         return member
 
     async def _start_member(self, env: dict[str, str], files: dict[str, str]) -> Member:
         slot = await self._runner.session_slot(self.index)
-        self._memory_fd, self._cpu_fd, self._events_fd = slot.memory_fd, slot.cpu_fd, slot.events_fd
+        self._counters = slot.counters
         self.ended = self.zygote.ending(self.number)
         self.started = True
         self.ended.add_done_callback(self._close)
         cgroup, fds, started = [fd for fd in slot.files if fd is not None], list[int](), list[Member]()
         try:
-            payload = payload_.Payload("", [], env, _contents(files), False, session=True)
+            payload = payload_.Payload("", [], env, decode_files(files), False, session=True)
             fds += [output("stdout")]  # one by one: if opening one fails, the others are closed
             fds += [output("stderr")]
             fds += [page_file(payload_.pack(payload))]
@@ -129,13 +120,6 @@ class SessionTree:
         finally:
             close_all(fds)
             close_all(cgroup)
-
-    async def _leaf_of(self, member: Member) -> Leaf:
-        try:
-            return await self._runner.leaf(self.index, member.leaf)
-        except BaseException:
-            await self.kill()
-            raise
 
     def _start_failed(self) -> Exception:
         if not self.ended.done() or self.ended.exception() is not None:
@@ -167,13 +151,15 @@ class SessionTree:
     def _allow_processes(self) -> None:
         """Forks do not count towards the session's process limit: each raises it by one."""
         if self.members:
-            self.zygote.allow_processes(self.number, self.index, self.limits.processes + len(self.members) - 1)
+            processes = self.limits.processes + len(self.members) - 1
+            self.zygote.send(ZygoteRequest(protocol.REQUEST_PROCESSES, self.index, self.number, processes=processes))
 
     async def _enter_leaf(self, member: Member, leaf: Leaf, hello: socket.socket | None) -> None:
         flags = protocol.HAS_LEAF * bool(leaf.fds) | protocol.HAS_HELLO * (hello is not None)
         flags |= protocol.LEAF_BY_PIDS * leaf.by_pids | protocol.LEAF_JOINED * (hello is not None and bool(leaf.join_fds))
         request = ZygoteRequest(protocol.REQUEST_MEMBER, self.index, self.number, flags=flags, member=member.number)
-        report = await self.zygote.add_member(request, [*([hello.fileno()] if hello is not None else []), *leaf.fds])
+        fds = [*([hello.fileno()] if hello is not None else []), *leaf.fds]
+        report = await self.zygote.request(request, protocol.REPORT_MEMBER, fds)
         if report.error and hello is not None:
             raise NotForkable(f"its sandbox does not allow it ({os.strerror(report.error)})")
 
@@ -216,11 +202,16 @@ class SessionTree:
         controls = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in leaves]
         hellos = [_hello_pair() for _ in leaves]
         folder = None if copy_most is None else parent.folder
-        forks = [self._member(ours, folder, leaf) for (ours, _), (leaf, _) in zip(controls, leaves, strict=True)]
+        forks = [self._member(ours, folder, number) for (ours, _), (number, _) in zip(controls, leaves, strict=True)]
         self._allow_processes()
         greetings = [fork.expect(fork.number) for fork in forks]
         try:
-            pending = self._send_fork(parent, forks, controls, hellos, leaves, copy_most)
+            fds = []
+            for control, hello, (_, leaf) in zip(controls, hellos, leaves, strict=True):
+                fds += [control[1].fileno(), hello[1].fileno(), *leaf.join_fds]
+            gone, self.dead_folders = self.dead_folders, []
+            arguments = {"names": [fork.number for fork in forks], "gone": gone, "copy_most": copy_most}
+            pending = parent.send("fork", arguments | {"fds_each": len(fds) // len(forks)}, fds)
             for pair in (*controls, *hellos):
                 pair[1].close()
             reply = await parent.reply(pending)
@@ -241,22 +232,6 @@ class SessionTree:
             for hello in hellos:
                 hello[0].close()
         return forks, reply.files
-
-    def _send_fork(
-        self,
-        parent: Member,
-        forks: list[Member],
-        controls: list[SocketPair],
-        hellos: list[SocketPair],
-        leaves: list[tuple[int, Leaf]],
-        copy_most: int | None,
-    ) -> asyncio.Future[MemberReply]:
-        fds = []
-        for control, hello, (_, leaf) in zip(controls, hellos, leaves, strict=True):
-            fds += [control[1].fileno(), hello[1].fileno(), *leaf.join_fds]
-        gone, self._dead_folders = self._dead_folders, []
-        names, each = [fork.number for fork in forks], len(fds) // len(forks)
-        return parent.send("fork", {"names": names, "gone": gone, "copy_most": copy_most, "fds_each": each}, fds)
 
     async def _leaves(self, count: int) -> list[tuple[int, Leaf]]:
         """Make `count` leaves, or none: a cancelled caller keeps no descriptor."""
@@ -305,10 +280,6 @@ class SessionTree:
         if not self.members:
             await self.kill()
 
-    def drop_folder(self, member: Member) -> None:
-        """The folder's owner has ended. The next fork removes the folder."""
-        self._dead_folders.append(member.folder)
-
     async def kill(self) -> None:
         self.zygote.kill(self.number, self.index)
         await asyncio.wait({self.ended}, timeout=DEATH_S)
@@ -318,24 +289,24 @@ class SessionTree:
             self.zygote.forget(member.number)
             if member.alive and not ended.cancelled() and ended.exception() is None:
                 member.ended.set_result(ended.result())
-        close_all([fd for fd in (self._memory_fd, self._cpu_fd, self._events_fd) if fd is not None])
-        self._memory_fd = self._cpu_fd = self._events_fd = None
+        close_all([fd for fd in self._counters if fd is not None])
+        self._counters = [None, None, None]
 
     @property
     def memory_bytes(self) -> int:
         """In use by the whole session; 0 without control groups."""
-        return int((_words_in(self._memory_fd) or [b"0"])[0])
+        return int((_words_in(self._counters[0]) or [b"0"])[0])
 
     @property
     def cpu_s(self) -> float:
         """Used by the whole session so far; 0 without control groups. Version 1 has nanoseconds, version 2 microseconds."""
-        words = _words_in(self._cpu_fd) or [b"0"]
+        words = _words_in(self._counters[1]) or [b"0"]
         return int(words[1]) / 1e6 if len(words) > 1 else int(words[0]) / 1e9
 
     @property
     def oom_kills(self) -> int:
         """How often the kernel killed one of its processes for lack of memory; 0 without control groups."""
-        words = _words_in(self._events_fd)
+        words = _words_in(self._counters[2])
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
     # -- files ----------------------------------------------------------------------------------------------------------------
@@ -344,7 +315,7 @@ class SessionTree:
         """Put files, then fetch files. Returns an error message if putting failed. All fetched files fit in `file_mb` and one
         result."""
         most = min((self.limits.file_mb << 20) - (64 << 10), self.results.max_bytes_each * 3 // 4)
-        fds = [sealed("files", marshal.dumps((_contents(put), fetch), 2)), output("out")]
+        fds = [sealed("files", marshal.dumps((decode_files(put), fetch), 2)), output("out")]
         try:
             reply = await member.request("files", {"most": most}, fds)
             if reply.code:
@@ -359,10 +330,6 @@ class SessionTree:
             close_all(fds)
 
 
-def _contents(files: dict[str, str]) -> dict[str, bytes]:
-    return {normal_path(path): base64.b64decode(content) for path, content in files.items()}
-
-
 def _words_in(fd: int | None) -> list[bytes]:
     """The words of a control group file; none if the file does not exist any more."""
     try:
@@ -371,7 +338,7 @@ def _words_in(fd: int | None) -> list[bytes]:
         return []
 
 
-def _hello_pair() -> SocketPair:
+def _hello_pair() -> tuple[socket.socket, socket.socket]:
     """With each message on the first socket the kernel passes the sender's credentials."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

@@ -47,13 +47,8 @@ def at_least(tier: Tier, wanted: Tier) -> bool:
     return order.index(tier) <= order.index(wanted)
 
 
-def missing_for(layers: list[str], wanted: Tier) -> list[str]:
-    """The layers that a tier needs and that are missing, in the order of ALL_LAYERS."""
-    needed = _NEEDED.get(wanted, set())
-    return [layer for layer in ALL_LAYERS if layer in needed and layer not in layers]
-
-
 def shortfall(tier: Tier, wanted: Tier, layers: list[str], missing: dict[str, str]) -> str:
     """A message for the operator of a machine below the required tier: what is missing, why, and how to enable it."""
-    lacking = [f"{layer} ({missing.get(layer, 'not there')}): {REMEDY.get(layer, '')}" for layer in missing_for(layers, wanted)]
+    needed = [layer for layer in ALL_LAYERS if layer in _NEEDED.get(wanted, set()) and layer not in layers]
+    lacking = [f"{layer} ({missing.get(layer, 'not there')}): {REMEDY.get(layer, '')}" for layer in needed]
     return f"tier {wanted} is required and this is tier {tier}; missing is\n  " + "\n  ".join(lacking)

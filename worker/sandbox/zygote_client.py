@@ -84,9 +84,7 @@ class ZygoteClient:
             await asyncio.wait([ended])
 
     def kill(self, number: int, slot: int) -> None:
-        self._send(ZygoteRequest(protocol.REQUEST_KILL, slot, number))
-
-    # -- sessions: `slot` is the session slot, `member` one of the session's processes -------------------------------------
+        self.send(ZygoteRequest(protocol.REQUEST_KILL, slot, number))
 
     def start_session(self, request: ZygoteRequest, uid: int, files: Sequence[int | None], fds: Sequence[int]) -> None:
         """Register the session slot and start the session's first process in it. `ending` reports its end and that of the whole
@@ -113,27 +111,8 @@ class ZygoteClient:
         """It was not started, so no report comes."""
         self._sessions.pop(number, None)
 
-    async def add_member(self, request: ZygoteRequest, fds: Sequence[int]) -> ZygoteReport:
-        return await self._request(request, protocol.REPORT_MEMBER, fds)
-
-    def begin_cell(self, slot: int, member: int) -> None:
-        """From now on `usage` reports how long this cell has starved."""
-        self._send(ZygoteRequest(protocol.REQUEST_USAGE, slot, flags=protocol.USAGE_BEGIN, member=member))
-
-    async def usage(self, slot: int, member: int) -> ZygoteReport:
-        return await self._request(ZygoteRequest(protocol.REQUEST_USAGE, slot, member=member), protocol.REPORT_USAGE)
-
-    def allow_processes(self, number: int, slot: int, processes: int) -> None:
-        """Set the process limit of a whole session."""
-        self._send(ZygoteRequest(protocol.REQUEST_PROCESSES, slot, number, processes=processes))
-
-    def interrupt(self, slot: int, member: int) -> None:
-        self._send(ZygoteRequest(protocol.REQUEST_INTERRUPT, slot, member=member))
-
-    def end_member(self, slot: int, member: int) -> None:
-        self._send(ZygoteRequest(protocol.REQUEST_END_MEMBER, slot, member=member))
-
-    async def _request(self, request: ZygoteRequest, kind: int, fds: Sequence[int] = ()) -> ZygoteReport:
+    async def request(self, request: ZygoteRequest, kind: int, fds: Sequence[int] = ()) -> ZygoteReport:
+        """Send a request about a process of a session and wait for its report, of this kind."""
         if self.lost:
             raise ZygoteLost
         future = self._replies[kind, request.member] = asyncio.get_running_loop().create_future()
@@ -145,7 +124,7 @@ class ZygoteClient:
         finally:
             self._replies.pop((kind, request.member), None)
 
-    def _send(self, request: ZygoteRequest) -> None:
+    def send(self, request: ZygoteRequest) -> None:
         try:
             protocol.send_request(self._socket, request)
         except OSError:

@@ -1,9 +1,4 @@
-LAYER_PIDNS: int
-LAYER_MOUNTS: int
-LAYER_UID: int
-LAYER_CGROUP: int
-LAYER_LANDLOCK: int
-LAYER_SECCOMP: int
+LAYERS: dict[str, int]
 MAIN_FILE: str
 SYSCALLS: dict[str, int]
 

@@ -5,6 +5,7 @@ Everything else uses marshal: every interpreter has it, it is short, and its rea
 """
 
 import marshal
+import os
 from typing import NamedTuple
 
 _FORMAT = 2  # understood by every Python 3
@@ -39,3 +40,13 @@ def unpack(data: bytes) -> Fields:
     """`data` is without the first byte. Returns a plain tuple, which touches fewer pages than a `Payload` (program.py)."""
     fields: Fields = marshal.loads(data)
     return fields
+
+
+def place_files(files: dict[str, bytes], folder: str = "") -> None:
+    """Write files; relative paths are below `folder`."""
+    for path, content in files.items():
+        file_path = os.path.join(folder, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
+        if parent := os.path.dirname(file_path):  # noqa: PTH120
+            os.makedirs(parent, exist_ok=True)  # noqa: PTH103
+        with open(file_path, "wb") as file:
+            file.write(content)

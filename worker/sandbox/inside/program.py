@@ -116,7 +116,7 @@ def _arrange(packed: bytes) -> tuple[str, bool]:
     if is_session:
         session.serve(files, _begin)
     if files:
-        _place_files(files)
+        payload_.place_files(files)
     if command:
         if source_file:
             _write(source_file, code)
@@ -125,15 +125,6 @@ def _arrange(packed: bytes) -> tuple[str, bool]:
     if argv:
         sys.argv += argv
     return code, echo_value
-
-
-def _place_files(files: dict[str, bytes]) -> None:
-    for path, content in files.items():
-        folder = os.path.dirname(path)  # noqa: PTH120 - pathlib is not loaded in a bare zygote
-        if folder:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        with open(path, "wb") as file:
-            file.write(content)
 
 
 def _become(command: list[str], argv: list[str]) -> None:
@@ -160,7 +151,7 @@ def _execute(code: str, echo_value: bool) -> int:
         if echo_value:
             body, last = source.compile_with_value(code, MAIN_FILE)
         else:
-            body, last = source.compile_all(code, MAIN_FILE), None
+            body, last = compile(code, MAIN_FILE, "exec", dont_inherit=True), None
     except BaseException as error:
         error.__traceback__ = None  # as for a script that does not compile: without frames
         excepthook(type(error), error, None)

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.sandbox.inside import _zygote, randomness, source
+from worker.sandbox.inside.payload import place_files
 
 CONTROL_FD = 6  # native/sandbox.h
 VALUE_CHARS = 64 << 10
@@ -40,7 +41,6 @@ MIME_OF_METHOD = {
 _SEEDS = re.compile(r"seed|\bset_?state\b")  # after such a cell, forks continue the same random numbers
 
 Reply = dict[str, Any]
-Handler = Callable[[int, dict[str, Any], list[int]], Reply | None]
 
 
 def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ def serve(files: dict[str, bytes], begin: Callable[[], None]) -> None:
     leave = os._exit
     try:
         session = Session()
-        session.write_files(files)
+        place_files(files, session.work)
         _zygote.become_session()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         begin()
@@ -69,13 +69,6 @@ class Session:
         main.__dict__.update(__builtins__=builtins, __annotations__={}, display=self.display)
         sys.modules["__main__"] = main
         self._names = main.__dict__
-        self._handlers: dict[str, Handler] = {
-            "run": self._run,
-            "files": self._files,
-            "fork": self._fork,
-            "settle": self._settle,
-            "restore": self._restore,
-        }
         sys.argv = [""]
         sys.path[0] = ""
         self._use_folder("0")
@@ -86,7 +79,7 @@ class Session:
             if not message:
                 os._exit(0)
             what, number, arguments = marshal.loads(message)
-            reply = self._handlers[what](number, arguments, fds)
+            reply: Reply | None = getattr(self, f"_{what}")(number, arguments, fds)  # run, files, fork, settle or restore
             if reply is not None:
                 self._send_reply(number, reply)
 
@@ -104,27 +97,20 @@ class Session:
         """Use this folder. Each fork has its own, with `work`, where cells start, and `tmp`."""
         self._name = name
         self._folder = f"{self._base}/{name}"
-        self._work = f"{self._folder}/work"
-        os.makedirs(self._work, exist_ok=True)  # noqa: PTH103
+        self.work = f"{self._folder}/work"
+        os.makedirs(self.work, exist_ok=True)  # noqa: PTH103
         os.makedirs(f"{self._folder}/tmp", exist_ok=True)  # noqa: PTH103
         os.chdir(f"{self._folder}/{within}")
-        os.environ.update(HOME=self._work, TMPDIR=f"{self._folder}/tmp")
+        os.environ.update(HOME=self.work, TMPDIR=f"{self._folder}/tmp")
         if "tempfile" in sys.modules:
             setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010
-
-    def write_files(self, files: dict[str, bytes]) -> None:
-        for path, content in files.items():
-            file_path = os.path.join(self._work, path)  # noqa: PTH118 - pathlib is not loaded in a bare zygote
-            os.makedirs(os.path.dirname(file_path), exist_ok=True)  # noqa: PTH103, PTH120
-            with open(file_path, "wb") as file:
-                file.write(content)
 
     def _files(self, number: int, arguments: dict[str, Any], fds: list[int]) -> Reply:
         """Write files, then read files: both lists may be empty. Contents travel in descriptors."""
         payload_fd, out_fd = fds
         try:
             put, fetch = marshal.loads(_read_all(payload_fd))
-            self.write_files(put)
+            place_files(put, self.work)
             index, contents, left = [], [], arguments["most"]
             for path in dict.fromkeys(fetch):
                 content = self._read(path, left)
@@ -145,7 +131,7 @@ class Session:
     def _read(self, path: str, most: int) -> bytes | str:
         """Read a regular file in one of the session's folders (reading a pipe would block). Returns the reason why not as a
         string."""
-        real_path = os.path.realpath(os.path.join(self._work, path))  # noqa: PTH118
+        real_path = os.path.realpath(os.path.join(self.work, path))  # noqa: PTH118
         if not real_path.startswith(self._open_folders):
             return "it is not in a folder of the session"
         try:
@@ -331,13 +317,9 @@ def _fork_obstacle() -> str:
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if threads > 1:
         return f"it has {threads - 1} threads besides the main one"
-    children = [pid for pid in _children() if _is_alive(pid)]
-    return f"it has {len(children)} living child processes" if children else ""
-
-
-def _children() -> list[str]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return file.read().split()
+        children = [pid for pid in file.read().split() if _is_alive(pid)]
+    return f"it has {len(children)} living child processes" if children else ""
 
 
 def _is_alive(pid: str) -> bool:

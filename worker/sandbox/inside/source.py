@@ -6,10 +6,6 @@ import types
 from collections.abc import Callable
 
 
-def compile_all(code: str, name: str) -> types.CodeType:
-    return compile(code, name, "exec", dont_inherit=True)
-
-
 def compile_with_value(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
     """Returns everything before a final expression, and that expression, if there is one."""
     tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]

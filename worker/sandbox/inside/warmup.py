@@ -138,10 +138,8 @@ FAILING = ["def f(:\n", "undefined_name\n", "import math\nmath.squareroot(2)\n",
 def warm_up(imports: list[str], packages: str) -> None:
     if "matplotlib.pyplot" in imports:
         _copy_font_cache(packages)
-    path, os.environ["PATH"] = (
-        os.environ["PATH"],
-        "/none",
-    )  # stops libraries from starting programs, as matplotlib does (fc-list)
+    # Stops libraries from starting programs, as matplotlib does (fc-list).
+    path, os.environ["PATH"] = os.environ["PATH"], "/none"
     for name in [*STANDARD, *imports]:
         importlib.import_module(name)
     os.environ["PATH"] = path

@@ -24,16 +24,16 @@ def main() -> None:
     sys.path.remove(settings["own_code"])
     sys.path = [path for path in sys.path if not path.endswith(("site-packages", "dist-packages"))] + [settings["packages"]]
     os.environ.pop("GLIBC_TUNABLES", None)  # for this process only, not for programs that a program starts
-    layers = sum(layer_bits(_zygote).get(name, 0) for name in settings["layers"])
+    layers = sum(_zygote.LAYERS.get(name, 0) for name in settings["layers"])
+    jailed, own_mounts = "pidns" in settings["layers"], "mntns" in settings["layers"]
     # A folder for packages that need one when imported; no program sees it.
-    folder = os.path.realpath("/tmp") if layers & _zygote.LAYER_MOUNTS else f"{settings['scratch']}/zygote{os.getpid()}"
+    folder = os.path.realpath("/tmp") if own_mounts else f"{settings['scratch']}/zygote{os.getpid()}"
     os.mkdir(folder)  # noqa: PTH102
     os.environ["MPLCONFIGDIR"] = f"{folder}/.matplotlib"
     warmup.warm_up(settings["imports"], settings["packages"])
     os.environ["MPLCONFIGDIR"] = "/tmp/.matplotlib"
     sys.path.insert(0, "/tmp")  # each program's own. Not before: without a jail it is the machine's, writable by all
     sys.path_importer_cache.pop("/tmp", None)
-    jailed = layers & _zygote.LAYER_PIDNS
     if jailed:
         with open("/proc/sys/user/max_user_namespaces", "w") as file:
             file.write("0")  # no process in this user namespace can make another one
@@ -47,27 +47,16 @@ def main() -> None:
         _zygote.SYSCALLS,
         network_namespace="netns" in settings["layers"],
         memory_counted="cgroup" in settings["layers"],
-        mount_namespace="mntns" in settings["layers"],
-        files_apart="mntns" in settings["layers"] or "uid" in settings["layers"],
+        mount_namespace=own_mounts,
+        files_apart=own_mounts or "uid" in settings["layers"],
     )
-    program.prepare(own_folder=not layers & _zygote.LAYER_MOUNTS, own_pids=bool(layers & _zygote.LAYER_PIDNS))
+    program.prepare(own_folder=not own_mounts, own_pids=jailed)
     rules = [tuple(rule) for rule in settings["landlock"]]
     more = settings["foreign_processes"], settings["faults"], *settings["uids"]
     arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], *more
     gc.collect()
     gc.freeze()
     program.run(_zygote.serve(*arguments))
-
-
-def layer_bits(_zygote) -> dict[str, int]:  # type: ignore[no-untyped-def]
-    return {
-        "pidns": _zygote.LAYER_PIDNS,
-        "mntns": _zygote.LAYER_MOUNTS,
-        "uid": _zygote.LAYER_UID,
-        "cgroup": _zygote.LAYER_CGROUP,
-        "landlock": _zygote.LAYER_LANDLOCK,
-        "seccomp": _zygote.LAYER_SECCOMP,
-    }
 
 
 if __name__ == "__main__":

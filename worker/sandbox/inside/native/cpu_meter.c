@@ -1,10 +1,4 @@
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define MAX_THREADS 256 /* sampled threads; a program with more gains nothing anyway */
 
@@ -109,8 +103,7 @@ int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const str
     return update(m, sample.top, sample.top_ns, usage - m->usage_before_ns, now);
 }
 
-/* /proc/PID/task has one link for each thread, and two of its own. */
-static int has_one_thread(pid_t pid) {
+int has_one_thread(pid_t pid) {
     char path[64];
     struct stat st;
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);

@@ -2,14 +2,9 @@
  *
  * Runs in the warm interpreter and does not touch the Python heap, so that pages stay shared with the children. The zygote
  * never reads a byte of the caller's data. */
-#define _GNU_SOURCE
 #include "raw.h"
 #include "zygote.h"
-#include <errno.h>
 #include <poll.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
 
 #define TICK_NS 50000000LL
 #define LOOK_AGAIN_NS 5000000LL /* poll interval for a program that has nearly used up its time */
@@ -128,31 +123,19 @@ static void *handle_request(struct request *request, int *fd) {
     if (request->slot < 0 || request->slot >= MAX_SLOTS)
         return close_all(fd, SLOT_FDS), NULL;
     struct slot *s = &loop->slots[request->slot];
-    switch (request->kind) {
-    case REQUEST_SLOT:
+    if (request->kind == REQUEST_SLOT)
         register_slot(request, fd);
-        return NULL;
-    case REQUEST_RUN:
-        if (s->state == SLOT_FREE && fd[FD_PAGE] >= 0)
-            return start_program(request, fd);
+    else if (request->kind == REQUEST_RUN && s->state == SLOT_FREE && fd[FD_PAGE] >= 0)
+        return start_program(request, fd);
+    else if (request->kind == REQUEST_RUN) {
         report_not_started(request, -1, EBUSY);
         close_all(fd, SLOT_FDS);
-        return NULL;
-    case REQUEST_KILL:
-        if (s->request.call == request->call)
-            end_program(s, BY_REQUEST);
-        return NULL;
-    case REQUEST_PING:
+    } else if (request->kind == REQUEST_KILL && s->request.call == request->call)
+        end_program(s, BY_REQUEST);
+    else if (request->kind == REQUEST_PING)
         send_report(&(struct report){.kind = REPORT_PONG, .call = request->call});
-        return NULL;
-    case REQUEST_MEMBER:
-    case REQUEST_INTERRUPT:
-    case REQUEST_END_MEMBER:
-    case REQUEST_USAGE:
-    case REQUEST_PROCESSES:
+    else if (request->kind >= REQUEST_MEMBER && request->kind <= REQUEST_PROCESSES)
         handle_member_request(request, fd);
-        return NULL;
-    }
     return NULL;
 }
 

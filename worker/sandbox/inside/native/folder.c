@@ -1,12 +1,5 @@
-#define _GNU_SOURCE
 #include "zygote.h"
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* Mount points are never entered: their contents do not belong to the folder. */
 static int is_mount_point(int fd) {

@@ -1,12 +1,5 @@
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <errno.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 static int *thread_id; /* where libc stores the thread id; a fork has to update it */
 static struct robust_list_head *robust_list;

@@ -9,16 +9,9 @@
  *   huge_pages_collapse  every few hundred forks: restores the huge pages that this process split by writing to them
  *
  * All of it is optional: where the kernel refuses, everything works and costs more. */
-#define _GNU_SOURCE
 #include "zygote.h"
 #include <Python.h>
-#include <fcntl.h>
 #include <malloc.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 #define ARENA_BYTES ((size_t)1 << 20) /* of Python 3.10 and later */
@@ -36,11 +29,8 @@ static PyObjectArenaAllocator usual;
 static uintptr_t round_down(uintptr_t address) { return address & ~(HUGE_PAGE - 1); }
 static uintptr_t round_up(uintptr_t address) { return (address + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1); }
 
-/* All object arenas have one size. Python also allocates chunks of its own stack here, which come and go. */
-static int is_arena(size_t size) { return size == ARENA_BYTES; }
-
 static void *arena_alloc(void *context, size_t size) {
-    if (!is_arena(size))
+    if (size != ARENA_BYTES) /* a chunk of Python's own stack; these come and go */
         return usual.alloc(context, size);
     if (free_arenas) {
         void *arena = free_arenas;
@@ -187,11 +177,6 @@ static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start
         munmap(copy, size);
 }
 
-static int has_one_thread(void) {
-    struct stat threads;
-    return !stat("/proc/self/task", &threads) && threads.st_nlink == 3;
-}
-
 /* Allocates malloc's free gaps for good, so that a child's own allocations are close together at the end of the heap (-15
  * faults). Returns where that is. */
 static uintptr_t close_gaps(struct mapping *all, int most) {
@@ -239,7 +224,7 @@ static int has_library_or_heap(struct mapping *first, struct mapping *end) {
  * code anyway, so it gains nothing (separate rights would cost a fifth to a half more CPU time per call: docs/security.md).
  * There must be one thread: the copy would lose what another one writes meanwhile. */
 static void copy_rows(struct mapping *all, int most, uintptr_t heap_used) {
-    int count = has_one_thread() ? read_mappings(all, most) : 0;
+    int count = has_one_thread(getpid()) ? read_mappings(all, most) : 0;
     struct mapping *last = all + count, *end;
     char interpreter[sizeof all->file];
     strcpy(interpreter, interpreter_file(all, count));

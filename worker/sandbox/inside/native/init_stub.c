@@ -5,17 +5,9 @@
  * a stub if the kernel counts no other process of the program, and if the program's files use little memory (it would count
  * for the next program of the slot). Such a stub lingers. Stubs are killed in batches, because concurrent calls share one
  * grace period (3 % less CPU time for a short program than one by one). */
-#define _GNU_SOURCE
 #include "raw.h"
 #include "zygote.h"
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/statfs.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define LINGERING_BATCH 8
 #define MAX_LEFT_BYTES (256 << 10)

@@ -1,11 +1,5 @@
 /* The Landlock ruleset of every program. The structs are defined here because distribution headers lag behind the kernel. */
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <stdint.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 struct ruleset_attr {
     uint64_t handled_fs, handled_net, scoped;

@@ -1,11 +1,6 @@
 /* One network namespace for each running program: abstract socket names are per network namespace, so no two programs can
  * meet. */
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <fcntl.h>
-#include <sched.h>
-#include <string.h>
-#include <unistd.h>
 
 static int new_network(void) {
     if (unshare(CLONE_NEWNET))

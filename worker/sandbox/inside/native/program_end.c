@@ -1,12 +1,7 @@
 /* Ends a program, reaps its processes and reports what the kernel measured. */
-#define _GNU_SOURCE
 #include "raw.h"
 #include "zygote.h"
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 void end_program(struct slot *s, int by) {
     if (s->state != SLOT_RUNNING)
@@ -86,7 +81,8 @@ static void note_member_end(struct member *m, int status, struct rusage *u) {
 }
 
 static int is_over(struct slot *s) {
-    return s->child_reaped && s->stub_reaped && !(s->is_session && members_of((int)(s - loop->slots)));
+    pid_t any;
+    return s->child_reaped && s->stub_reaped && !(s->is_session && member_pids((int)(s - loop->slots), &any, 1));
 }
 
 void reap(void) {

@@ -1,13 +1,6 @@
 /* Starts a program: limits, namespaces, init stub or supervisor, then the fork. */
-#define _GNU_SOURCE
 #include <Python.h>
 #include "zygote.h"
-#include <errno.h>
-#include <sched.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define FORKS_PER_COLLAPSE 500
 

@@ -17,7 +17,7 @@ enum { HAS_STDIN = 1, HAS_FOLDER_SOCKET = 2, HAS_BINARY = 4, HAS_CONTROL = 8 };
 /* The descriptors of REQUEST_MEMBER, in order, each only if `flags` has its bit: the socket with a fork's hello (without it
  * the request is about the session's first process), and of its own control group (leaf) the list of processes, the file
  * that kills them, the CPU time, and the list of threads. */
-enum { LEAF_FDS = 4 };
+enum { LEAF_PROCESSES, LEAF_KILL, LEAF_USAGE, LEAF_THREADS, LEAF_FDS };
 enum { HAS_HELLO = 1, HAS_LEAF = 2, LEAF_BY_PIDS = 4 /* version 1: the second file is a process limit */,
        LEAF_JOINED = 8 /* it moved there itself; the zygote checks that */ };
 

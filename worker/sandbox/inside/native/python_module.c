@@ -1,23 +1,12 @@
 /* The Python module `_zygote`. `serve` returns to Python only in a confined child. */
 #define PY_SSIZE_T_CLEAN
-#define _GNU_SOURCE
 #include <Python.h>
 #include "syscall_table.h"
 #include "zygote.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define MAIN_FILE "/main.py"
 #define PLAIN_PAYLOAD 'p'
@@ -31,11 +20,9 @@ static char *own_page; /* in a program */
 static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
 
 static int64_t own_address_space(void) {
-    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    int64_t pages = read_number(fd);
-    if (fd >= 0)
-        close(fd);
-    return pages * sysconf(_SC_PAGESIZE);
+    char pages[64];
+    read_proc_file(getpid(), "statm", pages, sizeof pages);
+    return strtoll(pages, NULL, 10) * sysconf(_SC_PAGESIZE);
 }
 
 static int read_rules(PyObject *rules) {
@@ -386,10 +373,7 @@ PyMODINIT_FUNC PyInit__zygote(void) {
     if (PyModule_AddObject(module, "SYSCALLS", table))
         return NULL;
     PyModule_AddStringConstant(module, "MAIN_FILE", MAIN_FILE);
-    const struct { const char *name; long value; } numbers[] = {
-        {"LAYER_PIDNS", LAYER_PIDNS}, {"LAYER_MOUNTS", LAYER_MOUNTS}, {"LAYER_UID", LAYER_UID}, {"LAYER_CGROUP", LAYER_CGROUP},
-        {"LAYER_LANDLOCK", LAYER_LANDLOCK}, {"LAYER_SECCOMP", LAYER_SECCOMP}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value);
-    return module;
+    PyObject *layers = Py_BuildValue("{sisisisisisi}", "pidns", LAYER_PIDNS, "mntns", LAYER_MOUNTS, "uid", LAYER_UID, "cgroup",
+                                     LAYER_CGROUP, "landlock", LAYER_LANDLOCK, "seccomp", LAYER_SECCOMP);
+    return PyModule_AddObject(module, "LAYERS", layers) ? NULL : module;
 }

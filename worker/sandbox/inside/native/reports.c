@@ -1,9 +1,5 @@
 /* The zygote's reports to its worker. */
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <errno.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 /* Returns 0 if the caller has to try again: the socket is full, or the kernel lacks memory. A worker that is gone needs no
  * report. */

@@ -1,15 +1,5 @@
 /* The table of session members, and the requests about them: add, interrupt, end, measure. */
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define KILL_PASSES 4 /* a pass may miss a process that is being forked */
 
@@ -23,7 +13,7 @@ struct member *member_by_pid(pid_t pid) {
     return NULL;
 }
 
-struct member *member_by_number(int64_t number) {
+static struct member *member_by_number(int64_t number) {
     for (int i = 0; i < known; i++)
         if (members[i].pid && members[i].number == number)
             return &members[i];
@@ -33,8 +23,7 @@ struct member *member_by_number(int64_t number) {
 struct member *member_add(int slot, int64_t number, pid_t pid) {
     for (int i = 0; i < MAX_MEMBERS; i++)
         if (!members[i].pid) {
-            members[i] = (struct member){.pid = pid, .slot = slot, .number = number, .leaf_processes = -1, .leaf_kill = -1,
-                                         .leaf_usage = -1, .leaf_threads = -1};
+            members[i] = (struct member){.pid = pid, .slot = slot, .number = number, .leaf = {-1, -1, -1, -1}};
             known = i >= known ? i + 1 : known;
             return &members[i];
         }
@@ -47,13 +36,6 @@ int member_pids(int slot, pid_t *pids, int most) {
     for (int i = 0; i < known && count < most; i++)
         if (members[i].pid && members[i].slot == slot)
             pids[count++] = members[i].pid;
-    return count;
-}
-
-int members_of(int slot) {
-    int count = 0;
-    for (int i = 0; i < known; i++)
-        count += members[i].pid && members[i].slot == slot;
     return count;
 }
 
@@ -84,10 +66,7 @@ static void clear_if_equal(pid_t pid, void *wanted) {
         *(pid_t *)wanted = 0;
 }
 
-static void kill_listed(pid_t pid, void *none) {
-    (void)none;
-    kill(pid, SIGKILL);
-}
+static void kill_listed(pid_t pid, void *none) { kill(pid, SIGKILL); }
 
 static int is_listed(int list_fd, pid_t pid) {
     pid_t wanted = pid;
@@ -101,28 +80,26 @@ static int move(pid_t pid, int processes_fd) {
     return write(processes_fd, text, (size_t)n) == n ? 0 : -1;
 }
 
-/* A process outside the group that counts CPU time would never use up its time, so membership is verified. */
-int member_enter_leaf(struct member *m, pid_t program, const int *leaf, int flags) {
-    m->leaf_processes = leaf[0], m->leaf_kill = leaf[1], m->leaf_usage = leaf[2], m->leaf_threads = leaf[3];
+/* Moves `program` (the member, or the child of its supervisor) into a control group of its own, or checks that it is there:
+ * a process outside the group that counts CPU time would never use up its time. The member owns the descriptors then. */
+static int enter_leaf(struct member *m, pid_t program, const int *leaf, int flags) {
+    memcpy(m->leaf, leaf, sizeof m->leaf);
     m->by_pids = flags & LEAF_BY_PIDS;
-    if (!(flags & LEAF_JOINED) && move(program, m->leaf_processes))
+    if (!(flags & LEAF_JOINED) && move(program, leaf[LEAF_PROCESSES]))
         return -1;
     errno = ESRCH;
-    return is_listed(m->leaf_processes, program) && is_listed(m->leaf_threads, program) ? 0 : -1;
+    return is_listed(leaf[LEAF_PROCESSES], program) && is_listed(leaf[LEAF_THREADS], program) ? 0 : -1;
 }
 
 static void kill_leaf(struct member *m) {
-    if (!m->by_pids) {
-        (void)!pwrite(m->leaf_kill, "1", 1, 0);
-        return;
-    }
-    (void)!pwrite(m->leaf_kill, "0", 1, 0); /* no process in the group can fork any more */
-    for (int pass = 0; pass < KILL_PASSES && for_each_listed(m->leaf_processes, kill_listed, NULL); pass++)
+    (void)!pwrite(m->leaf[LEAF_KILL], m->by_pids ? "0" : "1", 1, 0); /* 0: no process in the group can fork any more */
+    for (int pass = 0; m->by_pids && pass < KILL_PASSES && for_each_listed(m->leaf[LEAF_PROCESSES], kill_listed, NULL); pass++)
         ;
 }
 
-void member_kill(struct member *m) {
-    if (m->leaf_kill >= 0)
+/* Kills it and the processes that it started, and nothing else. */
+static void kill_member(struct member *m) {
+    if (m->leaf[LEAF_KILL] >= 0)
         kill_leaf(m);
     else
         for (int pass = 0; pass < KILL_PASSES && kill_descendants(m->pid); pass++)
@@ -131,19 +108,16 @@ void member_kill(struct member *m) {
 }
 
 void member_forget(struct member *m) {
-    if (m->leaf_kill >= 0) {
+    if (m->leaf[LEAF_KILL] >= 0)
         kill_leaf(m);
-        close(m->leaf_kill);
-        close(m->leaf_processes);
-        close(m->leaf_usage);
-        close(m->leaf_threads);
-    }
+    close_all(m->leaf, LEAF_FDS);
     m->pid = 0;
     while (known && !members[known - 1].pid)
         known--;
 }
 
-pid_t hello_sender(int fd, int64_t *uid) {
+/* The sender of the message in this socket, from the kernel's credentials; -1 if there is none. */
+static pid_t hello_sender(int fd, int64_t *uid) {
     char byte;
     union {
         struct cmsghdr header;
@@ -172,16 +146,11 @@ static struct member *register_fork(struct request *request, int hello_fd) {
     int64_t uid = -1;
     pid_t pid = hello_sender(hello_fd, &uid);
     int is_foreign_uid = config.layers & LAYER_UID && uid != loop->slots[request->slot].uid;
-    if (pid < 0 || member_by_pid(pid) || lingering_stub_by_pid(pid) || is_foreign_uid) {
-        errno = ESRCH;
-        return NULL;
-    }
+    int is_taken = pid < 0 || member_by_pid(pid) || lingering_stub_by_pid(pid);
     for (int i = 0; i < loop->slots_known; i++)
-        if (loop->slots[i].state > SLOT_FREE && (loop->slots[i].child == pid || loop->slots[i].stub == pid)) {
-            errno = ESRCH;
-            return NULL;
-        }
-    return member_add((int)request->slot, request->member, pid);
+        is_taken |= loop->slots[i].state > SLOT_FREE && (loop->slots[i].child == pid || loop->slots[i].stub == pid);
+    errno = ESRCH;
+    return is_taken || is_foreign_uid ? NULL : member_add((int)request->slot, request->member, pid);
 }
 
 /* Without a PID namespace a session's process is the child of its supervisor. */
@@ -195,31 +164,29 @@ static void add_member(struct request *request, int *fd) {
     struct member *m = NULL;
     if (s->state == SLOT_RUNNING && s->is_session && s->request.call == request->call)
         m = has_hello ? register_fork(request, fd[0]) : member_by_number(request->member);
-    if (!m || (has_leaf && member_enter_leaf(m, program_of(m), leaf, (int)request->flags)))
+    if (!m || (has_leaf && enter_leaf(m, program_of(m), leaf, (int)request->flags)))
         answer.error = errno ? errno : EINVAL;
     if (has_hello)
         close(fd[0]);
     if (!m && has_leaf)
         close_all(leaf, LEAF_FDS);
     if (m && answer.error)
-        member_kill(m);
+        kill_member(m);
     send_report(&answer);
 }
 
 /* How long a session's process has starved in its cell. */
 static int64_t measure_member_starvation(struct member *m, int64_t now) {
-    if (m->leaf_usage >= 0)
-        return meter_group(&m->meter, m->leaf_usage, m->leaf_threads, &m->known, now);
+    if (m->leaf[LEAF_USAGE] >= 0)
+        return meter_group(&m->meter, m->leaf[LEAF_USAGE], m->leaf[LEAF_THREADS], &m->known, now);
     return meter_one(&m->meter, program_of(m), m->pid, loop->slots[m->slot].stub ? 0 : 1, now);
 }
 
 static void begin_cell(struct member *m) {
-    if (m->leaf_usage < 0) {
-        meter_start_one(&m->meter, program_of(m), now_ns());
-        return;
-    }
-    meter_start(&m->meter, m->leaf_usage, now_ns());
-    meter_know(&m->known, m->leaf_threads);
+    if (m->leaf[LEAF_USAGE] < 0)
+        return meter_start_one(&m->meter, program_of(m), now_ns());
+    meter_start(&m->meter, m->leaf[LEAF_USAGE], now_ns());
+    meter_know(&m->known, m->leaf[LEAF_THREADS]);
 }
 
 static void report_usage(struct member *m) {
@@ -236,10 +203,8 @@ static void report_usage(struct member *m) {
 }
 
 void handle_member_request(struct request *request, int *fd) {
-    if (request->kind == REQUEST_MEMBER) {
-        add_member(request, fd);
-        return;
-    }
+    if (request->kind == REQUEST_MEMBER)
+        return add_member(request, fd);
     if (request->kind == REQUEST_PROCESSES) {
         struct slot *s = &loop->slots[request->slot];
         if (s->state == SLOT_RUNNING && s->is_session && s->request.call == request->call)
@@ -257,7 +222,7 @@ void handle_member_request(struct request *request, int *fd) {
     } else if (request->kind == REQUEST_END_MEMBER && is_supervised)
         end_program(&loop->slots[m->slot], BY_REQUEST);
     else if (request->kind == REQUEST_END_MEMBER)
-        member_kill(m);
+        kill_member(m);
     else if (request->flags & USAGE_BEGIN)
         begin_cell(m);
     else

@@ -1,12 +1,5 @@
 /* The kernel's counters of a slot. The runner opened the files that they are read from. */
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 int64_t now_ns(void) {
     struct timespec t;

@@ -1,23 +1,9 @@
 /* The confinement of one program, as an ordered list of steps (bottom of this file). Runs in the forked child, before it
  * reads any byte of the caller's data. Every step that is on must succeed: `confine` stops at the first failure. */
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/seccomp.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 struct box {
     struct zygote_config *config;
@@ -38,7 +24,6 @@ static int join_cgroups(struct box *b) {
 
 /* Raising the score needs no privilege. Lowering it needs one, which the program does not have. */
 static int prefer_as_oom_victim(struct box *b) {
-    (void)b;
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return -1;
@@ -47,10 +32,7 @@ static int prefer_as_oom_victim(struct box *b) {
     return failed ? -1 : 0;
 }
 
-static int new_session(struct box *b) {
-    (void)b;
-    return setsid() < 0 ? -1 : 0;
-}
+static int new_session(struct box *b) { return setsid() < 0 ? -1 : 0; }
 
 /* If there is a stub, the zygote has already created the mount namespace (program_start.c). A network namespace is expensive
  * to create and remove, so programs use it one after another; nothing in it outlives a program (network_namespaces.c). */
@@ -103,7 +85,6 @@ static int make_folder(struct box *b) {
 
 /* The zygote's own /proc must not stay visible: it shows the other programs. */
 static int mount_proc(struct box *b) {
-    (void)b;
     return mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=ptraceable,subset=pid");
 }
 
@@ -143,15 +124,12 @@ static int arrange_descriptors(struct box *b) {
         return -1;
     if (dup3(fd[FD_PAGE], CHILD_FD_PAYLOAD, O_CLOEXEC) < 0)
         return -1;
-    close(CHILD_FD_LANDLOCK);
-    close(CHILD_FD_BINARY);
-    close(CHILD_FD_CONTROL);
-    if (b->landlock_fd >= 0 && dup3(b->landlock_fd, CHILD_FD_LANDLOCK, O_CLOEXEC) < 0)
-        return -1;
-    if (fd[FD_BINARY] >= 0 && dup3(fd[FD_BINARY], CHILD_FD_BINARY, O_CLOEXEC) < 0)
-        return -1;
-    if (fd[FD_CONTROL] >= 0 && dup3(fd[FD_CONTROL], CHILD_FD_CONTROL, O_CLOEXEC) < 0)
-        return -1;
+    const int moves[][2] = {{b->landlock_fd, CHILD_FD_LANDLOCK}, {fd[FD_BINARY], CHILD_FD_BINARY}, {fd[FD_CONTROL], CHILD_FD_CONTROL}};
+    for (int i = 0; i < 3; i++) {
+        close(moves[i][1]);
+        if (moves[i][0] >= 0 && dup3(moves[i][0], moves[i][1], O_CLOEXEC) < 0)
+            return -1;
+    }
     return syscall(SYS_close_range, CHILD_FD_CONTROL + 1, ~0U, 0) ? -1 : 0;
 }
 
@@ -199,20 +177,15 @@ static int drop_identity(struct box *b) {
 /* In any case: a change of uid clears capabilities only if the old uid was 0, and there may have been no change. An executed
  * file gives none back: the zygote has emptied the bounding set (zygote.py). */
 static int drop_capabilities(struct box *b) {
-    (void)b;
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct none[2] = {{0}};
     return (int)syscall(SYS_capset, &header, none);
 }
 
 /* After the change of uid, because that clears the death signal. */
-static int bind_fate(struct box *b) {
-    (void)b;
-    return prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-}
+static int bind_fate(struct box *b) { return prctl(PR_SET_PDEATHSIG, SIGKILL) || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); }
 
 static int restrict_landlock(struct box *b) {
-    (void)b;
     if (syscall(SYS_landlock_restrict_self, CHILD_FD_LANDLOCK, 0))
         return -1;
     return close(CHILD_FD_LANDLOCK);
@@ -227,10 +200,7 @@ static int install_seccomp(struct box *b) {
 
 /* The last step runs in program.py: random numbers, files, environment. It ends with `begin`, which marks the program as
  * started. */
-static int prepare_in_python(struct box *b) {
-    (void)b;
-    return 0;
-}
+static int prepare_in_python(struct box *b) { return 0; }
 
 #define WITHOUT (1U << 31) /* the step is on if the layer is missing */
 

@@ -1,16 +1,4 @@
-#define _GNU_SOURCE
 #include "zygote.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define PASS_NS 1000000L
 #define MAX_PASSES 1000
@@ -61,7 +49,7 @@ static void kill_and_reap_all(int pids_limit_fd) {
 
 static void report(struct progress *p, int status, struct rusage *u) {
     p->status = status;
-    p->cpu_ns = (u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1000000000LL + (u->ru_utime.tv_usec + u->ru_stime.tv_usec) * 1000LL;
+    p->cpu_ns = cpu_ns_of(u);
     p->ended_ns = now_ns();
 }
 

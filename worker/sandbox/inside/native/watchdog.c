@@ -1,14 +1,7 @@
 /* Measures a process tree through /proc, a few times a second. First by resident pages, which is cheap but counts shared
  * pages many times; if that is too much, by the kernel's proportional count. */
-#define _GNU_SOURCE
 #include "zygote.h"
 #include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define MAX_PROCESSES 4096
 

@@ -1,16 +1,42 @@
 /* The state of a zygote, and the functions that its parts offer each other. */
 #pragma once
 #include "sandbox.h"
-#include "session_members.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #define MAX_SLOTS 1024
+#define MAX_MEMBERS 4096
 #define EXIT_NOT_CONFINED 253
 #define MAX_IDLE_NETWORKS 16 /* most of the time no more programs than this run in one zygote */
 #define MAX_PENDING_REPORTS (MAX_SLOTS + MAX_MEMBERS + 1) /* one end of each, and the answer to one request */
+
+/* A process of a session: the first one, or a fork. All are children of the zygote (see forking.c): the zygote reaps each of
+ * them, and the kernel reuses no pid before that. */
+struct member {
+    pid_t pid; /* 0: this entry is free */
+    int slot;
+    int64_t number; /* by which the worker names it */
+    int leaf[LEAF_FDS]; /* of its own control group, or -1; see protocol.h */
+    int by_pids;
+    struct cpu_meter meter; /* of its cell */
+    struct known_threads known;
+};
 
 /* Everything that the loop writes, on pages of its own: a write to a huge page that a child shares would split that page,
  * and every later fork would copy 512 small pages. For the same reason system calls of the loop that often fail bypass
@@ -63,6 +89,14 @@ void send_report(const struct report *report);
 void send_pending_reports(void);
 void report_not_started(struct request *request, int step, int error);
 /* session_members.c */
+struct member *member_add(int slot, int64_t number, pid_t pid);
+struct member *member_by_pid(pid_t pid);
+/* Lists the pids of a session's members. Returns how many. */
+int member_pids(int slot, pid_t *pids, int most);
+/* Calls `act` for each process or thread that a control group lists. Returns how many. */
+int for_each_listed(int list_fd, void (*act)(pid_t id, void *about), void *about);
+/* Kills the processes that it left. Call after it was reaped. */
+void member_forget(struct member *m);
 void handle_member_request(struct request *request, int *fd);
 /* slot_counters.c */
 int64_t read_number(int fd);
@@ -97,6 +131,8 @@ int landlock_new_ruleset(void);
 int landlock_allow(int ruleset, const char *path, char access);
 /* folder.c: removes a folder and everything below it, if it exists. Follows no link: its contents may be hostile. */
 int remove_folder(const char *path);
+/* cpu_meter.c (see cpu_meter.h): /proc/PID/task has one link for each thread, and two of its own */
+int has_one_thread(pid_t pid);
 /* watchdog.c: replaces control groups where there are none */
 void remember_own_memory(void); /* once, before the first fork */
 /* Do `roots` and their descendants (and those of `other`, if not 0) use more than `most` bytes beyond the memory that they
