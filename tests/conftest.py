@@ -1,6 +1,11 @@
 import os
+import sys
 
 import pytest
+
+# The suite starts hundreds of interpreters: each module of this tree is compiled once, not once in each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
