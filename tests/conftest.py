@@ -1,9 +1,13 @@
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+# The harness of a folder serves others too.
+sys.path += [str(HERE), *(str(HERE / folder) for folder in ("cluster", "gateway", "judging", "service", "web", "worker"))]
 # The suite starts hundreds of interpreters: each module of this tree is compiled once, not once in each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable
 
 import msgspec
 import pytest
+from common import wait_until
 
 from exec_client import AsyncClient, BadRequest, Client, ClientClosed, Policy, ServiceFailed, Tags
 
@@ -225,7 +224,7 @@ async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_req
 
     async def answer_the_last(exchange: Exchange) -> None:
         await exchange.start()
-        await until(answered.is_set, 30)
+        await until(answered.is_set)
         await exchange.result(2)
         await exchange.disconnected()
         server.given_up.release()
@@ -325,7 +324,7 @@ def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request
     async def quick_then_rest(exchange: Exchange) -> None:
         await exchange.start()
         await exchange.result(exchange.codes.index("quick"))
-        await until(rest.is_set, 30)
+        await until(rest.is_set)
         await exchange.result(exchange.codes.index("other"))
         await exchange.disconnected()
 
@@ -336,15 +335,15 @@ def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request
             threading.Thread(target=lambda code=code: printed.append(client.run(code).stdout)) for code in ("1", "other")
         ]  # type: ignore[misc]
         threads[0].start()
-        happens(lambda: len(server.requests) == 1)
+        wait_until(lambda: len(server.requests) == 1)
         threads[1].start()  # waits until the first request has ended, as do the two below
-        opening = threading.Thread(target=lambda: (happens(lambda: waiting_in(client) == 3), first.open()))
+        opening = threading.Thread(target=lambda: (wait_until(lambda: waiting_in(client) == 3), first.open()))
         opening.start()
         arrivals = client.as_completed(["quick", "slow"])
         assert next(arrivals).stdout == "quick"
         arrivals.close()
         request = server.requests[1]
-        happens(lambda: server.cancelled_calls == [(request.headers["x-request-id"], request.codes.index("slow"))])
+        wait_until(lambda: server.cancelled_calls == [(request.headers["x-request-id"], request.codes.index("slow"))])
         rest.set()
         for thread in (*threads, opening):
             thread.join()
@@ -354,10 +353,3 @@ def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request
 def waiting_in(client: Client) -> int:
     assert client._thread is not None and client._thread._client._outbox is not None
     return len(client._thread._client._outbox._waiting)
-
-
-def happens(true: Callable[[], bool], patience_s: float = 10) -> None:
-    give_up = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)

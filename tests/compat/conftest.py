@@ -1,17 +1,10 @@
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
-
-HERE = Path(__file__).parent
-for neighbour in ("gateway", "judging", "worker"):
-    sys.path.append(str(HERE.parent / neighbour))
-
-from compat_harness import Visitor  # noqa: E402
-from judging_harness import court  # noqa: E402
-from sandbox_harness import need_sandbox  # noqa: E402
+from compat_harness import Visitor
+from judging_harness import court
+from sandbox_harness import need_sandbox
 
 
 @pytest.fixture(scope="session")

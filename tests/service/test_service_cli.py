@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of, wait_until
+from common import wait_until
+from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of
 
 from exec_wire.messages.calls import decode_result
 from loadtest.support.processes import free_port

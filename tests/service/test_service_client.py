@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from service_harness import Service, mixed_case, serving, slots_in_use, until_no_program_runs, until_program_runs, wait_until
+from common import wait_until
+from service_harness import Service, mixed_case, serving, slots_in_use, until_no_program_runs, until_program_runs
 
 from exec_client import AsyncClient, Call, Client, Conflict, Limits, Result, Tags
 from loadtest.support.processes import free_port

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from sandbox_harness import NAME_ITSELF, has_come_this_far, until
-from service_harness import Service, see_nothing_left, serving, wait_until
+from common import until, wait_until
+from sandbox_harness import NAME_ITSELF, has_come_this_far
+from service_harness import Service, see_nothing_left, serving
 
 from exec_client import AsyncClient, AsyncSession, CallerError, Client, Conflict, Forbidden, Limits, SessionLost, Tags
 from exec_service.app import Gateway

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from common import wait_until
 from service_harness import (
     COMMAND,
     ROOT,
@@ -23,7 +24,6 @@ from service_harness import (
     serving,
     slots_in_use,
     until_program_runs,
-    wait_until,
 )
 
 from worker.sandbox.uids import STATE_FOLDER

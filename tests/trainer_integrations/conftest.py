@@ -1,14 +1,9 @@
 """A live service for the adapters: the one at EXEC_TEST_URL, or a new one."""
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "worker"), str(HERE.parent / "service"), str(HERE.parents[1])]
 
 
 @pytest.fixture(scope="session")

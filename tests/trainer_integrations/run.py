@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "tests" / "service"), str(ROOT / "tests" / "worker"), str(ROOT)]
+sys.path += [str(ROOT / "tests" / "service"), str(ROOT / "tests" / "worker"), str(ROOT / "tests"), str(ROOT)]
 TORCH = "torch==2.13.0"
 COMMON = ["httpx>=0.27", "msgspec>=0.19", "pytest>=8", "pytest-asyncio>=0.24", "fastapi>=0.115"]
 

@@ -1,16 +1,10 @@
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "worker"), str(TESTS / "service")]  # a real service, and what it needs of the machine
-
-from sandbox_harness import need_sandbox  # noqa: E402
-from service_harness import Service, serving  # noqa: E402
-from web_harness import browsing  # noqa: E402
+from sandbox_harness import need_sandbox
+from service_harness import Service, serving
+from web_harness import browsing
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import PATIENCE_S, Lab, laboratory, need_sandbox, until
+from common import PATIENCE_S, until
+from sandbox_harness import Lab, laboratory, need_sandbox
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import FetchFiles, Got

@@ -17,17 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_harness import (
-    PATIENCE_S,
-    cgroups_of,
-    is_alive,
-    laboratory,
-    need_sandbox,
-    open_fds,
-    scripted_runner,
-    tree_of,
-    until,
-)
+from common import PATIENCE_S, until, wait_until
+from sandbox_harness import cgroups_of, is_alive, laboratory, need_sandbox, open_fds, scripted_runner, tree_of
 
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
@@ -47,10 +38,7 @@ def listening(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
     command = [sys.executable, "-m", "exec_service", "runner", "--socket", str(path), "--packages", default_packages()]
     process = subprocess.Popen([*command, *arguments], cwd=ROOT)
     try:
-        give_up = time.monotonic() + PATIENCE_S
-        while not path.exists():
-            assert time.monotonic() < give_up and process.poll() is None, "the runner does not listen"
-            time.sleep(0.02)
+        wait_until(lambda: path.exists() or process.poll() is not None, "the runner listens")
         yield process, path
     finally:
         process.terminate()
@@ -71,16 +59,9 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
 
 def connect(path: Path) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    give_up = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            link.connect(str(path))
-        except OSError:  # it does not listen yet, or still cleans up after another worker
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
-        else:
-            link.settimeout(PATIENCE_S)
-            return link
+    wait_until(lambda: link.connect_ex(str(path)) == 0, "it listens")  # it may still clean up after another worker
+    link.settimeout(PATIENCE_S)
+    return link
 
 
 def answers(link: socket.socket) -> Iterator[dict[str, Any]]:

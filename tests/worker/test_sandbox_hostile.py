@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sandbox_harness import Lab, canary_song, host_mounts, is_alive, laboratory, need_sandbox, open_fds, processes_in, until
+from common import until
+from sandbox_harness import Lab, canary_song, host_mounts, is_alive, laboratory, need_sandbox, open_fds, processes_in
 
 CANARY = """
 import hashlib, os

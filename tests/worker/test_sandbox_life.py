@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from common import until
 from sandbox_harness import (
     OWN_BASE,
     Lab,
@@ -22,7 +23,6 @@ from sandbox_harness import (
     processes_in,
     tree_of,
     uid_of,
-    until,
 )
 
 from worker.pool import ZygoteLost

@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, has_memory_peak, laboratory, need_sandbox, one_core, until
+from common import until
+from sandbox_harness import Lab, has_memory_peak, laboratory, need_sandbox, one_core
 
 from exec_wire import Result
 

@@ -4,7 +4,8 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
+from sandbox_harness import need_sandbox
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import FetchFiles, Refused

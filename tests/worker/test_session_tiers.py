@@ -5,7 +5,8 @@ import os
 import signal
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
+from sandbox_harness import need_sandbox
 from session_harness import session_laboratory
 
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)\n"

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, need_sandbox, one_core, until
+from common import PATIENCE_S, until
+from sandbox_harness import NAME_ITSELF, has_come_this_far, need_sandbox, one_core
 from session_harness import SessionLab, session_laboratory
 
 import worker.session

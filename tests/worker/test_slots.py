@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
+from sandbox_harness import need_sandbox
 from session_harness import Handle, SessionLab, session_laboratory
 
 from exec_wire import Call, Limits, Result, pack, unpack_result

@@ -7,16 +7,8 @@ import select
 import socket
 
 import pytest
-from sandbox_harness import (
-    NAME_ITSELF,
-    PATIENCE_S,
-    has_come_this_far,
-    laboratory,
-    need_sandbox,
-    open_fds,
-    scripted_runner,
-    until,
-)
+from common import PATIENCE_S, until
+from sandbox_harness import NAME_ITSELF, has_come_this_far, laboratory, need_sandbox, open_fds, scripted_runner
 from session_harness import session_laboratory
 
 from exec_wire import Limits
