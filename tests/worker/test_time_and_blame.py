@@ -15,14 +15,19 @@ from session_harness import SessionLab, session_laboratory
 from exec_wire import Limits
 
 CORES = len(os.sched_getaffinity(0))
-TIERS = [(), ("cgroup",), ("userns",)]
-TIER_NAMES = ["tier-A", "tier-B", "tier-D"]
 
 
 @pytest.fixture(scope="module")
 async def session_lab() -> AsyncIterator[SessionLab]:
     need_sandbox()
     async with session_laboratory() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module", params=[(), ("cgroup",), ("userns",)], ids=["tier-A", "tier-B", "tier-D"])
+async def tier_lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+    need_sandbox()
+    async with laboratory(slots=2, mask_layers=list(request.param), min_tier="D") as lab:
         yield lab
 
 
@@ -87,12 +92,9 @@ def crowd(kind: str, limit_s: float) -> str:
     return CROWDS[kind].replace("NEED", str(1.7 * CORES * limit_s))
 
 
-@pytest.mark.parametrize("mask", TIERS, ids=TIER_NAMES)
 @pytest.mark.parametrize("kind", CROWDS)
-async def test_a_crowd_gains_no_time(kind: str, mask: tuple[str, ...]) -> None:
-    need_sandbox()
-    async with laboratory(slots=2, mask_layers=list(mask), min_tier="D") as lab:
-        result = await lab.run(crowd(kind, 1.2), wall_s=1.2, cpu_s=60, deadline_s=120, memory_mb=256)
+async def test_a_crowd_gains_no_time(tier_lab: Lab, kind: str) -> None:
+    result = await tier_lab.run(crowd(kind, 1.2), wall_s=1.2, cpu_s=60, deadline_s=120, memory_mb=256)
     assert (result.status, result.blame) == ("timeout", "model")
 
 
@@ -104,12 +106,9 @@ async def test_a_crowd_gains_no_time_on_a_busy_machine() -> None:
             assert verdicts(await asyncio.gather(*crowds)) == {("timeout", "model")}
 
 
-@pytest.mark.parametrize("mask", TIERS, ids=TIER_NAMES)
-async def test_a_sleeper_gains_no_time(mask: tuple[str, ...]) -> None:
-    need_sandbox()
-    async with laboratory(slots=2, mask_layers=list(mask), min_tier="D") as lab:
-        with busy_machine():
-            result = await lab.run("import time; time.sleep(600)", wall_s=0.5, deadline_s=120)
+async def test_a_sleeper_gains_no_time(tier_lab: Lab) -> None:
+    with busy_machine():
+        result = await tier_lab.run("import time; time.sleep(600)", wall_s=0.5, deadline_s=120)
     assert (result.status, result.blame) == ("timeout", "model")
     assert result.usage.elapsed_s - result.usage.wall_s < 0.5 * result.usage.elapsed_s
 
