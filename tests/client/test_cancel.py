@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -15,6 +16,18 @@ from .scripted_server import Cut, Exchange, Gate, ScriptedServer, Unknown, answe
 
 LOST = {"status": "worker_lost", "blame": "infra", "retryable": True}
 MINE, OTHER = Tags(run="r", step=1), Tags(run="r", step=2)
+
+
+def in_turn(*answers: int | Exception) -> Callable[[], int]:
+    """A service that answers a cancel with one after the other."""
+    left = iter(answers)
+
+    def on_cancel() -> int:
+        if isinstance(told := next(left), Exception):
+            raise told
+        return told
+
+    return on_cancel
 
 
 async def test_cancel_sends_what_was_given_and_returns_the_count(client: AsyncClient, server: ScriptedServer) -> None:
@@ -137,24 +150,13 @@ async def test_cancelled_call_that_is_never_answered_ends_cancelled_at_its_deadl
 
 
 async def test_cancel_is_asked_again_when_the_service_fails(client: AsyncClient, server: ScriptedServer) -> None:
-    answers = iter([Cut(), Cut(), 5])
-
-    def on_cancel() -> int:
-        told = next(answers)
-        if isinstance(told, Cut):
-            raise told
-        return told
-
-    server.on_cancel = on_cancel
+    server.on_cancel = in_turn(Cut(), Cut(), 5)
     assert await client.cancel(run="r") == 5
     assert len(server.cancels) == 3
 
 
 async def test_cancel_that_always_fails_raises(server: ScriptedServer) -> None:
-    def cut() -> int:
-        raise Cut
-
-    server.on_cancel = cut
+    server.on_cancel = in_turn(Cut(), Cut())
     async with AsyncClient(server.url, policy=msgspec.structs.replace(QUICK, max_attempts=2)) as client:
         with pytest.raises(ServiceFailed):
             await client.cancel(run="r")
@@ -217,9 +219,6 @@ async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_req
 ) -> None:
     """It refuses the query. When nobody waits for the rest of the request any more, the connection is closed."""
 
-    def unknown() -> int:
-        raise Unknown
-
     answered = threading.Event()
 
     async def answer_the_last(exchange: Exchange) -> None:
@@ -230,7 +229,7 @@ async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_req
         server.given_up.release()
 
     server.play(answer_the_last)
-    server.on_cancel = unknown
+    server.on_cancel = in_turn(Unknown(), Unknown())
     with caplog.at_level(logging.WARNING, "exec_client"):
         runs = [asyncio.create_task(client.run(f"c{number}")) for number in range(3)]
         await until(lambda: len(server.requests) == 1)
@@ -246,15 +245,8 @@ async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_req
 
 
 async def test_a_cancel_that_fails_is_sent_again_while_the_request_is_open(client: AsyncClient, server: ScriptedServer) -> None:
-    failures = iter([True, True])
-
-    def cut_twice() -> int:
-        if next(failures, False):
-            raise Cut
-        return 1
-
     server.play(server.hold)
-    server.on_cancel = cut_twice
+    server.on_cancel = in_turn(Cut(), Cut(), 1)
     leaving, staying = (asyncio.create_task(client.run(code)) for code in ("a", "b"))
     await until(lambda: len(server.requests) == 1)
     leaving.cancel()
@@ -275,15 +267,7 @@ async def test_a_call_that_was_on_its_way_when_it_was_cancelled_by_tags_is_named
 
 
 async def test_a_cancel_by_tags_outlives_the_task_that_asked_for_it(server: ScriptedServer) -> None:
-    answers = iter([Cut(), 1])
-
-    def fail_once() -> int:
-        told = next(answers)
-        if isinstance(told, Cut):
-            raise told
-        return told
-
-    server.on_cancel = fail_once
+    server.on_cancel = in_turn(Cut(), 1)
     async with AsyncClient(server.url, policy=Policy(backoff_s=0.5)) as client:
         cancelling = asyncio.create_task(client.cancel(run="r"))
         await until(lambda: len(server.cancels) == 1)
@@ -294,15 +278,7 @@ async def test_a_cancel_by_tags_outlives_the_task_that_asked_for_it(server: Scri
 
 
 async def test_closing_the_client_waits_for_a_cancel_on_its_way(server: ScriptedServer) -> None:
-    answers = iter([Cut(), 1])
-
-    def fail_once() -> int:
-        told = next(answers)
-        if isinstance(told, Cut):
-            raise told
-        return told
-
-    server.on_cancel = fail_once
+    server.on_cancel = in_turn(Cut(), 1)
     async with AsyncClient(server.url, policy=Policy(backoff_s=0.3)) as client:
         cancelling = asyncio.create_task(client.cancel(run="r"))
         await until(lambda: len(server.cancels) == 1)

@@ -175,8 +175,6 @@ def test_metrics_of_a_gateway_are_at_the_port_that_was_given(own_server: RedisSe
     assert taken == 69 and str(port) in words
 
 
-# -- a task that keeps failing ------------------------------------------------------------------------------------------------
-
 BREAK_TAKE = """
 import asyncio, os
 from exec_wire.queue.redis_worker import RedisWorkerEnd

@@ -78,8 +78,6 @@ async def test_copies_end_as_expected_and_leave_nothing(cage: Cage, name: str) -
     assert cage.canary.wrong == []
 
 
-# -- as cells of sessions -----------------------------------------------------------------------------------------------------
-
 CELLS = [name for name in ON_THEIR_OWN if PROGRAMS[name].language == "python" and not PROGRAMS[name].not_as_cell]
 
 
@@ -133,9 +131,6 @@ async def test_hostile_cells_leave_nothing(cells_cage: Cage) -> None:
     ):
         await cells_cage.run_cell(PROGRAMS[name])
     assert await cells_cage.differences(before) == []
-
-
-# -- the corpus itself --------------------------------------------------------------------------------------------------------
 
 
 def test_every_program_of_the_design_is_there() -> None:

@@ -71,9 +71,6 @@ def test_sync_client_yields_as_completed(service: Service) -> None:
     assert printed == {n: f"{n}\n" for n in range(10)}
 
 
-# -- cancelling and leaving -----------------------------------------------------------------------------------------------
-
-
 async def test_cancel_by_tags_kills_what_runs_and_answers_all_of_it(service: Service, client: AsyncClient) -> None:
     """Two run, two wait, one has another tag."""
     doomed = [asyncio.create_task(client.run(SLEEP, limits=LONG, tags=Tags(run="r", step=n))) for n in range(4)]
@@ -138,9 +135,6 @@ async def test_disconnect_kills_the_running_program(service: Service, path: str)
     await until_no_program_runs(service)
     assert service.metric("exec_in_flight") == 0
     assert service.run("print('still here')").stdout == "still here\n"
-
-
-# -- asking twice ---------------------------------------------------------------------------------------------------------
 
 
 async def test_same_key_gives_the_recorded_result(client: AsyncClient) -> None:

@@ -241,14 +241,20 @@ def test_cell_runs_although_calls_fill_every_slot(service: Service) -> None:
 # -- the client -------------------------------------------------------------------------------------------------------------
 
 
+async def fork_and_roll_back(session: AsyncSession) -> list[AsyncSession]:
+    """The forks; x is [1] again."""
+    await session.run("x = [1]")
+    one, two = await session.fork(2)
+    await one.run("x.append(2)")
+    assert [(await each.run("x")).value for each in (session, one, two)] == ["[1]", "[1, 2]", "[1]"]
+    await session.run("x = None")
+    assert await session.rollback()
+    return [one, two]
+
+
 async def test_async_client_runs_forks_and_rolls_back(client: AsyncClient) -> None:
     async with client.session(auto_checkpoint=True, tags=Tags(run="client")) as session:
-        await session.run("x = [1]")
-        one, two = await session.fork(2)
-        await one.run("x.append(2)")
-        assert [(await each.run("x")).value for each in (session, one, two)] == ["[1]", "[1, 2]", "[1]"]
-        await session.run("x = None")
-        assert await session.rollback()
+        one, two = await fork_and_roll_back(session)
         assert (await session.run("x")).value == "[1]"
         await session.put_files({"f": b"bytes"})
         assert (await session.run("open('f').read()")).value == "'bytes'"
@@ -298,12 +304,7 @@ async def test_sessions_over_grpc() -> None:
             AsyncClient(f"grpc://127.0.0.1:{port}") as client,
             client.session(auto_checkpoint=True, files={"given": b"g"}) as session,
         ):
-            await session.run("x = [1]")
-            one, two = await session.fork(2)
-            await one.run("x.append(2)")
-            assert [(await each.run("x")).value for each in (session, one, two)] == ["[1]", "[1, 2]", "[1]"]
-            await session.run("x = None")
-            assert await session.rollback()
+            one, two = await fork_and_roll_back(session)
             assert (await session.run("x, open('given').read()")).value == "([1], 'g')"
             await session.put_files({"f": b"bytes"})
             assert await session.fetch_files(["f", "none"]) == {"f": b"bytes"}

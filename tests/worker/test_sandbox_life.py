@@ -202,8 +202,6 @@ async def test_checkout_and_packages_under_a_closed_home_folder_work(tmp_path: P
     assert await worker.wait() == 0
 
 
-# -- a worker in a process of its own ------------------------------------------------------------------------------------------
-
 CHECKOUT = Path(__file__).parents[2]
 WORKER = """
 import asyncio, sys

@@ -118,9 +118,6 @@ async def test_wall_limit_too_short_for_set_up_is_infra_and_does_not_recycle_the
     assert lab.pool.zygote_restarts == before
 
 
-# -- a machine with more programs than cores ----------------------------------------------------------------------------------
-
-
 async def on_a_busy_machine(code: str, copies: int, mask: tuple[str, ...] = (), **limits: Any) -> list[Result]:
     """So many at once on one core."""
     need_sandbox()

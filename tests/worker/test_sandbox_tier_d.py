@@ -46,8 +46,6 @@ async def test_pairs_of_datagrams_are_refused(bare: Lab) -> None:
     assert await bare.output(code) == "no\n" * 5
 
 
-# -- what a program leaves in its folder ------------------------------------------------------------
-
 MANY_FILES = "for n in range(120_000): open(str(n), 'x').close()"
 LOCKED = """
 import os

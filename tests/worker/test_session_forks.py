@@ -204,9 +204,6 @@ async def test_many_forks_and_deletions_leave_nothing(lab: SessionLab) -> None:
     assert folders.count(",") <= 1  # its own and the last fork's
 
 
-# -- rollback ---------------------------------------------------------------------------------------------------------------
-
-
 async def rolled_back(reply: object) -> bool | None:
     assert isinstance(reply, Told), reply
     return reply.sessions[0].files_restored

@@ -134,9 +134,6 @@ async def test_wall_time_is_what_the_program_had_and_elapsed_time_is_all(lab: La
     assert 0.2 <= result.usage.wall_s <= result.usage.elapsed_s
 
 
-# -- cells of sessions ----------------------------------------------------------------------------------------------------
-
-
 async def test_endless_cells_on_a_busy_machine_are_the_models_timeouts() -> None:
     need_sandbox()
     with one_core():
