@@ -22,10 +22,8 @@ RunClient = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    from sandbox_harness import need_sandbox
     from service_harness import serving
 
-    need_sandbox()
     with serving(profiles='{"bare": [], "data": ["numpy", "pandas", "matplotlib.pyplot"]}') as service:
         yield service.url
 

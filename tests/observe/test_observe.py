@@ -11,7 +11,6 @@ import pytest
 import yaml
 from common import wait_until
 from observe_harness import DASHBOARDS, ROOT, RULES, VARIABLES, Prometheus, promtool, queries, scraping
-from sandbox_harness import need_sandbox
 from service_harness import Service, serving
 from web_harness import load
 
@@ -24,7 +23,6 @@ PANELS = [(f"{file.stem}: {title}", expression) for file in DASHBOARDS for title
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    need_sandbox()
     with serving(profiles='{"bare": [], "numpy": ["numpy"]}') as service:
         yield service
 

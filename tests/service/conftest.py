@@ -8,7 +8,6 @@ from service_harness import Service, serving
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     """One for all tests that leave it as it was."""
-    need_sandbox()
     with serving(profiles='{"bare": [], "numpy": ["numpy"]}') as service:
         yield service
 

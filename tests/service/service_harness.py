@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 from common import PATIENCE_S, until, wait_until
-from sandbox_harness import OWN_BASE, cgroups_of, children_of, host_mounts, is_alive, tree_of, uid_of
+from sandbox_harness import OWN_BASE, cgroups_of, children_of, host_mounts, is_alive, need_sandbox, tree_of, uid_of
 
 from exec_wire import Result
 from exec_wire.messages.calls import decode_result
@@ -147,6 +147,7 @@ class Service:
 @contextlib.contextmanager
 def serving(*arguments: str, command: Sequence[str] = COMMAND, **settings: object) -> Iterator[Service]:
     """Until the end of the block; settings by their names in small letters. Started means greeted, or refused with words."""
+    need_sandbox()
     service = Service(arguments, command, **settings)
     try:
         yield service

@@ -12,7 +12,6 @@ pytest.importorskip("transformers", reason="the trainer's extra is not installed
 os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars would hide the output of a failure
 
 import torch
-from sandbox_harness import need_sandbox
 from service_harness import Service, serving
 from trainer_harness import TINY, small_model
 
@@ -21,7 +20,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def live_service() -> Iterator[Service]:
-    need_sandbox()
     with serving() as service:
         yield service
 

@@ -11,10 +11,8 @@ def exec_url() -> Iterator[str]:
     if url := os.environ.get("EXEC_TEST_URL"):
         yield url
         return
-    from sandbox_harness import need_sandbox
     from service_harness import serving
 
-    need_sandbox()
     with serving() as service:
         yield service.url
 

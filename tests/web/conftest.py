@@ -2,7 +2,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sandbox_harness import need_sandbox
 from service_harness import Service, serving
 from web_harness import browsing
 
@@ -16,6 +15,5 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    need_sandbox()
     with serving() as service:
         yield service

@@ -188,6 +188,7 @@ def busy_machine() -> Iterator[None]:
 
 @asynccontextmanager
 async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **settings: Any):
+    need_sandbox()
     need_kernel_for(settings.get("mask_layers", ()))
     settings.setdefault("uid_base", OWN_BASE)
     config = WorkerConfig(slots=slots, profiles={name: PROFILES[name] for name in profiles}, **settings)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from common import PATIENCE_S, until, wait_until
-from sandbox_harness import laboratory, need_sandbox
+from sandbox_harness import laboratory
 
 from worker.config import default_packages
 from worker.sandbox.runner_client import RunnerClient, SandboxUnavailable
@@ -45,7 +45,6 @@ def test_runner_without_a_worker_ends_at_once_on_sigterm(runner: tuple[subproces
 
 
 async def test_worker_that_came_first_waits_for_its_runner_which_outlives_sigterm_until_it_leaves(tmp_path: Path) -> None:
-    need_sandbox()
     socket = tmp_path / "runner.sock"
     late = asyncio.get_running_loop().call_later(1.0, lambda: processes.append(start(socket)))
     processes: list[subprocess.Popen[str]] = []

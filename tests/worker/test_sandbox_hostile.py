@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from common import until
-from sandbox_harness import Lab, canary_song, host_mounts, is_alive, laboratory, need_sandbox, open_fds, processes_in
+from sandbox_harness import Lab, canary_song, host_mounts, is_alive, laboratory, open_fds, processes_in
 
 CANARY = """
 import hashlib, os
@@ -53,7 +53,6 @@ def look_at(lab: Lab) -> Node:
 
 @pytest.fixture(scope="module")
 async def place() -> AsyncIterator[tuple[Lab, Canary, Node]]:
-    need_sandbox()
     async with laboratory(slots=2) as lab:
         await asyncio.gather(*(lab.run("pass") for _ in range(4)))
         before = look_at(lab)

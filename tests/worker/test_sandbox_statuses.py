@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from common import until
-from sandbox_harness import Lab, has_memory_peak, laboratory, need_sandbox, one_core
+from sandbox_harness import Lab, has_memory_peak, laboratory, one_core
 
 from exec_wire import Result
 
@@ -120,7 +120,6 @@ async def test_wall_limit_too_short_for_set_up_is_infra_and_does_not_recycle_the
 
 async def on_a_busy_machine(code: str, copies: int, mask: tuple[str, ...] = (), **limits: Any) -> list[Result]:
     """So many at once on one core."""
-    need_sandbox()
     with one_core():
         async with laboratory(slots=copies, mask_layers=list(mask), min_tier="D") as crowd:
             return await asyncio.gather(*(crowd.run(code, **limits) for _ in range(copies)))

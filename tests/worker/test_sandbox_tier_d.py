@@ -3,12 +3,11 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import Lab, laboratory, need_sandbox
+from sandbox_harness import Lab, laboratory
 
 
 @pytest.fixture(scope="module")
 async def bare() -> AsyncIterator[Lab]:
-    need_sandbox()
     async with laboratory(mask_layers=["userns"], min_tier="D") as lab:
         yield lab
 
@@ -16,7 +15,6 @@ async def bare() -> AsyncIterator[Lab]:
 @pytest.fixture(scope="module")
 async def one_slot() -> AsyncIterator[Lab]:
     """The next program is in the slot of the last one."""
-    need_sandbox()
     async with laboratory(slots=1, mask_layers=["userns"], min_tier="D") as lab:
         yield lab
 

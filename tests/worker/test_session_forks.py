@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 from common import until
-from sandbox_harness import need_sandbox
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import Refused, Told
@@ -13,7 +12,6 @@ from exec_wire.messages.sessions import Refused, Told
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory(("bare", "numpy")) as lab:
         yield lab
 

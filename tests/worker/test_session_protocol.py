@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 from common import until
-from sandbox_harness import need_sandbox
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import FetchFiles, Refused
@@ -18,7 +17,6 @@ PATCH = "import json\nplain = json.dumps\njson.dumps = lambda said: '[' * 1000 i
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory() as lab:
         yield lab
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from common import PATIENCE_S, until
-from sandbox_harness import NAME_ITSELF, has_come_this_far, need_sandbox, one_core
+from sandbox_harness import NAME_ITSELF, has_come_this_far, one_core
 from session_harness import SessionLab, session_laboratory
 
 import worker.session
@@ -15,7 +15,6 @@ from exec_wire.problems import problem
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory(("bare", "numpy")) as lab:
         yield lab
 
@@ -118,7 +117,6 @@ async def test_timeout_interrupts_and_keeps_the_state(lab: SessionLab) -> None:
 
 
 async def test_a_cell_that_shares_its_core_has_as_much_time_as_one_that_does_not() -> None:
-    need_sandbox()
     with one_core():
         async with session_laboratory() as crowd:
             sessions = [await crowd.create(), await crowd.create()]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from common import until
-from sandbox_harness import need_sandbox
 from session_harness import Handle, SessionLab, session_laboratory
 
 from exec_wire import Call, Limits, Result, pack, unpack_result
@@ -22,7 +21,6 @@ PATIENCE_S = 30
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory(slots=1) as lab:
         yield lab
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, busy_machine, has_cgroups_v1, laboratory, need_sandbox, one_core
+from sandbox_harness import Lab, busy_machine, has_cgroups_v1, laboratory, one_core
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire import Limits
@@ -19,14 +19,12 @@ CORES = len(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module")
 async def session_lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory() as lab:
         yield lab
 
 
 @pytest.fixture(scope="module", params=[(), ("cgroup",), ("userns",)], ids=["tier-A", "tier-B", "tier-D"])
 async def tier_lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
-    need_sandbox()
     async with laboratory(slots=2, mask_layers=list(request.param), min_tier="D") as lab:
         yield lab
 
@@ -36,7 +34,6 @@ def verdicts(results: list[Any]) -> set[tuple[str, str]]:
 
 
 async def test_endless_programs_on_a_busy_machine_are_the_models_timeouts() -> None:
-    need_sandbox()
     async with laboratory(slots=3 * CORES) as lab:
         with busy_machine():
             loops = [lab.run("while True: pass", wall_s=0.3, cpu_s=60, deadline_s=120) for _ in range(6 * CORES)]
@@ -44,7 +41,6 @@ async def test_endless_programs_on_a_busy_machine_are_the_models_timeouts() -> N
 
 
 async def test_a_starved_program_has_the_time_that_it_was_promised() -> None:
-    need_sandbox()
     code = "import time\nwhile time.process_time() < 0.4: pass"
     with one_core():
         async with laboratory(slots=2) as lab:
@@ -99,7 +95,6 @@ async def test_a_crowd_gains_no_time(tier_lab: Lab, kind: str) -> None:
 
 
 async def test_a_crowd_gains_no_time_on_a_busy_machine() -> None:
-    need_sandbox()
     async with laboratory(slots=3) as lab:
         with busy_machine():
             crowds = [lab.run(crowd(kind, 0.5), wall_s=0.5, deadline_s=120, cpu_s=60, memory_mb=256) for kind in CROWDS]
@@ -114,7 +109,6 @@ async def test_a_sleeper_gains_no_time(tier_lab: Lab) -> None:
 
 
 async def test_only_the_deadline_makes_a_timeout_the_machines() -> None:
-    need_sandbox()
     with one_core():
         async with laboratory(slots=2) as lab:
             with busy_machine():
@@ -135,7 +129,6 @@ async def test_wall_time_is_what_the_program_had_and_elapsed_time_is_all(lab: La
 
 
 async def test_endless_cells_on_a_busy_machine_are_the_models_timeouts() -> None:
-    need_sandbox()
     with one_core():
         async with session_laboratory() as lab:
             session = await lab.create()
