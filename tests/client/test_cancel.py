@@ -34,10 +34,7 @@ async def test_cancel_sends_what_was_given_and_returns_the_count(client: AsyncCl
     server.on_cancel = lambda: 3
     assert await client.cancel(run="a b&c", step=0, group="g", rollout="ü", tenant="t") == 3
     assert await client.cancel(group="g") == 3
-    assert server.cancels == [
-        {"run": "a b&c", "step": "0", "group": "g", "rollout": "ü", "tenant": "t"},
-        {"group": "g"},
-    ]
+    assert server.cancels == [{"run": "a b&c", "step": "0", "group": "g", "rollout": "ü", "tenant": "t"}, {"group": "g"}]
 
 
 @pytest.mark.parametrize("given", [{}, {"tenant": "t"}, {"run": ""}, {"group": ""}, {"step": "7"}, {"run": "x" * 257}])

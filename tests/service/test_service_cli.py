@@ -211,10 +211,7 @@ def test_up_on_an_address_that_others_reach_is_refused_with_words(host: str) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "begin"),
-    [
-        (["--version"], "exec-service "),
-        *(([*name, "--help"], "usage: exec-service") for name in ([], ["up"], ["run"])),
-    ],
+    [(["--version"], "exec-service "), *(([*name, "--help"], "usage: exec-service") for name in ([], ["up"], ["run"]))],
 )
 def test_version_and_help_are_given(arguments: list[str], begin: str) -> None:
     ended = command(*arguments)

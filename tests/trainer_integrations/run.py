@@ -35,10 +35,7 @@ PACKAGES = {
     ),
     "openrlhf": Package([TORCH, "aiohttp", "numpy>=2", "pylatexenc", "sympy", "transformers==5.15.0"], ["openrlhf==0.11.2"]),
 }  # fmt: skip
-STAND_IN_ONLY = {
-    "slime": "has no package on PyPI (0.0.0 is a placeholder)",
-    "nemo": "NeMo-RL and NeMo Gym are not on PyPI",
-}
+STAND_IN_ONLY = {"slime": "has no package on PyPI (0.0.0 is a placeholder)", "nemo": "NeMo-RL and NeMo Gym are not on PyPI"}
 
 
 def prepare(name: str, package: Package) -> Path:

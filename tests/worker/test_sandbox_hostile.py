@@ -114,27 +114,19 @@ BOMBS_BY_STATUS = {
         "descriptors_in_sockets": (
             "import socket, os\nheld = []\ntry:\n    while True:\n        a, b = socket.socketpair(); held.append(a)\n"
             "        socket.send_fds(a, [b'x'], [b.fileno()] * 50); b.close()\nexcept OSError as e: print('no more')"
-        ),
+        )
     },
-    "memory_limit signal error timeout": {
-        "deep_recursion": "import sys\nsys.setrecursionlimit(1 << 30)\ndef f(): f()\nf()",
-    },
-    "signal error memory_limit timeout": {
-        "deep_c_recursion": "x = []\nfor _ in range(10**6): x = [x]\nprint(repr(x)[:1])",
-    },
+    "memory_limit signal error timeout": {"deep_recursion": "import sys\nsys.setrecursionlimit(1 << 30)\ndef f(): f()\nf()"},
+    "signal error memory_limit timeout": {"deep_c_recursion": "x = []\nfor _ in range(10**6): x = [x]\nprint(repr(x)[:1])"},
     "output_limit": {
         "endless_stdout": "while True: print('x' * 10000)",
         "endless_stderr": "import sys\nwhile True: print('x' * 10000, file=sys.stderr)",
     },
-    "timeout memory_limit": {
-        "giant_number": "10 ** 10 ** 9",
-    },
+    "timeout memory_limit": {"giant_number": "10 ** 10 ** 9"},
     "timeout error": {
-        "signals_to_itself": "import os, signal\nsignal.signal(10, lambda *a: os.kill(os.getpid(), 10))\nos.kill(os.getpid(), 10)\nwhile True: pass",
+        "signals_to_itself": "import os, signal\nsignal.signal(10, lambda *a: os.kill(os.getpid(), 10))\nos.kill(os.getpid(), 10)\nwhile True: pass"
     },
-    "ok signal": {
-        "kills_everything": "import os\ntry: os.kill(-1, 9)\nexcept OSError as e: print(e)",
-    },
+    "ok signal": {"kills_everything": "import os\ntry: os.kill(-1, 9)\nexcept OSError as e: print(e)"},
 }
 BOMBS = {name: (code, statuses.split()) for statuses, codes in BOMBS_BY_STATUS.items() for name, code in codes.items()}
 

@@ -83,10 +83,7 @@ PRINTS = {
     "shell": ("import subprocess\nprint(subprocess.getoutput('echo $((6*7))'))", "42"),
     "import_own_module": ("open('m.py', 'w').write('x = 8')\nimport m\nprint(m.x, m.__file__)", "8 /tmp/m.py"),
     "working_folder": ("import os\nprint(os.path.samefile('.', '/tmp'), os.listdir('.'))", "True []"),
-    "recursion_error": (
-        "def f(): f()\ntry: f()\nexcept RecursionError as e: print(type(e).__name__)",
-        "RecursionError",
-    ),
+    "recursion_error": ("def f(): f()\ntry: f()\nexcept RecursionError as e: print(type(e).__name__)", "RecursionError"),
     "numpy": ("import numpy as np\nprint(np.arange(4).reshape(2, 2) @ np.eye(2))", "[[0. 1.]\n [2. 3.]]"),
     "unseen_package": ("import sympy\nprint(sympy.factorint(12))", "{2: 2, 3: 1}"),
     "system_exit_in_thread": (
