@@ -175,6 +175,17 @@ def one_core() -> Iterator[None]:
 
 
 @contextmanager
+def bystander(uid: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a uid that is not ours."""
+    process = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], cwd="/")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def busy_machine() -> Iterator[None]:
     """Whatever takes its time takes longer."""
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from common import PATIENCE_S, until, wait_until
-from sandbox_harness import cgroups_of, is_alive, laboratory, need_sandbox, open_fds, scripted_runner, tree_of
+from sandbox_harness import bystander, cgroups_of, is_alive, laboratory, need_sandbox, open_fds, scripted_runner, tree_of
 
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
@@ -87,16 +87,6 @@ def configure(**wishes: Any) -> bytes:
     return json.dumps({"configure": MODEST | wishes}).encode()
 
 
-@contextlib.contextmanager
-def bystander(uid: int = FOREIGN_UID) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], cwd="/")
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def dashed(name: str) -> str:
     return name.replace(" ", "-")
 
@@ -112,7 +102,7 @@ def traces(bases: range) -> set[str]:
 
 def test_worker_cannot_have_processes_of_a_foreign_uid_killed(runner: tuple[subprocess.Popen[bytes], Path]) -> None:
     before = traces(range(1_000_000))
-    with bystander() as process:
+    with bystander(FOREIGN_UID) as process:
         attack = {"slots": 1, "uid_base": FOREIGN_UID - 5, "mask_layers": [], "faults": False, "profiles": {}}
         with connect(runner[1]) as link:
             link.send(json.dumps({"configure": attack}).encode())
