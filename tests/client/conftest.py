@@ -1,6 +1,7 @@
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import functools
+from collections.abc import AsyncIterator, Iterator
 
+import common
 import pytest
 
 from exec_client import AsyncClient, Policy
@@ -29,7 +30,4 @@ async def client(server: ScriptedServer) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-async def until(happened: Callable[[], bool], limit_s: float = 120) -> None:
-    async with asyncio.timeout(limit_s):
-        while not happened():  # noqa: ASYNC110 (it happens in the server's thread)
-            await asyncio.sleep(0.002)
+until = functools.partial(common.until, every_s=0.002)

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
 import pytest
+from common import wait_until
 
 from exec_client import AsyncClient, BadRequest, Client, ClientClosed, Policy, ServiceFailed, Tags
 
@@ -18,14 +18,23 @@ LOST = {"status": "worker_lost", "blame": "infra", "retryable": True}
 MINE, OTHER = Tags(run="r", step=1), Tags(run="r", step=2)
 
 
+def in_turn(*answers: int | Exception) -> Callable[[], int]:
+    """A service that answers a cancel with one after the other."""
+    left = iter(answers)
+
+    def on_cancel() -> int:
+        if isinstance(told := next(left), Exception):
+            raise told
+        return told
+
+    return on_cancel
+
+
 async def test_cancel_sends_what_was_given_and_returns_the_count(client: AsyncClient, server: ScriptedServer) -> None:
     server.on_cancel = lambda: 3
     assert await client.cancel(run="a b&c", step=0, group="g", rollout="ü", tenant="t") == 3
     assert await client.cancel(group="g") == 3
-    assert server.cancels == [
-        {"run": "a b&c", "step": "0", "group": "g", "rollout": "ü", "tenant": "t"},
-        {"group": "g"},
-    ]
+    assert server.cancels == [{"run": "a b&c", "step": "0", "group": "g", "rollout": "ü", "tenant": "t"}, {"group": "g"}]
 
 
 @pytest.mark.parametrize("given", [{}, {"tenant": "t"}, {"run": ""}, {"group": ""}, {"step": "7"}, {"run": "x" * 257}])
@@ -138,24 +147,13 @@ async def test_cancelled_call_that_is_never_answered_ends_cancelled_at_its_deadl
 
 
 async def test_cancel_is_asked_again_when_the_service_fails(client: AsyncClient, server: ScriptedServer) -> None:
-    answers = iter([Cut(), Cut(), 5])
-
-    def on_cancel() -> int:
-        told = next(answers)
-        if isinstance(told, Cut):
-            raise told
-        return told
-
-    server.on_cancel = on_cancel
+    server.on_cancel = in_turn(Cut(), Cut(), 5)
     assert await client.cancel(run="r") == 5
     assert len(server.cancels) == 3
 
 
 async def test_cancel_that_always_fails_raises(server: ScriptedServer) -> None:
-    def cut() -> int:
-        raise Cut
-
-    server.on_cancel = cut
+    server.on_cancel = in_turn(Cut(), Cut())
     async with AsyncClient(server.url, policy=msgspec.structs.replace(QUICK, max_attempts=2)) as client:
         with pytest.raises(ServiceFailed):
             await client.cancel(run="r")
@@ -218,20 +216,17 @@ async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_req
 ) -> None:
     """It refuses the query. When nobody waits for the rest of the request any more, the connection is closed."""
 
-    def unknown() -> int:
-        raise Unknown
-
     answered = threading.Event()
 
     async def answer_the_last(exchange: Exchange) -> None:
         await exchange.start()
-        await until(answered.is_set, 30)
+        await until(answered.is_set)
         await exchange.result(2)
         await exchange.disconnected()
         server.given_up.release()
 
     server.play(answer_the_last)
-    server.on_cancel = unknown
+    server.on_cancel = in_turn(Unknown(), Unknown())
     with caplog.at_level(logging.WARNING, "exec_client"):
         runs = [asyncio.create_task(client.run(f"c{number}")) for number in range(3)]
         await until(lambda: len(server.requests) == 1)
@@ -247,15 +242,8 @@ async def test_a_service_that_knows_no_such_cancel_is_told_by_the_end_of_the_req
 
 
 async def test_a_cancel_that_fails_is_sent_again_while_the_request_is_open(client: AsyncClient, server: ScriptedServer) -> None:
-    failures = iter([True, True])
-
-    def cut_twice() -> int:
-        if next(failures, False):
-            raise Cut
-        return 1
-
     server.play(server.hold)
-    server.on_cancel = cut_twice
+    server.on_cancel = in_turn(Cut(), Cut(), 1)
     leaving, staying = (asyncio.create_task(client.run(code)) for code in ("a", "b"))
     await until(lambda: len(server.requests) == 1)
     leaving.cancel()
@@ -276,15 +264,7 @@ async def test_a_call_that_was_on_its_way_when_it_was_cancelled_by_tags_is_named
 
 
 async def test_a_cancel_by_tags_outlives_the_task_that_asked_for_it(server: ScriptedServer) -> None:
-    answers = iter([Cut(), 1])
-
-    def fail_once() -> int:
-        told = next(answers)
-        if isinstance(told, Cut):
-            raise told
-        return told
-
-    server.on_cancel = fail_once
+    server.on_cancel = in_turn(Cut(), 1)
     async with AsyncClient(server.url, policy=Policy(backoff_s=0.5)) as client:
         cancelling = asyncio.create_task(client.cancel(run="r"))
         await until(lambda: len(server.cancels) == 1)
@@ -295,15 +275,7 @@ async def test_a_cancel_by_tags_outlives_the_task_that_asked_for_it(server: Scri
 
 
 async def test_closing_the_client_waits_for_a_cancel_on_its_way(server: ScriptedServer) -> None:
-    answers = iter([Cut(), 1])
-
-    def fail_once() -> int:
-        told = next(answers)
-        if isinstance(told, Cut):
-            raise told
-        return told
-
-    server.on_cancel = fail_once
+    server.on_cancel = in_turn(Cut(), 1)
     async with AsyncClient(server.url, policy=Policy(backoff_s=0.3)) as client:
         cancelling = asyncio.create_task(client.cancel(run="r"))
         await until(lambda: len(server.cancels) == 1)
@@ -325,7 +297,7 @@ def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request
     async def quick_then_rest(exchange: Exchange) -> None:
         await exchange.start()
         await exchange.result(exchange.codes.index("quick"))
-        await until(rest.is_set, 30)
+        await until(rest.is_set)
         await exchange.result(exchange.codes.index("other"))
         await exchange.disconnected()
 
@@ -336,15 +308,15 @@ def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request
             threading.Thread(target=lambda code=code: printed.append(client.run(code).stdout)) for code in ("1", "other")
         ]  # type: ignore[misc]
         threads[0].start()
-        happens(lambda: len(server.requests) == 1)
+        wait_until(lambda: len(server.requests) == 1)
         threads[1].start()  # waits until the first request has ended, as do the two below
-        opening = threading.Thread(target=lambda: (happens(lambda: waiting_in(client) == 3), first.open()))
+        opening = threading.Thread(target=lambda: (wait_until(lambda: waiting_in(client) == 3), first.open()))
         opening.start()
         arrivals = client.as_completed(["quick", "slow"])
         assert next(arrivals).stdout == "quick"
         arrivals.close()
         request = server.requests[1]
-        happens(lambda: server.cancelled_calls == [(request.headers["x-request-id"], request.codes.index("slow"))])
+        wait_until(lambda: server.cancelled_calls == [(request.headers["x-request-id"], request.codes.index("slow"))])
         rest.set()
         for thread in (*threads, opening):
             thread.join()
@@ -354,10 +326,3 @@ def test_leaving_the_sync_iteration_cancels_at_the_service_what_shares_a_request
 def waiting_in(client: Client) -> int:
     assert client._thread is not None and client._thread._client._outbox is not None
     return len(client._thread._client._outbox._waiting)
-
-
-def happens(true: Callable[[], bool], patience_s: float = 10) -> None:
-    give_up = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)

@@ -231,9 +231,6 @@ async def test_info_is_what_the_service_says(client: AsyncClient) -> None:
     assert (info.version, info.tier, info.workers) == ("0", "none", 0)
 
 
-# -- many -------------------------------------------------------------------------------------------------------------------
-
-
 def loses(lost: set[str]) -> Act:
     async def act(exchange: Exchange) -> None:
         await exchange.start()

@@ -90,9 +90,6 @@ def test_installing_the_client_needs_httpx_and_msgspec_only() -> None:
     assert done.stdout.split() == ["exec_client", "exec_wire", "httpx", "msgspec"]
 
 
-# -- examples ---------------------------------------------------------------------------------------------------------------
-
-
 def examples() -> list[doctest.DocTest]:
     modules = [importlib.import_module(f"exec_client{name}") for name in ("", ".aio", ".sync")]
     finder = doctest.DocTestFinder()

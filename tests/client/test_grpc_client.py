@@ -8,9 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "gateway"))
-
 from gateway_harness import Service, running, until
 
 from exec_client import (

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from common import wait_until
 
 from exec_client import (
     AsyncClient,
@@ -364,10 +364,3 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return [outcomes[n] for n in range(count)]
-
-
-def wait_until(happened: Callable[[], bool], limit_s: float = 30) -> None:
-    give_up = time.monotonic() + limit_s
-    while not happened():
-        assert time.monotonic() < give_up
-        time.sleep(0.002)

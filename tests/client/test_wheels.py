@@ -1,16 +1,14 @@
 """Each built wheel works in an empty environment, with its dependencies and without the source tree."""
 
-import contextlib
 import os
 import subprocess
 import sys
 import sysconfig
-import time
 import zipfile
 from pathlib import Path
 
-import httpx
 import pytest
+from common import answers, wait_until
 
 from loadtest.support.processes import free_port
 
@@ -80,12 +78,7 @@ def test_the_client_and_the_service_work_from_their_wheels(wheels: dict[str, Pat
         stderr=subprocess.DEVNULL,
     )
     try:
-        give_up = time.monotonic() + 90
-        while started.poll() is None and time.monotonic() < give_up:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    break
-            time.sleep(0.2)
+        wait_until(lambda: answers(f"{url}/readyz") or started.poll() is not None, "ready", 90)
         assert run([str(client), "-c", USE_CLIENT, url], tmp_path) == "42\n"
     finally:
         started.terminate()

@@ -1,14 +1,7 @@
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-# The scripted worker and the served gateway are the same with any queue.
-sys.path.append(str(Path(__file__).parents[1] / "gateway"))
-sys.path.append(str(Path(__file__).parents[1] / "worker"))  # for what needs a real sandbox
-
 from cluster_harness import Cluster, cluster_on
 from redis_harness import MovedServer, chosen, server_params
 

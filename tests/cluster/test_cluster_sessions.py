@@ -4,7 +4,8 @@ import asyncio
 import time
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
+from sandbox_harness import need_sandbox
 
 from exec_service.app import Gateway
 from exec_service.config import GatewayConfig

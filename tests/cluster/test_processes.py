@@ -5,15 +5,14 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from common import answers, wait_until
 from redis_harness import need_redis
 from sandbox_harness import need_sandbox
 
@@ -87,18 +86,14 @@ def test_a_worker_that_is_killed_is_reported_as_lost_and_one_that_stops_is_not(o
         stopped.kill(signal.SIGTERM)
         assert stopped.wait() == 0
         killed.kill()
-        give_up = time.monotonic() + 60
-        while "a worker was lost" not in gateway.words and time.monotonic() < give_up:
-            time.sleep(0.1)
+        wait_until(lambda: "a worker was lost" in gateway.words, "lost")
         assert gateway.words.count("a worker was lost") == 1
 
 
 def test_a_worker_whose_queue_is_away_is_alive_and_not_ready(own_server: RedisServer) -> None:
     with Part.echo(own_server.url) as worker:
         own_server.stop()
-        give_up = time.monotonic() + 60
-        while httpx.get(f"{worker.side_url}/readyz").status_code == 200 and time.monotonic() < give_up:
-            time.sleep(0.1)
+        wait_until(lambda: not answers(f"{worker.side_url}/readyz"), "not ready")
         assert httpx.get(f"{worker.side_url}/readyz").text == "job queue unavailable\n"
         assert httpx.get(f"{worker.side_url}/healthz").status_code == 200
 
@@ -180,8 +175,6 @@ def test_metrics_of_a_gateway_are_at_the_port_that_was_given(own_server: RedisSe
     assert taken == 69 and str(port) in words
 
 
-# -- a task that keeps failing ------------------------------------------------------------------------------------------------
-
 BREAK_TAKE = """
 import asyncio, os
 from exec_wire.queue.redis_worker import RedisWorkerEnd
@@ -218,13 +211,12 @@ class Breakable:
 
     def wait_not_ready(self, part: Part) -> str:
         """What it says while it finishes what it has."""
-        give_up = time.monotonic() + 30
-        while time.monotonic() < give_up:
+
+        def reason() -> str:
             answer = httpx.get(f"{part.side_url}/readyz")
-            if answer.status_code == 503 and "5 times" in answer.text:
-                return answer.text
-            time.sleep(0.02)
-        raise AssertionError("it is still ready, or does not say why not")
+            return answer.text if answer.status_code == 503 and "5 times" in answer.text else ""
+
+        return str(wait_until(reason, "not ready, with the reason"))
 
 
 def run_long(gateway: Part) -> Future[str]:
@@ -244,11 +236,11 @@ def test_a_worker_whose_task_keeps_failing_announces_no_slots_drains_and_exits_w
         with Part.echo(own_server.url, slots=2, echo_ms=LONG_MS) as worker:
             gateway.wait_for_workers(1)
             running = run_long(gateway)
-            wait_for(lambda: worker.metrics()["exec_worker_busy"] == 1)
+            wait_until(lambda: worker.metrics()["exec_worker_busy"] == 1)
             breakable.flag.touch()
             assert "'take' failed 5 times" in breakable.wait_not_ready(worker)
             assert worker.metrics()['exec_task_failures_total{task="take"}'] >= 5
-            wait_for(lambda: gateway.metrics()["exec_slots"] == 0)
+            wait_until(lambda: gateway.metrics()["exec_slots"] == 0)
             assert running.result(60) == "ok"
             assert worker.wait() == 70
             assert "ZeroDivisionError: broken on purpose" in worker.words and "Traceback" in worker.words
@@ -262,7 +254,7 @@ def test_a_gateway_whose_task_keeps_failing_is_not_ready_drains_and_exits_with_7
         with Part.gateway(own_server.url) as gateway:
             gateway.wait_for_workers(1)
             running = run_long(gateway)
-            wait_for(lambda: gateway.metrics()["exec_released"] == 1)
+            wait_until(lambda: gateway.metrics()["exec_released"] == 1)
             breakable.flag.touch()
             assert "'worker_registry' failed 5 times" in breakable.wait_not_ready(gateway)
             assert gateway.metrics()['exec_task_failures_total{task="worker_registry"}'] >= 5
@@ -280,10 +272,3 @@ def test_a_service_on_one_machine_whose_task_keeps_failing_exits_with_70(
         breakable.flag.touch()
         assert service.wait() == 70
         assert "ZeroDivisionError: broken on purpose" in service.words
-
-
-def wait_for(true: Callable[[], bool], patience_s: float = 30.0) -> None:
-    give_up = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)

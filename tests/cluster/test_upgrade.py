@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
+from common import answers, wait_until
 from redis_harness import need_redis
 
 from exec_client import Client, Policy
@@ -60,13 +60,9 @@ class Part:
             )
 
     def wait_ready(self) -> None:
-        give_up = time.monotonic() + 90
-        while True:
-            assert self.process.poll() is None and time.monotonic() < give_up, self._log.read_text()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.metrics_url}/readyz").status_code == 200:
-                    return
-            time.sleep(0.1)
+        ready = f"{self.metrics_url}/readyz"
+        wait_until(lambda: answers(ready) or self.process.poll() is not None, self._log.read_text, 90, 0.1)
+        assert self.process.poll() is None, self._log.read_text()
 
     def stop(self) -> None:
         self.process.terminate()

@@ -158,9 +158,6 @@ async def test_calls_are_counted_by_adapter(here: Visitor) -> None:
     assert here.adapter_calls("code-judge", "ok", "none") == before + 1
 
 
-# -- what is not the program's doing, with a scripted worker ----------------------------------------------------------------
-
-
 async def batch(service: Service, *codes: str) -> list[dict[str, Any]]:
     submissions = [{"type": "python", "solution": code} for code in codes]
     answer = await service.client.post("/run/long-batch", json={"submissions": submissions})

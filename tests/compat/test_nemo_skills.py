@@ -48,9 +48,6 @@ async def test_health(here: Visitor) -> None:
     assert (await here.http.get("/health")).json()["status"] == "healthy"
 
 
-# -- sessions -----------------------------------------------------------------------------------------------------------------
-
-
 async def cell(here: Visitor, name: str, code: str, **fields: Any) -> dict[str, Any]:
     body = {"generated_code": code, **fields}  # ipython is the default
     answer = await here.http.post("/execute", json=body, headers={"X-Session-ID": name})

@@ -13,12 +13,10 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 from chart_harness import CHART, TOOLS
 
@@ -127,7 +125,6 @@ def build_valkey() -> None:
     subprocess.run(command, check=True, timeout=BUILD_S, env=environment())
 
 
-PATIENCE_S = 120.0  # interpreters are warmed up, on a machine that has other things to do
 NETWORK = "podman"  # its usual bridge
 
 
@@ -271,17 +268,3 @@ def pod_secret(name: str, file: Path) -> Iterator[None]:
         yield
     finally:
         podman("secret", "rm", name)
-
-
-def until(what: str, condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, f"{what}: not within {PATIENCE_S:.0f} s"
-        time.sleep(0.3)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False

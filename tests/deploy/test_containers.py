@@ -14,7 +14,8 @@ from typing import Any
 import container_harness as harness
 import httpx
 import pytest
-from container_harness import PATIENCE_S, ROOT, STATE, Containers, answers, podman, until
+from common import PATIENCE_S, answers, wait_until
+from container_harness import ROOT, STATE, Containers, podman
 
 pytestmark = pytest.mark.skipif(os.environ.get("EXEC_TEST_DEPLOY") != "1", reason="builds images: run `make test-deploy`")
 
@@ -78,7 +79,7 @@ def start_queue(containers: Containers) -> str:
 def start_gateway(containers: Containers, redis: str, key: str) -> Door:
     containers.from_compose("gateway", {"EXEC_REDIS": redis})
     door = Door(containers.address(containers.name("gateway")), key)
-    until("the gateway listens", lambda: answers(f"{door.url}/healthz"))
+    wait_until(lambda: answers(f"{door.url}/healthz"), "the gateway listens", every_s=0.3)
     return door
 
 
@@ -87,7 +88,7 @@ def test_services_of_the_compose_file_run_programs_of_every_language(containers:
     door = start_gateway(containers, redis, key)
     containers.from_compose("worker", {"EXEC_REDIS": redis, **QUICK})  # before its runner: it waits
     containers.from_compose("runner", {})
-    until("a worker is there", lambda: door.info()["workers"] == 1)
+    wait_until(lambda: door.info()["workers"] == 1, "a worker is there", every_s=0.3)
 
     info = door.info()
     assert info["tier"] in ("A", "B")
@@ -105,12 +106,12 @@ def test_worker_that_is_stopped_finishes_its_call_and_its_runner_leaves_after_it
     door = start_gateway(containers, redis, key)
     containers.from_compose("runner", {})
     containers.from_compose("worker", {"EXEC_REDIS": redis, **QUICK})
-    until("a worker is there", lambda: door.info()["workers"] == 1)
+    wait_until(lambda: door.info()["workers"] == 1, "a worker is there", every_s=0.3)
 
     results: list[dict[str, Any]] = []
     call = threading.Thread(target=lambda: results.append(door.run("import time; time.sleep(4); print('whole')")))
     call.start()
-    until("the call runs", lambda: door.info()["worker_list"][0]["busy"] == 1)
+    wait_until(lambda: door.info()["worker_list"][0]["busy"] == 1, "the call runs", every_s=0.3)
     podman("kill", "--signal", "TERM", containers.name("worker"), containers.name("runner"))  # at once, as kubelet does
     call.join(PATIENCE_S)
     assert [(result["status"], result["stdout"]) for result in results] == [("ok", "whole\n")]
@@ -130,7 +131,7 @@ def test_runner_in_a_user_namespace_with_the_charts_capabilities_and_profile_rea
     service |= {"volumes": service["volumes"][:1], "tmpfs": [*service["tmpfs"], "/run/exec-service"]}  # as in the pod
     options = harness.compose_options(service, containers.prefix, STATE / "keys.json", {})
     containers.run("runner", "runner", [*options, *maps], "--user-namespace")
-    until("a worker is there", lambda: door.info()["workers"] == 1)
+    wait_until(lambda: door.info()["workers"] == 1, "a worker is there", every_s=0.3)
 
     assert door.info()["tier"] in ("A", "B")
     for language, code in PROGRAMS.items():
@@ -164,8 +165,8 @@ def test_chart_played_as_pods_runs_a_program(containers: Containers, key: str) -
     with harness.pod_secret("exectest-keys", STATE / "keys.json"):
         harness.play(objects)
         door = Door(containers.address("exectest-gateway-pod-0-gateway"), key)
-        until("the gateway listens", lambda: answers(f"{door.url}/healthz"))
-        until("a worker is there", lambda: door.info()["workers"] == 1)
+        wait_until(lambda: answers(f"{door.url}/healthz"), "the gateway listens", every_s=0.3)
+        wait_until(lambda: door.info()["workers"] == 1, "a worker is there", every_s=0.3)
         info = door.info()
         assert (info["tier"] in ("A", "B"), info["slots"]) == (True, 2)
         assert door.run("print(6 * 7)")["stdout"] == "42\n"

@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
+from common import unavailable, wait_until
 
 from exec_wire.messages.calls import Status
 from worker.config import default_packages
@@ -54,13 +54,6 @@ def examples(language: str) -> Iterator[Any]:
                 yield pytest.param(example, answer, id=f"{example.page}:{example.line}")
 
 
-def unavailable(words: str) -> None:
-    """Skipped on a laptop, failed in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(words)
-    pytest.skip(words)
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A real `exec-service up` on a free port."""
@@ -83,18 +76,19 @@ def url() -> Iterator[str]:
 
 
 def wait_until_ready(service: subprocess.Popen[bytes], log: Any) -> str:
-    give_up = time.monotonic() + START_S
-    while time.monotonic() < give_up:
+    def words() -> str:
         log.seek(0)
-        words = log.read()
-        if ready := re.search(r"is ready on (\S+) ", words):
-            return ready[1]
-        if "cannot run programs here" in words:
-            unavailable(words)
-        if service.poll() is not None:
-            break
-        time.sleep(0.1)
-    pytest.fail(f"the service did not start:\n{words}")
+        return str(log.read())
+
+    ready = r"is ready on (\S+) "
+    wait_until(
+        lambda: re.search(f"{ready}|cannot run programs here", words()) or service.poll() is not None, words, START_S, 0.1
+    )
+    if "cannot run programs here" in words():
+        unavailable(words())
+    started = re.search(ready, words())
+    assert started, f"the service did not start:\n{words()}"
+    return started[1]
 
 
 def run(command: list[str], url: str, folder: Path) -> str:

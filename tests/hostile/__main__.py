@@ -15,8 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "worker"))
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path += [str(Path(__file__).parents[up] / folder) for up, folder in ((1, "worker"), (1, ""), (2, ""))]
 
 from cage import COPIES, Cage, Node, caged
 from corpus import Program, got_words, load

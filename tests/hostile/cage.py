@@ -172,18 +172,11 @@ class Cage:
         return wrong, results
 
     async def _run_set(self, program: Program, crowd: bool) -> tuple[list[str], Result]:
-        wrong: list[str] = []
         async with self._take_slots(2 if program.pair else 1) as (slot, *other):
-            for earlier in self._earlier(program):
-                wrong += await self._judged(earlier, slot, crowd)
-            if not program.pair:
-                result = await self.run_in(program, slot, crowd)
-            else:
-                sibling, result = await asyncio.gather(
-                    self._judged(self.programs[program.pair], other[0], crowd), self.run_in(program, slot, crowd)
-                )
-                wrong += sibling
-        return wrong + judge(program, result, crowd=crowd), result
+            wrong = [words for one in self._earlier(program) for words in await self._judged(one, slot, crowd)]
+            pair = [self._judged(self.programs[program.pair], other[0], crowd)] if program.pair else []
+            result, *siblings = await asyncio.gather(self.run_in(program, slot, crowd), *pair)
+        return sum(siblings, wrong) + judge(program, result, crowd=crowd), result
 
     def _earlier(self, program: Program) -> list[Program]:
         """What ran before it in the same slot, in order."""
@@ -222,17 +215,10 @@ class Cage:
 
     async def run_cell(self, program: Program, crowd: bool = False) -> tuple[list[str], Result]:
         """The same as a cell of a session of its own, which is ended afterwards. What ran before it did so in another one."""
-        wrong: list[str] = []
-        for earlier in self._earlier(program):
-            wrong += await self._judged_cell(earlier, crowd)
-        if program.pair:
-            sibling, own = await asyncio.gather(
-                self._judged_cell(self.programs[program.pair], crowd), self._run_cell(program, crowd)
-            )
-            wrong += sibling
-        else:
-            own = await self._run_cell(program, crowd)
-        return wrong + judge(program.as_cell(), own, crowd=crowd, grace_s=GRACE_S), own
+        wrong = [words for one in self._earlier(program) for words in await self._judged_cell(one, crowd)]
+        pair = [self._judged_cell(self.programs[program.pair], crowd)] if program.pair else []
+        own, *siblings = await asyncio.gather(self._run_cell(program, crowd), *pair)
+        return sum(siblings, wrong) + judge(program.as_cell(), own, crowd=crowd, grace_s=GRACE_S), own
 
     async def run_cells_crowd(self, program: Program) -> tuple[list[str], list[Result]]:
         """As cells of 8 sessions, or of 4 and 4 for siblings, beside the canary and a session that must keep its state."""

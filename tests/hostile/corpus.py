@@ -31,14 +31,7 @@ from exec_wire import BLAME, Limits, Result, Sandbox
 
 FOLDER = Path(__file__).parent / "programs"
 LANGUAGES = {".py": "python", ".cpp": "cpp"}
-LIMITS: dict[str, float] = {
-    "wall_s": 5,
-    "cpu_s": 5,
-    "memory_mb": 128,
-    "output_kb": 64,
-    "processes": 32,
-    "file_mb": 16,
-}
+LIMITS: dict[str, float] = {"wall_s": 5, "cpu_s": 5, "memory_mb": 128, "output_kb": 64, "processes": 32, "file_mb": 16}
 FEATURES = {
     "cpp": "no C++ compiler is installed",
     "x86_64": "the program has the numbers of x86_64's system calls",

@@ -24,6 +24,8 @@ IN_A_CROWD = [
     "f_074_files_of_an_earlier_call.py",
     "k_109_children_of_the_zygote.py",
 ]
+End = tuple[list[str], Result]  # what is wrong, and the result
+Ends = dict[str, asyncio.Task[End]]
 TIER_A = Sandbox("A", list(ALL_LAYERS))
 
 
@@ -36,11 +38,8 @@ async def cage() -> AsyncIterator[Cage]:
 
 @contextlib.asynccontextmanager
 async def started(
-    request: pytest.FixtureRequest,
-    parameter: str,
-    cage: Cage,
-    run: Callable[[str], Coroutine[Any, Any, tuple[list[str], Result]]],
-) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
+    request: pytest.FixtureRequest, parameter: str, cage: Cage, run: Callable[[str], Coroutine[Any, Any, End]]
+) -> AsyncIterator[Ends]:
     """Every program that a chosen test has as this parameter, begun; what has not ended in the end is given up."""
     params = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = {spec.params[parameter] for spec in params if spec is not None and parameter in spec.params}
@@ -52,16 +51,14 @@ async def started(
 
 
 @pytest.fixture(scope="module")
-async def ends(cage: Cage, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
+async def ends(cage: Cage, request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
     """All programs that were chosen, started at once and run as slots become free: a third of the time it takes one by one."""
     async with started(request, "alone", cage, lambda name: cage.run_alone(PROGRAMS[name], crowd=True)) as tasks:
         yield tasks
 
 
 @pytest.mark.parametrize("alone", ON_THEIR_OWN)
-async def test_program_ends_as_expected(
-    cage: Cage, ends: dict[str, asyncio.Task[tuple[list[str], Result]]], alone: str
-) -> None:
+async def test_program_ends_as_expected(cage: Cage, ends: Ends, alone: str) -> None:
     if reason := cage.lacking(PROGRAMS[alone]):
         pytest.skip(reason)
     wrong, _ = await ends[alone]
@@ -78,8 +75,6 @@ async def test_copies_end_as_expected_and_leave_nothing(cage: Cage, name: str) -
     assert cage.canary.wrong == []
 
 
-# -- as cells of sessions -----------------------------------------------------------------------------------------------------
-
 CELLS = [name for name in ON_THEIR_OWN if PROGRAMS[name].language == "python" and not PROGRAMS[name].not_as_cell]
 
 
@@ -92,13 +87,11 @@ async def cells_cage() -> AsyncIterator[Cage]:
 
 
 @pytest.fixture(scope="module")
-async def cells(
-    cells_cage: Cage, request: pytest.FixtureRequest
-) -> AsyncIterator[dict[str, asyncio.Task[tuple[list[str], Result]]]]:
+async def cells(cells_cage: Cage, request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
     """As `ends`, a few at a time: each has a session of its own."""
     room = asyncio.Semaphore(SLOTS)
 
-    async def run(name: str) -> tuple[list[str], Result]:
+    async def run(name: str) -> End:
         async with room:
             return await cells_cage.run_cell(PROGRAMS[name], crowd=True)
 
@@ -107,9 +100,7 @@ async def cells(
 
 
 @pytest.mark.parametrize("cell", CELLS)
-async def test_cell_ends_as_expected(
-    cells_cage: Cage, cells: dict[str, asyncio.Task[tuple[list[str], Result]]], cell: str
-) -> None:
+async def test_cell_ends_as_expected(cells_cage: Cage, cells: Ends, cell: str) -> None:
     if reason := cells_cage.lacking(PROGRAMS[cell]):
         pytest.skip(reason)
     wrong, _ = await cells[cell]
@@ -133,9 +124,6 @@ async def test_hostile_cells_leave_nothing(cells_cage: Cage) -> None:
     ):
         await cells_cage.run_cell(PROGRAMS[name])
     assert await cells_cage.differences(before) == []
-
-
-# -- the corpus itself --------------------------------------------------------------------------------------------------------
 
 
 def test_every_program_of_the_design_is_there() -> None:

@@ -6,7 +6,6 @@ installed is skipped with pip's reason. Not part of `make test`, which installs 
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 VENVS = Path(os.environ.get("EXEC_INTEGRATIONS", ROOT / ".integrations"))
 PROGRAMS = Path(__file__).parent / "programs"
-sys.path += [str(ROOT / "tests" / "service"), str(ROOT / "tests" / "worker")]
 
 collect_ignore_glob = [] if VENVS.is_dir() and "EXEC_INTEGRATIONS" in os.environ else ["test_*.py"]
 
@@ -24,10 +22,8 @@ RunClient = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    from sandbox_harness import need_sandbox
     from service_harness import serving
 
-    need_sandbox()
     with serving(profiles='{"bare": [], "data": ["numpy", "pandas", "matplotlib.pyplot"]}') as service:
         yield service.url
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sandbox_harness import need_sandbox
+
 from exec_client import AsyncClient, Judgement
 from exec_service.app import Gateway, serve
 from exec_service.config import GatewayConfig
@@ -26,6 +28,7 @@ class Court:
 
 @asynccontextmanager
 async def court(*profiles: str, slots: int = 2, **settings: object) -> AsyncIterator[Court]:
+    need_sandbox()
     queue, stop = MemoryQueue(), asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     chosen = {name: PROFILES[name] for name in profiles}

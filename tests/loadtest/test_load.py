@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from common import unavailable
 
 from loadtest.load import __main__ as load
 from loadtest.support.processes import Part
@@ -14,13 +15,6 @@ USERS = 10  # as many as there are classes
 # Each of the two processes reports every 3 s; its last report may come too late.
 WANTED = {"batch", "stream", "judge", "verify", "session", "stage", "blame", "POST"}
 ADAPTERS = {"/run/long-batch", "/run_code", "/execute", "/api/v2/execute", "/mcp"}
-
-
-def unavailable(words: str) -> None:
-    """Skipped on a laptop, failed in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(words)
-    pytest.skip(words)
 
 
 @pytest.mark.slow

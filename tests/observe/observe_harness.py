@@ -2,24 +2,22 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+from common import answers, unavailable, wait_until
+
+from loadtest.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "exec-service"
 RULES = CHART / "rules" / "exec-service.yaml"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
-PATIENCE_S = 120.0
 UNPACKED = ROOT / ".tools" / "debian" / "usr" / "bin"
 VARIABLES = {"$__rate_interval": "5s", "$namespace": ".*", "$run": ".*"}
 
@@ -28,10 +26,7 @@ def tool(name: str) -> str:
     """Its path; skipped on a laptop that has it not, failed in CI."""
     path = shutil.which(name) or shutil.which(name, path=str(UNPACKED))
     if path is None:
-        words = f"there is no {name}: sh deploy/test-tools.sh"
-        if os.environ.get("CI") == "true":
-            pytest.fail(words)
-        pytest.skip(words)
+        unavailable(f"there is no {name}: sh deploy/test-tools.sh")
     return path
 
 
@@ -50,10 +45,11 @@ class Prometheus:
 
     def wait_for(self, expression: str) -> None:
         """Until it has a value: a scrape may have failed, or be too young for a rate."""
-        give_up = time.monotonic() + PATIENCE_S
-        while not (found := self.query(expression)) or any(sample["value"][1] == "NaN" for sample in found):
-            assert time.monotonic() < give_up, (expression, found)
-            time.sleep(0.5)
+
+        def has_value() -> bool:
+            return bool(found := self.query(expression)) and all(sample["value"][1] != "NaN" for sample in found)
+
+        wait_until(has_value, expression, every_s=0.5)
 
     def rules(self) -> list[dict[str, Any]]:
         groups = self.http.get("/api/v1/rules").json()["data"]["groups"]
@@ -68,8 +64,7 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
         "scrape_configs": [{"job_name": "exec-service", "static_configs": [{"targets": [target.removeprefix("http://")]}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         *(tool("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
         f"--web.listen-address=127.0.0.1:{port}",
@@ -78,21 +73,11 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         prometheus = Prometheus(f"http://127.0.0.1:{port}")
-        wait_ready(prometheus, folder / "log")
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/-/ready"), (folder / "log").read_text, 60, 0.05)
         yield prometheus
     finally:
         process.terminate()
         process.wait(20)
-
-
-def wait_ready(prometheus: Prometheus, log: Path) -> None:
-    give_up = time.monotonic() + 60
-    while time.monotonic() < give_up:
-        with contextlib.suppress(httpx.TransportError):
-            if prometheus.http.get("/-/ready").status_code == 200:
-                return
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
 
 
 def queries(dashboard: Path) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import httpx
 import promql_parser
 import pytest
 import yaml
-from observe_harness import DASHBOARDS, PATIENCE_S, ROOT, RULES, VARIABLES, Prometheus, promtool, queries, scraping
-from sandbox_harness import need_sandbox
+from common import wait_until
+from observe_harness import DASHBOARDS, ROOT, RULES, VARIABLES, Prometheus, promtool, queries, scraping
 from service_harness import Service, serving
 from web_harness import load
 
@@ -24,7 +23,6 @@ PANELS = [(f"{file.stem}: {title}", expression) for file in DASHBOARDS for title
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    need_sandbox()
     with serving(profiles='{"bare": [], "numpy": ["numpy"]}') as service:
         yield service
 
@@ -47,9 +45,7 @@ def test_every_panel_has_data_under_load(prometheus: Prometheus, expression: str
 
 
 def test_every_rule_is_evaluated_and_none_fires_in_peace(prometheus: Prometheus) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while any(rule["health"] != "ok" for rule in prometheus.rules()) and time.monotonic() < give_up:
-        time.sleep(0.5)  # it may not have looked at all of them yet
+    wait_until(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "it has looked at all rules", every_s=0.5)
     rules = prometheus.rules()
     assert [rule["name"] for rule in rules] == ALERTS
     assert {rule["health"] for rule in rules} == {"ok"}

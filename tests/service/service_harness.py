@@ -1,6 +1,5 @@
 """A real `exec-service up` in a process of its own, and a look at what it has on the machine."""
 
-import asyncio
 import contextlib
 import os
 import re
@@ -8,13 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from sandbox_harness import OWN_BASE, PATIENCE_S, cgroups_of, children_of, host_mounts, is_alive, tree_of, uid_of
+from common import PATIENCE_S, until, wait_until
+from sandbox_harness import OWN_BASE, cgroups_of, children_of, host_mounts, is_alive, need_sandbox, tree_of, uid_of
 
 from exec_wire import Result
 from exec_wire.messages.calls import decode_result
@@ -70,14 +69,10 @@ class Service:
             raise
 
     def _await_start(self) -> str:
-        give_up = time.monotonic() + 60
-        while time.monotonic() < give_up:
-            if started := _STARTED.search(self.words):
-                return started[1]
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.02)
-        raise AssertionError(f"the service did not start ({self.process.returncode}):\n{self.words}")
+        wait_until(lambda: _STARTED.search(self.words) or self.process.poll() is not None, lambda: self.words, 60)
+        started = _STARTED.search(self.words)
+        assert started, f"the service did not start ({self.process.returncode}):\n{self.words}"
+        return started[1]
 
     @property
     def words(self) -> str:
@@ -152,6 +147,7 @@ class Service:
 @contextlib.contextmanager
 def serving(*arguments: str, command: Sequence[str] = COMMAND, **settings: object) -> Iterator[Service]:
     """Until the end of the block; settings by their names in small letters. Started means greeted, or refused with words."""
+    need_sandbox()
     service = Service(arguments, command, **settings)
     try:
         yield service
@@ -191,31 +187,17 @@ def left_of(block: int, pids: list[int]) -> list[str]:
     return left
 
 
-def wait_until(true: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    give_up = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < give_up, f"not within {patience_s:.0f} s: {what}"
-        time.sleep(0.02)
-
-
 def see_nothing_left(block: int, pids: list[int], patience_s: float = 30.0) -> None:
     """A killed process needs a moment."""
-    give_up = time.monotonic() + patience_s
-    while left := left_of(block, pids):
-        assert time.monotonic() < give_up, "still there: " + ", ".join(left)
-        time.sleep(0.05)
+    wait_until(lambda: not left_of(block, pids), lambda: f"still there: {', '.join(left_of(block, pids))}", patience_s, 0.05)
 
 
 async def until_program_runs(service: Service, count: int = 1) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while len(slots_in_use(service.block)) < count:  # noqa: ASYNC110 - it happens in other processes
-            await asyncio.sleep(0.02)
+    await until(lambda: len(slots_in_use(service.block)) >= count, f"{count} programs run")
 
 
 async def until_no_program_runs(service: Service, patience_s: float = 30.0) -> None:
-    async with asyncio.timeout(patience_s):
-        while service.program_pids:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: not service.program_pids, "no program runs", patience_s)
 
 
 # -- programs with a known end --------------------------------------------------------------------------------------------

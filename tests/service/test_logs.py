@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from service_harness import JSON, PATIENCE_S, ROOT, Service, command, environment, serving, wait_until
+from common import PATIENCE_S, wait_until
+from service_harness import JSON, ROOT, Service, command, environment, serving
 
 F_SETPIPE_SZ = 1031
 TEXT_LINE = re.compile(r"\d{4}-\d\d-\d\dT\S+ (debug|info|warning|error|critical) +[\w.]+: ")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of, wait_until
+from common import wait_until
+from service_harness import COMMAND, ROOT, Service, children_of, command, environment, serving, tree_of
 
 from exec_wire.messages.calls import decode_result
 from loadtest.support.processes import free_port
@@ -19,24 +20,16 @@ from worker.sandbox.tiers import ALL_LAYERS
 BARE = {"profiles": '{"bare": []}'}
 
 
-# -- run ------------------------------------------------------------------------------------------------------------------
-
-
-def test_run_shows_what_a_program_printed_and_ends_as_it_did() -> None:
-    ended = command("run", "-c", "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(7)", **BARE)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("out\n", "err\n", 7)
-
-
-def test_run_reads_the_program_from_a_file(tmp_path: Path) -> None:
+def test_run_reads_a_file_shows_what_the_program_printed_and_ends_as_it_did(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
-    file.write_text("print(6 * 7)\n")
+    file.write_text("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(7)\n")
     ended = command("run", str(file), **BARE)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("42\n", "", 0)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("out\n", "err\n", 7)
 
 
 def test_run_reads_the_program_from_standard_input() -> None:
     ended = command("run", "-", stdin="print(6 * 7)", **BARE)
-    assert (ended.stdout, ended.returncode) == ("42\n", 0)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("42\n", "", 0)
 
 
 def test_run_prints_the_whole_result_as_json() -> None:
@@ -70,14 +63,9 @@ def test_exit_code_says_how_it_ended(service: Service, code: str, exit_code: int
 KILLED_BY_NOBODY_KNOWS_WHOM = "import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)"
 
 
-def test_end_that_is_our_fault_is_75() -> None:
-    ended = command("run", "-c", KILLED_BY_NOBODY_KNOWS_WHOM, **BARE)
-    assert (ended.returncode, ended.stdout) == (75, "1\n")
-    assert "blame: infra" in ended.stderr
-
-
-def test_end_that_is_our_fault_is_75_from_a_service_too(service: Service) -> None:
-    ended = command("run", "--url", service.url, "-c", KILLED_BY_NOBODY_KNOWS_WHOM)
+@pytest.mark.parametrize("of_a_service", [False, True])
+def test_end_that_is_our_fault_is_75(service: Service, of_a_service: bool) -> None:
+    ended = command("run", *["--url", service.url] * of_a_service, "-c", KILLED_BY_NOBODY_KNOWS_WHOM, **BARE)
     assert (ended.returncode, ended.stdout) == (75, "1\n")
     assert "blame: infra" in ended.stderr
 
@@ -164,9 +152,6 @@ def test_lost_interpreter_during_run_is_75_with_words() -> None:
     assert "Traceback" not in words
 
 
-# -- doctor ---------------------------------------------------------------------------------------------------------------
-
-
 def test_doctor_finds_every_layer_here() -> None:
     ended = command("doctor")
     assert ended.returncode == 0, ended.stdout
@@ -207,9 +192,6 @@ def test_doctor_below_tier_b_does_not_end_with_0_and_names_the_fix(layer: str, t
     assert lines[-1].startswith(f"tier {tier}:")
 
 
-# -- up and the rest ------------------------------------------------------------------------------------------------------
-
-
 def test_up_on_a_taken_port_is_69_and_names_a_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = command("up", "--port", str(taken.getsockname()[1]))
@@ -227,25 +209,20 @@ def test_up_on_an_address_that_others_reach_is_refused_with_words(host: str) -> 
     assert "Traceback" not in ended.stderr
 
 
-def test_version_is_told() -> None:
-    ended = command("--version")
-    assert (ended.returncode, ended.stdout.split()[0]) == (0, "exec-service")
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["run", "--help"], ["doctor", "--help"]])
-def test_help_is_given(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "begin"),
+    [(["--version"], "exec-service "), *(([*name, "--help"], "usage: exec-service") for name in ([], ["up"], ["run"]))],
+)
+def test_version_and_help_are_given(arguments: list[str], begin: str) -> None:
     ended = command(*arguments)
     assert ended.returncode == 0
-    assert ended.stdout.startswith("usage: exec-service")
+    assert ended.stdout.startswith(begin)
 
 
 def test_no_command_is_wrong_usage() -> None:
     ended = command()
     assert ended.returncode == 2
     assert "usage: exec-service" in ended.stderr
-
-
-# -- what is allowed, and what is missing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -308,7 +285,9 @@ def test_run_takes_the_language_of_the_program(service: Service) -> None:
 
 
 def test_doctor_says_its_exit_codes() -> None:
-    assert "0 the full sandbox (tier A or B), 1 a weaker one (C or D)" in " ".join(command("doctor", "--help").stdout.split())
+    ended = command("doctor", "--help")
+    assert (ended.returncode, ended.stdout.startswith("usage: exec-service")) == (0, True)
+    assert "0 the full sandbox (tier A or B), 1 a weaker one (C or D)" in " ".join(ended.stdout.split())
 
 
 def test_metrics_have_a_port_of_their_own_if_one_is_named() -> None:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from service_harness import Service, mixed_case, serving, slots_in_use, until_no_program_runs, until_program_runs, wait_until
+from common import wait_until
+from service_harness import Service, mixed_case, serving, slots_in_use, until_no_program_runs, until_program_runs
 
 from exec_client import AsyncClient, Call, Client, Conflict, Limits, Result, Tags
 from loadtest.support.processes import free_port
@@ -68,9 +69,6 @@ def test_sync_client_yields_as_completed(service: Service) -> None:
     with Client(service.url) as client:
         printed = {result.index: result.stdout for result in client.as_completed([f"print({n})" for n in range(10)])}
     assert printed == {n: f"{n}\n" for n in range(10)}
-
-
-# -- cancelling and leaving -----------------------------------------------------------------------------------------------
 
 
 async def test_cancel_by_tags_kills_what_runs_and_answers_all_of_it(service: Service, client: AsyncClient) -> None:
@@ -137,9 +135,6 @@ async def test_disconnect_kills_the_running_program(service: Service, path: str)
     await until_no_program_runs(service)
     assert service.metric("exec_in_flight") == 0
     assert service.run("print('still here')").stdout == "still here\n"
-
-
-# -- asking twice ---------------------------------------------------------------------------------------------------------
 
 
 async def test_same_key_gives_the_recorded_result(client: AsyncClient) -> None:

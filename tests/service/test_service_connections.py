@@ -10,7 +10,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from service_harness import COMMAND, Service, command, serving, wait_until
+from common import wait_until
+from service_harness import COMMAND, Service, command, serving
 
 from exec_wire import proto
 from loadtest.support.processes import free_port

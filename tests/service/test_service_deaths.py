@@ -6,7 +6,8 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from service_harness import Service, mixed_case, see_nothing_left, serving, until_program_runs, wait_until
+from common import wait_until
+from service_harness import Service, mixed_case, see_nothing_left, serving, until_program_runs
 
 from exec_client import AsyncClient, Call, Limits, Result
 

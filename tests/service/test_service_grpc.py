@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_harness import Service, command, mixed_case, serving, wait_until
+from common import wait_until
+from service_harness import Service, command, mixed_case, serving
 
 from exec_client import Call, Client, Forbidden
 from exec_service.tenants.keys import add_key

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_harness import (
-    Service,
-    cgroups_of,
-    children_of,
-    mixed_case,
-    serving,
-    until_no_program_runs,
-    until_program_runs,
-    wait_until,
-)
+from common import wait_until
+from service_harness import Service, cgroups_of, children_of, mixed_case, serving, until_no_program_runs, until_program_runs
 
 from exec_client import AsyncClient, Call, ExecError, InfraFailure, Limits, Result, Tags
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from sandbox_harness import NAME_ITSELF, has_come_this_far, until
-from service_harness import Service, see_nothing_left, serving, wait_until
+from common import until, wait_until
+from sandbox_harness import NAME_ITSELF, has_come_this_far
+from service_harness import Service, see_nothing_left, serving
 
 from exec_client import AsyncClient, AsyncSession, CallerError, Client, Conflict, Forbidden, Limits, SessionLost, Tags
 from exec_service.app import Gateway
@@ -240,14 +241,20 @@ def test_cell_runs_although_calls_fill_every_slot(service: Service) -> None:
 # -- the client -------------------------------------------------------------------------------------------------------------
 
 
+async def fork_and_roll_back(session: AsyncSession) -> list[AsyncSession]:
+    """The forks; x is [1] again."""
+    await session.run("x = [1]")
+    one, two = await session.fork(2)
+    await one.run("x.append(2)")
+    assert [(await each.run("x")).value for each in (session, one, two)] == ["[1]", "[1, 2]", "[1]"]
+    await session.run("x = None")
+    assert await session.rollback()
+    return [one, two]
+
+
 async def test_async_client_runs_forks_and_rolls_back(client: AsyncClient) -> None:
     async with client.session(auto_checkpoint=True, tags=Tags(run="client")) as session:
-        await session.run("x = [1]")
-        one, two = await session.fork(2)
-        await one.run("x.append(2)")
-        assert [(await each.run("x")).value for each in (session, one, two)] == ["[1]", "[1, 2]", "[1]"]
-        await session.run("x = None")
-        assert await session.rollback()
+        one, two = await fork_and_roll_back(session)
         assert (await session.run("x")).value == "[1]"
         await session.put_files({"f": b"bytes"})
         assert (await session.run("open('f').read()")).value == "'bytes'"
@@ -297,12 +304,7 @@ async def test_sessions_over_grpc() -> None:
             AsyncClient(f"grpc://127.0.0.1:{port}") as client,
             client.session(auto_checkpoint=True, files={"given": b"g"}) as session,
         ):
-            await session.run("x = [1]")
-            one, two = await session.fork(2)
-            await one.run("x.append(2)")
-            assert [(await each.run("x")).value for each in (session, one, two)] == ["[1]", "[1, 2]", "[1]"]
-            await session.run("x = None")
-            assert await session.rollback()
+            one, two = await fork_and_roll_back(session)
             assert (await session.run("x, open('given').read()")).value == "([1], 'g')"
             await session.put_files({"f": b"bytes"})
             assert await session.fetch_files(["f", "none"]) == {"f": b"bytes"}

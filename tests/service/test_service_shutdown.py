@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from common import wait_until
 from service_harness import (
     COMMAND,
     ROOT,
@@ -23,7 +24,6 @@ from service_harness import (
     serving,
     slots_in_use,
     until_program_runs,
-    wait_until,
 )
 
 from worker.sandbox.uids import STATE_FOLDER
@@ -145,8 +145,6 @@ async def test_killed_service_takes_its_runner_and_programs_along(own: Service) 
     await asyncio.to_thread(see_nothing_left, block, pids)
 
 
-# -- after a death that nobody could clean up -----------------------------------------------------------------------------
-
 # A block that only this test run takes, so that nobody else's start cleans up before ours.
 OWN_BASE = 2_010_000_000 + os.getpid() % 250 * (1024 * 512)  # below the uids that container tools hand out
 
@@ -190,9 +188,6 @@ async def test_next_start_removes_what_a_killed_one_left() -> None:
         pids = second.tree
     assert left_of(OWN_BASE, pids) == []
     forget_block(OWN_BASE)
-
-
-# -- side by side ---------------------------------------------------------------------------------------------------------
 
 
 async def test_two_services_share_no_uid_and_no_control_group(service: Service, own: Service) -> None:

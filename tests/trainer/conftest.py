@@ -1,7 +1,6 @@
 """A service and a tiny trained model for the trainer's tests. Without torch they are skipped: the service needs none."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,20 +10,16 @@ pytest.importorskip("torch", reason="the trainer's extra is not installed: pip i
 pytest.importorskip("transformers", reason="the trainer's extra is not installed: pip install -e .[trainer]")
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars would hide the output of a failure
-HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "worker"), str(HERE.parent / "service")]
 
-import torch  # noqa: E402
-from sandbox_harness import need_sandbox  # noqa: E402
-from service_harness import Service, serving  # noqa: E402
-from trainer_harness import TINY, small_model  # noqa: E402
+import torch
+from service_harness import Service, serving
+from trainer_harness import TINY, small_model
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def live_service() -> Iterator[Service]:
-    need_sandbox()
     with serving() as service:
         yield service
 

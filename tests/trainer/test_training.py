@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from common import wait_until
 from service_harness import QUICK, Service, environment
 from trainer_harness import TINY, rollout, with_settings
 
@@ -216,10 +217,8 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
-    give_up = time.monotonic() + 600
-    while len(metrics.read(out)) < count:
-        assert process.poll() is None and time.monotonic() < give_up, "the run ended or makes no progress"
-        time.sleep(0.02)
+    wait_until(lambda: len(metrics.read(out)) >= count or process.poll() is not None, f"{count} rows", 600)
+    assert process.poll() is None, "the run ended"
 
 
 RUN = """

@@ -9,24 +9,9 @@ from grpo_roc.rollout import Trajectory
 
 TINY = config.load(
     None,
-    [
-        "chat.system=short",
-        "chat.observation_chars=100",
-        "model.layers=2",
-        "sft.steps=130",
-        "sft.batch=28",
-        "sft.micro=4",
-        "sft.lr=3e-3",
-        "sft.warmup=20",
-        "rl.prompts=2",
-        "rl.group=4",
-        "rl.steps=6",
-        "rl.max_response=300",
-        "eval.max_response=300",
-        "service.timeout_s=0.5",
-        "service.memory_mb=64",
-        "threads=1",
-    ],
+    """chat.system=short chat.observation_chars=100 model.layers=2 sft.steps=130 sft.batch=28 sft.micro=4 sft.lr=3e-3
+    sft.warmup=20 rl.prompts=2 rl.group=4 rl.steps=6 rl.max_response=300 eval.max_response=300 service.timeout_s=0.5
+    service.memory_mb=64 threads=1""".split(),
 )
 
 

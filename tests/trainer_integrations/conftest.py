@@ -1,14 +1,9 @@
 """A live service for the adapters: the one at EXEC_TEST_URL, or a new one."""
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "worker"), str(HERE.parent / "service"), str(HERE.parents[1])]
 
 
 @pytest.fixture(scope="session")
@@ -16,10 +11,8 @@ def exec_url() -> Iterator[str]:
     if url := os.environ.get("EXEC_TEST_URL"):
         yield url
         return
-    from sandbox_harness import need_sandbox
     from service_harness import serving
 
-    need_sandbox()
     with serving() as service:
         yield service.url
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "tests" / "service"), str(ROOT / "tests" / "worker"), str(ROOT)]
+sys.path += [str(ROOT / "tests" / "service"), str(ROOT / "tests" / "worker"), str(ROOT / "tests"), str(ROOT)]
 TORCH = "torch==2.13.0"
 COMMON = ["httpx>=0.27", "msgspec>=0.19", "pytest>=8", "pytest-asyncio>=0.24", "fastapi>=0.115"]
 
@@ -35,10 +35,7 @@ PACKAGES = {
     ),
     "openrlhf": Package([TORCH, "aiohttp", "numpy>=2", "pylatexenc", "sympy", "transformers==5.15.0"], ["openrlhf==0.11.2"]),
 }  # fmt: skip
-STAND_IN_ONLY = {
-    "slime": "has no package on PyPI (0.0.0 is a placeholder)",
-    "nemo": "NeMo-RL and NeMo Gym are not on PyPI",
-}
+STAND_IN_ONLY = {"slime": "has no package on PyPI (0.0.0 is a placeholder)", "nemo": "NeMo-RL and NeMo Gym are not on PyPI"}
 
 
 def prepare(name: str, package: Package) -> Path:

@@ -1,16 +1,9 @@
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "worker"), str(TESTS / "service")]  # a real service, and what it needs of the machine
-
-from sandbox_harness import need_sandbox  # noqa: E402
-from service_harness import Service, serving  # noqa: E402
-from web_harness import browsing  # noqa: E402
+from service_harness import Service, serving
+from web_harness import browsing
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +15,5 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    need_sandbox()
     with serving() as service:
         yield service

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from web_harness import browsing, load
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

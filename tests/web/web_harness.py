@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import shutil
 import threading
 import time
@@ -10,18 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
-import pytest
+from common import unavailable
 
 PATIENCE_MS = 120_000
 SCRIPT = "<script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\"><b>bold</b>"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def unavailable(words: str) -> None:
-    """Skipped on a laptop, failed in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(words)
-    pytest.skip(words)
 
 
 def chromium() -> str | None:

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from common import unavailable
 
 from exec_wire import Call, Limits, Result
 from worker.config import WorkerConfig
@@ -25,7 +26,6 @@ from worker.sandbox.runner_client import RunnerClient
 from worker.sandbox.uids import BLOCK_SIZE, BLOCKS, STATE_FOLDER, processes_of
 
 START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machine
-PATIENCE_S = 120.0  # for whatever has to happen soon; nothing here measures speed
 _LIMITS = set(Limits.__struct_fields__)
 SLOWNESS = float(os.environ.get("EXEC_TEST_SLOWNESS", "1"))  # of this machine: programs have so many times the usual limits
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
@@ -51,12 +51,8 @@ def need_sandbox() -> None:
         missing.append("nsjail")
     if importlib.util.find_spec("worker.sandbox.inside._zygote") is None:
         missing.append("the C part (run `make install`)")
-    if not missing:
-        return
-    words = f"the sandbox needs {', '.join(missing)}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(words)
-    pytest.skip(words)
+    if missing:
+        unavailable(f"the sandbox needs {', '.join(missing)}")
 
 
 def need_kernel_for(mask_layers: Sequence[str]) -> None:
@@ -179,6 +175,17 @@ def one_core() -> Iterator[None]:
 
 
 @contextmanager
+def bystander(uid: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a uid that is not ours."""
+    process = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], cwd="/")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def busy_machine() -> Iterator[None]:
     """Whatever takes its time takes longer."""
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
@@ -192,6 +199,7 @@ def busy_machine() -> Iterator[None]:
 
 @asynccontextmanager
 async def laboratory(profiles: tuple[str, ...] = ("bare",), slots: int = 2, **settings: Any):
+    need_sandbox()
     need_kernel_for(settings.get("mask_layers", ()))
     settings.setdefault("uid_base", OWN_BASE)
     config = WorkerConfig(slots=slots, profiles={name: PROFILES[name] for name in profiles}, **settings)
@@ -261,12 +269,3 @@ def canary_song() -> str:
     for i in range(20000):
         digest = hashlib.sha256(digest + b"%d" % i).digest()
     return digest.hex() + "\n"
-
-
-async def until(true: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    try:
-        async with asyncio.timeout(patience_s):
-            while not true():  # noqa: ASYNC110 - it happens in other processes
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"not within {patience_s:.0f} s: {what}")

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import PATIENCE_S, Lab, laboratory, need_sandbox, until
+from common import PATIENCE_S, until
+from sandbox_harness import Lab, laboratory
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import FetchFiles, Got
@@ -21,7 +22,6 @@ SPARSE = "import os\nos.truncate(os.open('sparse', os.O_WRONLY | os.O_CREAT), {b
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[Lab]:
-    need_sandbox()
     async with laboratory(slots=3) as lab:
         yield lab
 
@@ -106,7 +106,6 @@ async def test_why_a_file_is_not_fetched_is_told(lab: Lab) -> None:
 
 async def test_large_results_together_fit_in_their_budget() -> None:
     """A task holds the bytes of its result until it ends; the next task waits until then."""
-    need_sandbox()
     async with laboratory(slots=2, results_bytes=8 * MB) as lab:
         sent = asyncio.Event()
 
@@ -127,7 +126,6 @@ async def test_large_results_together_fit_in_their_budget() -> None:
 
 
 async def test_a_program_that_is_cancelled_while_it_waits_for_room_gives_everything_back() -> None:
-    need_sandbox()
     async with laboratory(slots=3, results_bytes=8 * MB) as lab:
         sent = asyncio.Event()
 
@@ -147,7 +145,6 @@ async def test_a_program_that_is_cancelled_while_it_waits_for_room_gives_everyth
 
 @pytest.fixture(scope="module")
 async def sessions() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory() as lab:
         yield lab
 

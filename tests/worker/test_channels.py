@@ -80,7 +80,6 @@ RESOLVE_CACHED ENOSYS
 
 @pytest.mark.parametrize("mask", MASKS)
 async def test_no_system_call_says_what_is_cached(mask: str) -> None:
-    need_sandbox()
     async with laboratory(slots=1, mask_layers=MASKS[mask], min_tier="D") as lab:
         told = await lab.output(OPEN_SHARED + ASK_THE_CACHE)
     for line, wanted in zip(told.splitlines(), ANSWERS.splitlines(), strict=True):
@@ -94,7 +93,6 @@ def times_of_devices() -> list[int]:
 
 @pytest.mark.parametrize("mask", MASKS)
 async def test_times_of_device_nodes_are_not_for_programs(mask: str) -> None:
-    need_sandbox()
     before = times_of_devices()
     code = """
     import os
@@ -121,7 +119,6 @@ print([line.split()[-1] for line in open("/proc/self/net/unix").read().splitline
 
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask != "no_jail"])
 async def test_programs_of_the_same_time_do_not_share_names_of_sockets(mask: str) -> None:
-    need_sandbox()
     async with laboratory(slots=4, mask_layers=MASKS[mask], min_tier="C") as lab:
         until = {"UNTIL": str(time.time() + 2)}
         told = await asyncio.gather(*(lab.output(TAKE_A_NAME, env=until, wall_s=30) for _ in range(4)))

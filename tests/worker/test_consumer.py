@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, call_of, until
+from common import until
+from sandbox_harness import Lab, call_of
 
 from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, verdict
 from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd

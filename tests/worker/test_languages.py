@@ -52,6 +52,11 @@ PROBE = {
     "javascript": "const fs = require('fs'); fs.readFileSync('in.txt'); fs.writeFileSync('out.txt', 'b'); "
     "process.stdout.write(String(Number(process.getuid() !== 0)))",
 }
+SAY_WORD = {
+    "cpp": '#include <cstdio>\n#include <cstdlib>\nint main() { puts(getenv("WORD")); }',
+    "bash": "echo $WORD",
+    "javascript": "console.log(process.env.WORD)",
+}
 NEEDS_ROOM = {"javascript": {"memory_mb": 1024}}  # node reserves much
 
 languages = pytest.mark.parametrize("language", ["cpp", "bash", "javascript"])
@@ -85,47 +90,36 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 # -- every language -------------------------------------------------------------------------------------------------------
 
-
-@languages
-async def test_stdin_is_read_and_stdout_comes_back(lab: Lab, language: str) -> None:
-    result = await run(lab, language, ADD[language], stdin="20 22")
-    assert (result.status, result.stdout, result.stderr, result.exit_code) == ("ok", "42\n", "", 0)
-
-
-@languages
-async def test_arguments_arrive_as_they_are(lab: Lab, language: str) -> None:
-    result = await run(lab, language, ARGUMENTS[language], argv=["a b", "", "$x", "é", "-n"])
-    assert result.stdout == "[a b][][$x][é][-n]"
-
-
-@languages
-async def test_exit_code_and_stderr_are_the_programs(lab: Lab, language: str) -> None:
-    result = await run(lab, language, EXIT_7[language])
-    assert (result.status, result.blame, result.exit_code, result.stderr) == ("error", "model", 7, "oh")
-
-
-@languages
-async def test_signal_is_told(lab: Lab, language: str) -> None:
-    result = await run(lab, language, ABORT[language])
-    assert (result.status, result.blame, result.signal) == ("signal", "model", 6)
-
-
-@languages
-async def test_wall_limit_is_timeout(lab: Lab, language: str) -> None:
-    result = await run(lab, language, SLEEP[language], wall_s=1)
-    assert (result.status, result.blame) == ("timeout", "model")
+CASES: dict[str, tuple[dict[str, str], dict[str, object], dict[str, object]]] = {
+    "stdin_is_read_and_stdout_comes_back": (
+        ADD,
+        {"stdin": "20 22"},
+        {"status": "ok", "stdout": "42\n", "stderr": "", "exit_code": 0},
+    ),
+    "arguments_arrive_as_they_are": (ARGUMENTS, {"argv": ["a b", "", "$x", "é", "-n"]}, {"stdout": "[a b][][$x][é][-n]"}),
+    "exit_code_and_stderr_are_the_programs": (
+        EXIT_7,
+        {},
+        {"status": "error", "blame": "model", "exit_code": 7, "stderr": "oh"},
+    ),
+    "signal_is_told": (ABORT, {}, {"status": "signal", "blame": "model", "signal": 6}),
+    "wall_limit_is_timeout": (SLEEP, {"wall_s": 1}, {"status": "timeout", "blame": "model"}),
+    "cpu_limit_is_cpu_limit": (SPIN, {"cpu_s": 1}, {"status": "cpu_limit", "blame": "model"}),
+    "files_go_in_and_out_and_nobody_is_root": (
+        PROBE,
+        {"files": {"in.txt": "YQ=="}, "fetch_files": ["out.txt"]},
+        {"status": "ok", "stdout": "1", "files": {"out.txt": "Yg=="}},
+    ),
+    "environment_is_the_callers": (SAY_WORD, {"env": {"WORD": "magic"}}, {"stdout": "magic\n"}),
+}
 
 
 @languages
-async def test_cpu_limit_is_cpu_limit(lab: Lab, language: str) -> None:
-    result = await run(lab, language, SPIN[language], cpu_s=1)
-    assert (result.status, result.blame) == ("cpu_limit", "model")
-
-
-@languages
-async def test_files_go_in_and_out_and_nobody_is_root(lab: Lab, language: str) -> None:
-    result = await run(lab, language, PROBE[language], files={"in.txt": "YQ=="}, fetch_files=["out.txt"])
-    assert (result.status, result.stdout, result.files) == ("ok", "1", {"out.txt": "Yg=="}), result.stderr
+@pytest.mark.parametrize("case", CASES)
+async def test_program_of_every_language(lab: Lab, language: str, case: str) -> None:
+    codes, fields, expected = CASES[case]
+    result = await run(lab, language, codes[language], **fields)
+    assert {name: getattr(result, name) for name in expected} == expected, result.stderr
 
 
 @languages
@@ -145,16 +139,6 @@ async def test_code_that_is_no_program_is_the_models_fault(lab: Lab, language: s
     result = await run(lab, language, "if ( { this is not )(")
     assert (result.status, result.blame) == ("compile_error" if language == "cpp" else "error", "model")
     assert result.stderr and result.stdout == ""
-
-
-@languages
-async def test_environment_is_the_callers(lab: Lab, language: str) -> None:
-    code = {
-        "cpp": '#include <cstdio>\n#include <cstdlib>\nint main() { puts(getenv("WORD")); }',
-        "bash": "echo $WORD",
-        "javascript": "console.log(process.env.WORD)",
-    }
-    assert (await run(lab, language, code[language], env={"WORD": "magic"})).stdout == "magic\n"
 
 
 # -- C++ ------------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_harness import PATIENCE_S, laboratory, need_sandbox, until
+from common import PATIENCE_S, until, wait_until
+from sandbox_harness import laboratory
 
 from worker.config import default_packages
 from worker.sandbox.runner_client import RunnerClient, SandboxUnavailable
@@ -33,10 +33,7 @@ def runner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def wait_for(path: Path) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not path.exists() or stat.S_IMODE(path.stat().st_mode) != 0o660:
-        assert time.monotonic() < give_up, f"{path} does not appear"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and stat.S_IMODE(path.stat().st_mode) == 0o660, f"{path} appears")
 
 
 def test_runner_without_a_worker_ends_at_once_on_sigterm(runner: tuple[subprocess.Popen[str], Path]) -> None:
@@ -48,7 +45,6 @@ def test_runner_without_a_worker_ends_at_once_on_sigterm(runner: tuple[subproces
 
 
 async def test_worker_that_came_first_waits_for_its_runner_which_outlives_sigterm_until_it_leaves(tmp_path: Path) -> None:
-    need_sandbox()
     socket = tmp_path / "runner.sock"
     late = asyncio.get_running_loop().call_later(1.0, lambda: processes.append(start(socket)))
     processes: list[subprocess.Popen[str]] = []

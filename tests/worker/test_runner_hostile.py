@@ -17,17 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_harness import (
-    PATIENCE_S,
-    cgroups_of,
-    is_alive,
-    laboratory,
-    need_sandbox,
-    open_fds,
-    scripted_runner,
-    tree_of,
-    until,
-)
+from common import PATIENCE_S, until, wait_until
+from sandbox_harness import bystander, cgroups_of, is_alive, laboratory, need_sandbox, open_fds, scripted_runner, tree_of
 
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
@@ -43,14 +34,12 @@ MODEST = {"slots": 1, "sessions": 1, "profiles": {"bare": []}, "min_tier": "D"}
 
 @contextlib.contextmanager
 def listening(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    need_sandbox()
     path = folder / "runner.sock"
     command = [sys.executable, "-m", "exec_service", "runner", "--socket", str(path), "--packages", default_packages()]
     process = subprocess.Popen([*command, *arguments], cwd=ROOT)
     try:
-        give_up = time.monotonic() + PATIENCE_S
-        while not path.exists():
-            assert time.monotonic() < give_up and process.poll() is None, "the runner does not listen"
-            time.sleep(0.02)
+        wait_until(lambda: path.exists() or process.poll() is not None, "the runner listens")
         yield process, path
     finally:
         process.terminate()
@@ -64,23 +53,15 @@ def listening(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """As it is started without any options."""
-    need_sandbox()
     with listening(tmp_path_factory.mktemp("runner")) as started:
         yield started
 
 
 def connect(path: Path) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    give_up = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            link.connect(str(path))
-        except OSError:  # it does not listen yet, or still cleans up after another worker
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
-        else:
-            link.settimeout(PATIENCE_S)
-            return link
+    wait_until(lambda: link.connect_ex(str(path)) == 0, "it listens")  # it may still clean up after another worker
+    link.settimeout(PATIENCE_S)
+    return link
 
 
 def answers(link: socket.socket) -> Iterator[dict[str, Any]]:
@@ -106,16 +87,6 @@ def configure(**wishes: Any) -> bytes:
     return json.dumps({"configure": MODEST | wishes}).encode()
 
 
-@contextlib.contextmanager
-def bystander(uid: int = FOREIGN_UID) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], cwd="/")
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def dashed(name: str) -> str:
     return name.replace(" ", "-")
 
@@ -131,7 +102,7 @@ def traces(bases: range) -> set[str]:
 
 def test_worker_cannot_have_processes_of_a_foreign_uid_killed(runner: tuple[subprocess.Popen[bytes], Path]) -> None:
     before = traces(range(1_000_000))
-    with bystander() as process:
+    with bystander(FOREIGN_UID) as process:
         attack = {"slots": 1, "uid_base": FOREIGN_UID - 5, "mask_layers": [], "faults": False, "profiles": {}}
         with connect(runner[1]) as link:
             link.send(json.dumps({"configure": attack}).encode())
@@ -150,7 +121,6 @@ def test_worker_cannot_take_layers_away_from_the_sandbox(runner: tuple[subproces
 
 
 def test_uid_base_of_the_command_line_spares_processes_that_are_not_a_sandboxs(tmp_path: Path) -> None:
-    need_sandbox()
     base = 3 * 1024 * 1024
     with bystander(base + 7) as process, listening(tmp_path, "--uid-base", str(base)) as (_, path), connect(path) as link:
         link.send(configure())
@@ -177,7 +147,6 @@ async def test_worker_that_joins_a_runner_cannot_switch_test_hooks_on(runner: tu
 
 @pytest.mark.parametrize(("own", "workers"), [("A", "D"), ("D", "A")])
 async def test_the_stricter_of_two_minimum_tiers_holds_and_no_zygote_starts(tmp_path: Path, own: str, workers: str) -> None:
-    need_sandbox()
     with listening(tmp_path, "--min-tier", own, "--mask-layers", "cgroup") as (process, path):
         with pytest.raises(SandboxUnavailable, match="tier A is required and this is tier B") as refusal:
             async with laboratory(runner_socket=str(path), min_tier=workers):
@@ -187,13 +156,11 @@ async def test_the_stricter_of_two_minimum_tiers_holds_and_no_zygote_starts(tmp_
 
 
 def test_sandbox_below_the_runners_own_tier_starts_nothing_whatever_the_worker_says(tmp_path: Path) -> None:
-    need_sandbox()
     with listening(tmp_path, "--mask-layers", ",".join(ALL_LAYERS)) as (_, path):
         assert "tier B is required and this is tier E" in refused(path, configure(min_tier="E"))
 
 
 async def test_worker_gets_as_many_slots_and_sessions_as_the_command_line_says(tmp_path: Path) -> None:
-    need_sandbox()
     with listening(tmp_path, "--max-slots", "2", "--max-sessions", "3") as (_, path):
         assert "3 slots" in refused(path, configure(slots=3))
         assert "4 sessions" in refused(path, configure(sessions=4))
@@ -203,7 +170,6 @@ async def test_worker_gets_as_many_slots_and_sessions_as_the_command_line_says(t
 
 async def test_worker_cannot_have_a_program_run_under_a_uid_of_its_choice() -> None:
     """It holds the zygotes' sockets, by which slots are made known too."""
-    need_sandbox()
     async with laboratory(slots=1, mask_layers=["userns"], min_tier="D") as lab:
         for uid in (0, FOREIGN_UID):
             protocol.send_request(lab.pool._zygotes[0]._socket, protocol.slot_request(0, uid, [])[0])
@@ -335,7 +301,6 @@ LATER = {  # to a runner with one slot and one session slot
 
 @pytest.mark.parametrize("what", LATER, ids=dashed)
 async def test_later_message_that_is_not_allowed_ends_the_runner_and_leaves_nothing(what: str) -> None:
-    need_sandbox()
     async with laboratory(slots=1, max_sessions=1, uid_base=OWN_BASE) as lab:
         base, before, link = lab.uid_base, tree_of(lab.runner_pid), lab.pool._runner
         link._socket.send(json.dumps(LATER[what]).encode())
@@ -347,7 +312,6 @@ async def test_later_message_that_is_not_allowed_ends_the_runner_and_leaves_noth
 
 
 async def test_worker_cannot_have_zygotes_without_end() -> None:
-    need_sandbox()
     async with laboratory(slots=1, max_sessions=1) as lab:
         link = lab.pool._runner
         give_up = time.monotonic() + PATIENCE_S
@@ -360,7 +324,6 @@ async def test_worker_cannot_have_zygotes_without_end() -> None:
 
 
 async def test_descriptors_that_come_with_a_message_are_closed() -> None:
-    need_sandbox()
     async with laboratory(slots=1, max_sessions=1) as lab:
         link = lab.pool._runner
         (await link.session_slot(1)).files.clear()  # it works; what it opened is of no interest here

@@ -125,8 +125,6 @@ async def test_full_workspace_still_answers(lab: Lab) -> None:
     assert 1 << 20 < len(plain(result.files)["big"]) <= 2 << 20
 
 
-# -- what the caller cannot have ----------------------------------------------------------------------------------------------
-
 MISFITS: dict[str, dict[str, Any]] = {
     "too_large": {"files": {"a": b64(b"x" * (2 << 20))}, "file_mb": 1},
     "too_large_together": {"files": {f"f{i}": b64("x") for i in range(257)}, "file_mb": 1},

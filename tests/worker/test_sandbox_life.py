@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from common import until
 from sandbox_harness import (
     OWN_BASE,
     Lab,
@@ -22,7 +23,6 @@ from sandbox_harness import (
     processes_in,
     tree_of,
     uid_of,
-    until,
 )
 
 from worker.sandbox import uids
@@ -116,7 +116,6 @@ async def test_runner_and_its_zygotes_die_with_the_worker() -> None:
 
 @pytest.mark.alone  # whichever service starts next cleans up
 async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left() -> None:
-    need_sandbox()
     mounts = host_mounts()
     worker = await start_worker()
     (runner,) = children_of(worker.pid)
@@ -146,7 +145,6 @@ async def test_after_kill_9_of_everything_the_next_start_removes_what_was_left()
 
 
 async def test_two_services_share_no_uid_and_no_control_group() -> None:
-    need_sandbox()
     async with laboratory(slots=1) as one, laboratory(slots=1) as other:
         assert abs(one.uid_base - other.uid_base) >= uids.BLOCK_SIZE
         assert one.cgroups and other.cgroups and not set(one.cgroups) & set(other.cgroups)
@@ -158,7 +156,6 @@ async def test_two_services_share_no_uid_and_no_control_group() -> None:
 
 
 async def test_a_pool_that_closes_leaves_nothing() -> None:
-    need_sandbox()
     mounts = host_mounts()
     async with laboratory() as lab:
         tasks = await running(lab, programs=2)
@@ -201,8 +198,6 @@ async def test_checkout_and_packages_under_a_closed_home_folder_work(tmp_path: P
     assert await worker.stdout.read() == b"hello from a closed folder\n"
     assert await worker.wait() == 0
 
-
-# -- a worker in a process of its own ------------------------------------------------------------------------------------------
 
 CHECKOUT = Path(__file__).parents[2]
 WORKER = """

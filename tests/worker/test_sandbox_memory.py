@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from sandbox_harness import Lab, busy_machine, laboratory, need_sandbox
+from sandbox_harness import Lab, busy_machine, laboratory
 
 MASKS = {"cgroup": [], "watchdog": ["cgroup"], "watchdog_one_uid": ["uid", "cgroup"], "watchdog_no_jail": ["userns", "cgroup"]}
 BOMBS = {
@@ -31,7 +31,6 @@ with multiprocessing.Pool(12) as pool: print(sum(pool.map(work, range(24))))
 
 @pytest.fixture(scope="module", params=MASKS)
 async def limited(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
-    need_sandbox()
     async with laboratory(slots=2, mask_layers=MASKS[request.param], min_tier="D", profiles=("numpy",)) as lab:
         yield lab
 
@@ -57,7 +56,6 @@ FILES = "for name in range({}):\n    with open(str(name), 'wb') as file: file.wr
 
 @pytest.mark.parametrize("counts", [[7000] * 5, range(50, 2500, 50)], ids=["many", "more_each_time"])
 async def test_the_files_of_one_program_are_not_the_memory_of_the_next(counts: Sequence[int]) -> None:
-    need_sandbox()
     async with laboratory(slots=1) as lab:
         (group,) = {folder / "slot0" for folder in lab.cgroups if (folder / "slot0" / "memory.stat").exists()}
         now = next(group / name for name in ("memory.current", "memory.usage_in_bytes") if (group / name).exists())

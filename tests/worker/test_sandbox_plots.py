@@ -1,6 +1,6 @@
 """A plot in a warm interpreter: fonts that it loaded before the fork are of no use after it."""
 
-from sandbox_harness import laboratory, need_sandbox
+from sandbox_harness import laboratory
 
 PLOT = """
 import matplotlib.pyplot as plt
@@ -12,7 +12,6 @@ print('drawn')
 
 
 async def test_text_is_drawn_in_a_warm_interpreter() -> None:
-    need_sandbox()
     async with laboratory(("data",)) as lab:
         result = await lab.run(PLOT)
     assert (result.status, result.stdout, result.stderr) == ("ok", "drawn\n", "")

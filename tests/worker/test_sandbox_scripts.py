@@ -83,10 +83,7 @@ PRINTS = {
     "shell": ("import subprocess\nprint(subprocess.getoutput('echo $((6*7))'))", "42"),
     "import_own_module": ("open('m.py', 'w').write('x = 8')\nimport m\nprint(m.x, m.__file__)", "8 /tmp/m.py"),
     "working_folder": ("import os\nprint(os.path.samefile('.', '/tmp'), os.listdir('.'))", "True []"),
-    "recursion_error": (
-        "def f(): f()\ntry: f()\nexcept RecursionError as e: print(type(e).__name__)",
-        "RecursionError",
-    ),
+    "recursion_error": ("def f(): f()\ntry: f()\nexcept RecursionError as e: print(type(e).__name__)", "RecursionError"),
     "numpy": ("import numpy as np\nprint(np.arange(4).reshape(2, 2) @ np.eye(2))", "[[0. 1.]\n [2. 3.]]"),
     "unseen_package": ("import sympy\nprint(sympy.factorint(12))", "{2: 2, 3: 1}"),
     "system_exit_in_thread": (
@@ -151,19 +148,25 @@ async def test_exit_code_is_a_scripts_and_not_completed(lab: Lab, code: str, exi
     assert result.status == ("ok" if exit_code == 0 else "error")
 
 
-async def test_keyboard_interrupt_shows_and_exits_130(lab: Lab) -> None:
-    result = await lab.run("raise KeyboardInterrupt")
-    assert (result.status, result.exit_code) == ("error", 130)
-    assert "KeyboardInterrupt" in result.stderr
+@pytest.mark.parametrize(
+    ("code", "exit_code", "stdout", "stderr"),
+    [
+        ("raise KeyboardInterrupt", 130, "", "KeyboardInterrupt"),
+        ("input()", 1, "", "EOFError"),
+        ("import no_such_package", 1, "", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import sys\nsys.excepthook = lambda *a: print('hooked')\n1 / 0", 1, "hooked\n", ""),
+        ("import sys\nsys.excepthook = None\n1 / 0", 1, "", "ZeroDivisionError"),
+    ],
+    ids=["keyboard_interrupt", "input_without_stdin", "missing_package", "own_excepthook", "broken_excepthook"],
+)
+async def test_error_shows_pythons_own_words(lab: Lab, code: str, exit_code: int, stdout: str, stderr: str) -> None:
+    result = await lab.run(code)
+    assert (result.status, result.exit_code, result.stdout) == ("error", exit_code, stdout)
+    assert stderr in result.stderr
 
 
 async def test_input_reads_lines_of_stdin(lab: Lab) -> None:
     assert await lab.output("print(input('? ') + input(), end='')", stdin="a\nb\n") == "? ab"
-
-
-async def test_input_without_stdin_is_eof(lab: Lab) -> None:
-    result = await lab.run("input()")
-    assert result.status == "error" and "EOFError" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -219,11 +222,6 @@ async def test_seeded_random_numbers_are_the_same(lab: Lab) -> None:
     assert await lab.output(code) == await lab.output(code)
 
 
-async def test_missing_package_gets_pythons_own_error(lab: Lab) -> None:
-    result = await lab.run("import no_such_package")
-    assert "ModuleNotFoundError: No module named 'no_such_package'" in result.stderr
-
-
 # -- tracebacks ---------------------------------------------------------------------------------------------------------------
 
 
@@ -266,17 +264,6 @@ async def test_exception_in_thread_shows_its_line_and_the_program_goes_on(lab: L
     result = await lab.run(code)
     assert (result.status, result.stdout) == ("ok", "on\n")
     assert 'File "/main.py", line 3, in work' in result.stderr and "/opt/service" not in result.stderr
-
-
-async def test_own_excepthook_is_used(lab: Lab) -> None:
-    result = await lab.run("import sys\nsys.excepthook = lambda *a: print('hooked')\n1 / 0")
-    assert (result.status, result.stdout, result.exit_code) == ("error", "hooked\n", 1)
-
-
-async def test_broken_excepthook_still_ends_in_error(lab: Lab) -> None:
-    result = await lab.run("import sys\nsys.excepthook = None\n1 / 0")
-    assert (result.status, result.exit_code) == ("error", 1)
-    assert "ZeroDivisionError" in result.stderr
 
 
 async def test_warning_names_the_programs_line(lab: Lab) -> None:

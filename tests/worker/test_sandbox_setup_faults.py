@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, laboratory, need_sandbox
+from sandbox_harness import Lab, laboratory
 
 from exec_wire import Result
 from worker.pool import FAILURES_BEFORE_RECYCLING
@@ -21,7 +21,6 @@ WRITES = "import os\nos.write(1, b'ran')\nopen('ran', 'w').write('ran')\n1"
 
 @pytest.fixture(scope="module")
 async def faulty_lab() -> AsyncIterator[Lab]:
-    need_sandbox()
     async with laboratory(fault_injection=True) as lab:
         yield lab
 

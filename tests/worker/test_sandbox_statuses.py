@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, has_memory_peak, laboratory, need_sandbox, one_core, until
+from common import until
+from sandbox_harness import Lab, has_memory_peak, laboratory, one_core
 
 from exec_wire import Result
 from worker.sandbox.verdict import CPU_USED_UP
@@ -118,12 +119,8 @@ async def test_wall_limit_too_short_for_set_up_is_infra_and_does_not_recycle_the
     assert lab.pool.zygote_restarts == before
 
 
-# -- a machine with more programs than cores ----------------------------------------------------------------------------------
-
-
 async def on_a_busy_machine(code: str, copies: int, mask: tuple[str, ...] = (), **limits: Any) -> list[Result]:
     """So many at once on one core."""
-    need_sandbox()
     with one_core():
         async with laboratory(slots=copies, mask_layers=list(mask), min_tier="D") as crowd:
             return await asyncio.gather(*(crowd.run(code, **limits) for _ in range(copies)))

@@ -3,12 +3,11 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import Lab, laboratory, need_sandbox
+from sandbox_harness import Lab, laboratory
 
 
 @pytest.fixture(scope="module")
 async def bare() -> AsyncIterator[Lab]:
-    need_sandbox()
     async with laboratory(mask_layers=["userns"], min_tier="D") as lab:
         yield lab
 
@@ -16,7 +15,6 @@ async def bare() -> AsyncIterator[Lab]:
 @pytest.fixture(scope="module")
 async def one_slot() -> AsyncIterator[Lab]:
     """The next program is in the slot of the last one."""
-    need_sandbox()
     async with laboratory(slots=1, mask_layers=["userns"], min_tier="D") as lab:
         yield lab
 
@@ -45,8 +43,6 @@ async def test_pairs_of_datagrams_are_refused(bare: Lab) -> None:
     code = "import socket\nfor kind in 2, 3, 4, 6, 10:\n    try: socket.socketpair(1, kind)\n    except OSError: print('no')"
     assert await bare.output(code) == "no\n" * 5
 
-
-# -- what a program leaves in its folder ------------------------------------------------------------
 
 MANY_FILES = "for n in range(120_000): open(str(n), 'x').close()"
 LOCKED = """

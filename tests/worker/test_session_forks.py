@@ -4,21 +4,24 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import need_sandbox, until
-from session_harness import SessionLab, session_laboratory
+from common import until
+from session_harness import Handle, SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import Refused, Told
 
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory(("bare", "numpy")) as lab:
         yield lab
 
 
-async def test_forks_have_independent_variables(lab: SessionLab) -> None:
-    session = await lab.create()
+@pytest.fixture
+async def session(lab: SessionLab) -> Handle:
+    return await lab.create()
+
+
+async def test_forks_have_independent_variables(session: Handle) -> None:
     await session.ok("x = [1]")
     one, two = await session.fork(2)
     await one.ok("x.append('one')")
@@ -27,8 +30,7 @@ async def test_forks_have_independent_variables(lab: SessionLab) -> None:
     assert values == ["[1]", "[1, 'one']", "[1, 'two']"]
 
 
-async def test_forks_have_independent_files(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_forks_have_independent_files(session: Handle) -> None:
     await session.ok("import os, tempfile\nos.mkdir('d')\nopen('d/f', 'w').write('old')\nos.symlink('d/f', 'link')")
     (fork,) = await session.fork()
     assert (await fork.ok("open('d/f').read() + open('link').read()")).value == "'oldold'"
@@ -38,22 +40,19 @@ async def test_forks_have_independent_files(lab: SessionLab) -> None:
     assert await fork.fetch("d/f") == {"d/f": b"new"}
 
 
-async def test_fork_stays_in_the_folder_it_was_in(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_fork_stays_in_the_folder_it_was_in(session: Handle) -> None:
     await session.ok("import os\nos.mkdir('sub')\nos.chdir('sub')\nopen('f', 'w').write('x')")
     (fork,) = await session.fork()
     assert (await fork.ok("os.listdir('.'), os.path.basename(os.getcwd())")).value == "(['f'], 'sub')"
 
 
-async def test_absolute_tmp_is_shared_between_forks(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_absolute_tmp_is_shared_between_forks(session: Handle) -> None:
     (fork,) = await session.fork()
     await fork.ok("open('/tmp/shared', 'w').write('x')")
     assert (await session.ok("open('/tmp/shared').read()")).value == "'x'"
 
 
-async def test_output_of_forks_does_not_mix(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_output_of_forks_does_not_mix(session: Handle) -> None:
     forks = await session.fork(4)
     results = await asyncio.gather(*(fork.ok(f"print({i})") for i, fork in enumerate(forks)))
     assert [result.stdout for result in results] == ["0\n", "1\n", "2\n", "3\n"]
@@ -78,8 +77,7 @@ async def test_forks_do_not_count_as_processes_of_a_session(lab: SessionLab) -> 
     assert (await session.ok(bomb)).value == "7"
 
 
-async def test_fork_of_a_fork_works_when_its_parents_are_gone(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_fork_of_a_fork_works_when_its_parents_are_gone(session: Handle) -> None:
     await session.ok("x = 1")
     (child,) = await session.fork()
     await child.ok("x = 2")
@@ -90,8 +88,7 @@ async def test_fork_of_a_fork_works_when_its_parents_are_gone(lab: SessionLab) -
     assert (await grandchild.fork())[0].id
 
 
-async def test_deleting_a_fork_kills_what_it_started_and_nothing_else(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_deleting_a_fork_kills_what_it_started_and_nothing_else(lab: SessionLab, session: Handle) -> None:
     daemon = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)\n"
     (fork,) = await session.fork()
     before = set(lab.sandboxed_pids)
@@ -105,8 +102,7 @@ async def test_deleting_a_fork_kills_what_it_started_and_nothing_else(lab: Sessi
     assert len(mine & set(lab.sandboxed_pids)) == 1
 
 
-async def test_crash_of_the_parent_does_not_hurt_its_forks(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_crash_of_the_parent_does_not_hurt_its_forks(session: Handle) -> None:
     await session.ok("x = 1")
     (fork,) = await session.fork()
     assert (await session.run("import os; os.abort()")).signal == 6
@@ -116,8 +112,7 @@ async def test_crash_of_the_parent_does_not_hurt_its_forks(lab: SessionLab) -> N
     await until(lambda: fork.session.member.tree.ended.done(), "the sandbox is gone")
 
 
-async def test_session_with_threads_is_not_forkable(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_session_with_threads_is_not_forkable(session: Handle) -> None:
     await session.ok("import threading\nstop = threading.Event()\nt = threading.Thread(target=stop.wait)\nt.start()")
     refused = await session.not_forkable()
     assert (refused.code, "1 threads" in refused.detail) == ("not_forkable", True)
@@ -125,8 +120,7 @@ async def test_session_with_threads_is_not_forkable(lab: SessionLab) -> None:
     assert len(await session.fork()) == 1
 
 
-async def test_session_with_live_children_is_not_forkable(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_session_with_live_children_is_not_forkable(session: Handle) -> None:
     await session.ok("import subprocess\np = subprocess.Popen(['sleep', '60'])")
     refused = await session.not_forkable()
     assert (refused.code, "1 living child" in refused.detail) == ("not_forkable", True)
@@ -137,20 +131,12 @@ async def test_session_with_live_children_is_not_forkable(lab: SessionLab) -> No
 RANDOM = "(random.random(), float(np.random.rand()))"
 
 
-async def test_random_numbers_differ_between_forks(lab: SessionLab) -> None:
+@pytest.mark.parametrize(("seed", "different"), [("", 4), ("random.seed(1); np.random.seed(2)\nrandom.random()", 1)])
+async def test_random_numbers_differ_between_forks_unless_seeded(lab: SessionLab, seed: str, different: int) -> None:
     session = await lab.create(profile="numpy")
-    await session.ok("import random, numpy as np")
+    await session.ok(f"import random, numpy as np\n{seed}")
     forks = await session.fork(3)
-    values = {(await each.ok(RANDOM)).value for each in (session, *forks)}
-    assert len(values) == 4
-
-
-async def test_random_numbers_are_the_same_in_forks_if_seeded(lab: SessionLab) -> None:
-    session = await lab.create(profile="numpy")
-    await session.ok("import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nrandom.random()")
-    forks = await session.fork(2)
-    values = {(await each.ok(RANDOM)).value for each in (session, *forks)}
-    assert len(values) == 1
+    assert len({(await each.ok(RANDOM)).value for each in (session, *forks)}) == different
 
 
 async def test_memory_limit_holds_for_all_forks_together(lab: SessionLab) -> None:
@@ -165,8 +151,7 @@ async def test_memory_limit_holds_for_all_forks_together(lab: SessionLab) -> Non
     assert "memory_limit" in (await dead.refused("1")).detail
 
 
-async def test_forked_process_has_its_own_identity(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_forked_process_has_its_own_identity(session: Handle) -> None:
     (fork,) = await session.fork()
     result = await fork.ok(
         "import os, threading, signal\n"
@@ -177,8 +162,7 @@ async def test_forked_process_has_its_own_identity(lab: SessionLab) -> None:
     assert (await fork.run("os.abort()")).signal == 6
 
 
-async def test_fork_interrupts_and_times_out_by_itself(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_fork_interrupts_and_times_out_by_itself(session: Handle) -> None:
     one, two = await session.fork(2)
     stuck = asyncio.create_task(one.run("while True: pass", wall_s=0.5))
     assert (await two.ok("1 + 1")).value == "2"
@@ -186,8 +170,7 @@ async def test_fork_interrupts_and_times_out_by_itself(lab: SessionLab) -> None:
     assert (result.status, result.state_kept) == ("timeout", True)
 
 
-async def test_many_forks_and_deletions_leave_nothing(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_many_forks_and_deletions_leave_nothing(lab: SessionLab, session: Handle) -> None:
     await session.ok("x = 1")
     before_fds = lab.own_fds
     for _ in range(10):
@@ -201,9 +184,6 @@ async def test_many_forks_and_deletions_leave_nothing(lab: SessionLab) -> None:
     folders = (await session.ok("import os; sorted(os.listdir('/mnt'))")).value
     assert folders is not None
     assert folders.count(",") <= 1  # its own and the last fork's
-
-
-# -- rollback ---------------------------------------------------------------------------------------------------------------
 
 
 async def rolled_back(reply: object) -> bool | None:
@@ -250,8 +230,7 @@ async def test_rollback_is_one_deep(lab: SessionLab) -> None:
     assert len(session.session.member.tree.members) == 2  # the next checkpoint is there
 
 
-async def test_rollback_without_checkpoints_is_refused(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_rollback_without_checkpoints_is_refused(session: Handle) -> None:
     await session.ok("x = 1")
     refused = await session.roll_back()
     assert isinstance(refused, Refused)

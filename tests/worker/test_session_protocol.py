@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire.messages.sessions import FetchFiles, Refused
@@ -17,7 +17,6 @@ PATCH = "import json\nplain = json.dumps\njson.dumps = lambda said: '[' * 1000 i
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory() as lab:
         yield lab
 

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
 from session_harness import session_laboratory
 
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)\n"
@@ -13,7 +13,6 @@ DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6
 
 @pytest.mark.parametrize("mask", [["cgroup"], ["uid"], ["uid", "cgroup"]], ids=["tier B", "tier C", "tier C without cgroup"])
 async def test_session_forks_and_rolls_back_in_weaker_tiers(mask: list[str]) -> None:
-    need_sandbox()
     async with session_laboratory(mask_layers=mask, min_tier="D") as lab:
         session = await lab.create(auto_checkpoint=True)
         await session.ok("x = 1")
@@ -36,7 +35,6 @@ async def test_session_forks_and_rolls_back_in_weaker_tiers(mask: list[str]) -> 
 
 
 async def test_tree_that_takes_too_much_memory_is_ended_without_control_groups() -> None:
-    need_sandbox()
     async with session_laboratory(mask_layers=["cgroup"], min_tier="D") as lab:
         session = await lab.create(memory_mb=100)
         (fork,) = await session.fork()
@@ -45,7 +43,6 @@ async def test_tree_that_takes_too_much_memory_is_ended_without_control_groups()
 
 
 async def test_session_in_tier_d_has_state_and_cannot_be_forked() -> None:
-    need_sandbox()
     async with session_laboratory(mask_layers=["userns"], min_tier="D") as lab:
         session = await lab.create()
         await session.ok("x = 1")
@@ -63,7 +60,6 @@ async def test_session_in_tier_d_has_state_and_cannot_be_forked() -> None:
 
 
 async def test_retired_zygote_stays_until_its_sessions_have_ended() -> None:
-    need_sandbox()
     async with session_laboratory() as lab:
         session = await lab.create()
         await session.ok("x = 1")
@@ -84,7 +80,6 @@ async def test_retired_zygote_stays_until_its_sessions_have_ended() -> None:
 
 
 async def test_killed_zygote_loses_its_sessions_and_frees_their_places() -> None:
-    need_sandbox()
     async with session_laboratory() as lab:
         sessions = [await lab.create() for _ in range(3)]
         running = asyncio.create_task(sessions[0].run("import time; time.sleep(20)"))

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_harness import NAME_ITSELF, PATIENCE_S, has_come_this_far, need_sandbox, one_core, until
-from session_harness import SessionLab, session_laboratory
+from common import PATIENCE_S, until
+from sandbox_harness import NAME_ITSELF, has_come_this_far, one_core
+from session_harness import Handle, SessionLab, session_laboratory
 
 import worker.session
 from exec_wire.messages.sessions import Refused
@@ -14,27 +15,28 @@ from exec_wire.problems import problem
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory(("bare", "numpy")) as lab:
         yield lab
 
 
-async def test_variables_of_one_cell_are_there_in_the_next(lab: SessionLab) -> None:
-    session = await lab.create()
+@pytest.fixture
+async def session(lab: SessionLab) -> Handle:
+    return await lab.create()
+
+
+async def test_variables_of_one_cell_are_there_in_the_next(session: Handle) -> None:
     await session.ok("x = 20")
     result = await session.ok("x += 1\nx * 2")
     assert (result.value, result.completed, result.state_kept) == ("42", True, True)
 
 
-async def test_output_belongs_to_its_own_cell(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_output_belongs_to_its_own_cell(session: Handle) -> None:
     assert (await session.ok("print('one')")).stdout == "one\n"
     second = await session.ok("import sys; print('two'); print('err', file=sys.stderr)")
     assert (second.stdout, second.stderr) == ("two\n", "err\n")
 
 
-async def test_error_shows_the_cells_own_lines_and_keeps_the_state(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_error_shows_the_cells_own_lines_and_keeps_the_state(session: Handle) -> None:
     await session.ok("kept = 1\ndef f(a):\n    return a / 0\n")
     result = await session.run("y = 2\nf(3)")
     assert (result.status, result.blame, result.exit_code, result.state_kept) == ("error", "model", 1, True)
@@ -46,35 +48,30 @@ async def test_error_shows_the_cells_own_lines_and_keeps_the_state(lab: SessionL
     assert (await session.ok("kept + y")).value == "3"
 
 
-async def test_cell_that_does_not_compile_says_where(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_cell_that_does_not_compile_says_where(session: Handle) -> None:
     result = await session.run("x = (")
     assert result.status == "error"
     assert "SyntaxError" in result.stderr
     assert "<cell 1>" in result.stderr
 
 
-async def test_source_of_a_function_is_found(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_source_of_a_function_is_found(session: Handle) -> None:
     await session.ok("def f():\n    return 'a source'\n")
     assert "a source" in (await session.ok("import inspect; print(inspect.getsource(f))")).stdout
 
 
-async def test_classes_of_cells_can_be_pickled(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_classes_of_cells_can_be_pickled(session: Handle) -> None:
     await session.ok("class C:\n    x = 1\n")
     assert (await session.ok("import pickle; pickle.loads(pickle.dumps(C())).x")).value == "1"
 
 
-async def test_sys_exit_ends_the_cell_and_not_the_session(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_sys_exit_ends_the_cell_and_not_the_session(session: Handle) -> None:
     result = await session.run("x = 5\nimport sys\nsys.exit(3)")
     assert (result.status, result.exit_code, result.state_kept) == ("error", 3, True)
     assert (await session.ok("x")).value == "5"
 
 
-async def test_os_exit_ends_the_session(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_os_exit_ends_the_session(session: Handle) -> None:
     result = await session.run("import os; os._exit(3)")
     assert (result.status, result.exit_code, result.state_kept) == ("error", 3, False)
     refused = await session.refused("1")
@@ -82,8 +79,7 @@ async def test_os_exit_ends_the_session(lab: SessionLab) -> None:
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "raise KeyError('child')", "print('child')"])
-async def test_a_child_that_reaches_the_end_of_the_cell_does_not_answer_for_it(lab: SessionLab, ending: str) -> None:
-    session = await lab.create()
+async def test_a_child_that_reaches_the_end_of_the_cell_does_not_answer_for_it(session: Handle, ending: str) -> None:
     cell = f"""
 import os, sys
 if (child := os.fork()) == 0:
@@ -99,14 +95,12 @@ else:
     assert (await session.run("(code, answer)")).value == f"({expected}, 42)"
 
 
-async def test_segfault_is_the_cells_fault(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_segfault_is_the_cells_fault(session: Handle) -> None:
     result = await session.run("import ctypes; ctypes.string_at(0)")
     assert (result.status, result.signal, result.blame, result.state_kept) == ("signal", 11, "model", False)
 
 
-async def test_timeout_interrupts_and_keeps_the_state(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_timeout_interrupts_and_keeps_the_state(session: Handle) -> None:
     await session.ok("x = 7")
     result = await session.run("print('before', flush=True)\nwhile True: pass", wall_s=0.3)
     assert (result.status, result.blame, result.state_kept) == ("timeout", "model", True)
@@ -117,7 +111,6 @@ async def test_timeout_interrupts_and_keeps_the_state(lab: SessionLab) -> None:
 
 
 async def test_a_cell_that_shares_its_core_has_as_much_time_as_one_that_does_not() -> None:
-    need_sandbox()
     with one_core():
         async with session_laboratory() as crowd:
             sessions = [await crowd.create(), await crowd.create()]
@@ -128,14 +121,12 @@ async def test_a_cell_that_shares_its_core_has_as_much_time_as_one_that_does_not
     assert all(result.usage.wall_s < 1.6 for result in results)
 
 
-async def test_timeout_kills_what_does_not_stop(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_timeout_kills_what_does_not_stop(session: Handle) -> None:
     result = await session.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", wall_s=0.3)
     assert (result.status, result.state_kept) == ("timeout", False)
 
 
-async def test_interrupt_stops_the_cell_and_keeps_the_state(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_interrupt_stops_the_cell_and_keeps_the_state(lab: SessionLab, session: Handle) -> None:
     await session.ok("x = 1")
     running = asyncio.create_task(session.run(f"import time\nx = 2\n{NAME_ITSELF}\ntime.sleep(30)", wall_s=20))
     await until(lambda: has_come_this_far(lab.sandboxed_pids), "the cell runs")
@@ -146,8 +137,7 @@ async def test_interrupt_stops_the_cell_and_keeps_the_state(lab: SessionLab) -> 
     assert (await session.ok("x")).value == "2"
 
 
-async def test_interrupt_of_an_idle_session_changes_nothing(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_interrupt_of_an_idle_session_changes_nothing(session: Handle) -> None:
     await session.ok("x = 1")
     assert not await session.interrupt()
     session.session.member.interrupt()  # a signal that comes too late
@@ -188,14 +178,12 @@ async def test_sessions_do_not_see_each_other(lab: SessionLab) -> None:
     assert (await one.ok("import os; os.getuid()")).value != words[-1]
 
 
-async def test_stdin_of_each_cell_is_its_own(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_stdin_of_each_cell_is_its_own(session: Handle) -> None:
     assert (await session.ok("input()", stdin="first\nrest")).value == "'first'"
     assert (await session.ok("input()", stdin="second")).value == "'second'"
 
 
-async def test_matplotlib_figures_and_tables_are_shown(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_matplotlib_figures_and_tables_are_shown(session: Handle) -> None:
     result = await session.ok(
         "class T:\n    def _repr_html_(self): return '<b>t</b>'\n    def __repr__(self): return 'T!'\ndisplay(T())\nT()"
     )
@@ -207,8 +195,7 @@ async def test_matplotlib_figures_and_tables_are_shown(lab: SessionLab) -> None:
     assert drawn.display[-1].data["image/png"].startswith("iVBORw0KGgo")
 
 
-async def test_files_go_in_and_out(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_files_go_in_and_out(session: Handle) -> None:
     await session.put({"in/data.txt": b"hello", "/tmp/abs.txt": b"absolute"})
     await session.ok("text = open('in/data.txt').read() + open('/tmp/abs.txt').read()\nopen('out.txt', 'w').write(text * 2)")
     assert await session.fetch("out.txt", "missing", "in/data.txt") == {
@@ -217,29 +204,25 @@ async def test_files_go_in_and_out(lab: SessionLab) -> None:
     }
 
 
-async def test_pipes_and_links_out_of_the_folders_are_not_fetched(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_pipes_and_links_out_of_the_folders_are_not_fetched(session: Handle) -> None:
     await session.ok(
         "import os\nos.mkfifo('pipe')\nos.symlink('/etc', 'out')\nopen('f', 'w').write('x')\nos.symlink('f', 'in')"
     )
     assert await session.fetch("pipe", "out/ld.so.cache", "in") == {"in": b"x"}
 
 
-async def test_session_that_writes_to_its_control_socket_is_ended(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_session_that_writes_to_its_control_socket_is_ended(session: Handle) -> None:
     result = await session.run("import os, time\nos.write(6, b'{\"number\": 1}')\ntime.sleep(5)")
     assert (result.status, result.blame, result.state_kept) == ("signal", "model", False)
     assert "session was ended" in result.error
 
 
-async def test_session_that_closes_its_control_socket_is_ended(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_session_that_closes_its_control_socket_is_ended(session: Handle) -> None:
     result = await session.run("import os, time\nos.close(6)\ntime.sleep(5)")
     assert (result.status, result.blame, result.state_kept) == ("signal", "model", False)
 
 
-async def test_descriptors_that_come_with_an_answer_are_dropped(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_descriptors_that_come_with_an_answer_are_dropped(lab: SessionLab, session: Handle) -> None:
     before = lab.own_fds
     result = await session.run(
         "import socket, os, time\ns = socket.socket(fileno=os.dup(6))\nsocket.send_fds(s, [b'junk'], [0, 1, 2])\ntime.sleep(5)"
@@ -248,8 +231,7 @@ async def test_descriptors_that_come_with_an_answer_are_dropped(lab: SessionLab)
     assert lab.own_fds <= before
 
 
-async def test_cell_is_not_run_twice_for_the_same_key(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_cell_is_not_run_twice_for_the_same_key(session: Handle) -> None:
     await session.ok("x = 0")
     first = await session.ok("x += 1\nx", idempotency_key="k")
     assert (await session.ok("x += 1\nx", idempotency_key="k")).value == first.value == "1"
@@ -274,9 +256,8 @@ async def test_cell_whose_key_waits_is_not_run_twice_however_many_wait(
 
 
 async def test_record_is_kept_from_the_end_of_a_cell_and_not_from_its_arrival(
-    lab: SessionLab, monkeypatch: pytest.MonkeyPatch
+    session: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = await lab.create()
     await session.ok("x = 0")
     async with session.session.lock:
         monkeypatch.setattr(worker.session, "RECORD_S", 0.0)
@@ -303,8 +284,7 @@ async def test_more_requests_than_a_session_may_have_waiting_are_refused_and_not
     assert (await session.ok("x += 1\nx", idempotency_key=f"k{most}")).value == str(most + 1)
 
 
-async def test_cells_wait_for_each_other(lab: SessionLab) -> None:
-    session = await lab.create()
+async def test_cells_wait_for_each_other(session: Handle) -> None:
     await session.ok("done = []")
     await asyncio.gather(*(session.ok(f"import time; time.sleep(0.02); done.append({i})") for i in range(5)))
     assert (await session.ok("done")).value == "[0, 1, 2, 3, 4]"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from sandbox_harness import need_sandbox, until
+from common import until
 from session_harness import Handle, SessionLab, session_laboratory
 
 from exec_wire import Call, Limits, Result, pack, unpack_result
@@ -21,7 +21,6 @@ PATIENCE_S = 30
 
 @pytest.fixture(scope="module")
 async def lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory(slots=1) as lab:
         yield lab
 

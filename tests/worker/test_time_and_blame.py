@@ -9,20 +9,23 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from sandbox_harness import Lab, busy_machine, has_cgroups_v1, laboratory, need_sandbox, one_core
+from sandbox_harness import Lab, busy_machine, has_cgroups_v1, laboratory, one_core
 from session_harness import SessionLab, session_laboratory
 
 from exec_wire import Limits
 
 CORES = len(os.sched_getaffinity(0))
-TIERS = [(), ("cgroup",), ("userns",)]
-TIER_NAMES = ["tier-A", "tier-B", "tier-D"]
 
 
 @pytest.fixture(scope="module")
 async def session_lab() -> AsyncIterator[SessionLab]:
-    need_sandbox()
     async with session_laboratory() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module", params=[(), ("cgroup",), ("userns",)], ids=["tier-A", "tier-B", "tier-D"])
+async def tier_lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+    async with laboratory(slots=2, mask_layers=list(request.param), min_tier="D") as lab:
         yield lab
 
 
@@ -31,7 +34,6 @@ def verdicts(results: list[Any]) -> set[tuple[str, str]]:
 
 
 async def test_endless_programs_on_a_busy_machine_are_the_models_timeouts() -> None:
-    need_sandbox()
     async with laboratory(slots=3 * CORES) as lab:
         with busy_machine():
             loops = [lab.run("while True: pass", wall_s=0.3, cpu_s=60, deadline_s=120) for _ in range(6 * CORES)]
@@ -39,7 +41,6 @@ async def test_endless_programs_on_a_busy_machine_are_the_models_timeouts() -> N
 
 
 async def test_a_starved_program_has_the_time_that_it_was_promised() -> None:
-    need_sandbox()
     code = "import time\nwhile time.process_time() < 0.4: pass"
     with one_core():
         async with laboratory(slots=2) as lab:
@@ -87,35 +88,27 @@ def crowd(kind: str, limit_s: float) -> str:
     return CROWDS[kind].replace("NEED", str(1.7 * CORES * limit_s))
 
 
-@pytest.mark.parametrize("mask", TIERS, ids=TIER_NAMES)
 @pytest.mark.parametrize("kind", CROWDS)
-async def test_a_crowd_gains_no_time(kind: str, mask: tuple[str, ...]) -> None:
-    need_sandbox()
-    async with laboratory(slots=2, mask_layers=list(mask), min_tier="D") as lab:
-        result = await lab.run(crowd(kind, 1.2), wall_s=1.2, cpu_s=60, deadline_s=120, memory_mb=256)
+async def test_a_crowd_gains_no_time(tier_lab: Lab, kind: str) -> None:
+    result = await tier_lab.run(crowd(kind, 1.2), wall_s=1.2, cpu_s=60, deadline_s=120, memory_mb=256)
     assert (result.status, result.blame) == ("timeout", "model")
 
 
 async def test_a_crowd_gains_no_time_on_a_busy_machine() -> None:
-    need_sandbox()
     async with laboratory(slots=3) as lab:
         with busy_machine():
             crowds = [lab.run(crowd(kind, 0.5), wall_s=0.5, deadline_s=120, cpu_s=60, memory_mb=256) for kind in CROWDS]
             assert verdicts(await asyncio.gather(*crowds)) == {("timeout", "model")}
 
 
-@pytest.mark.parametrize("mask", TIERS, ids=TIER_NAMES)
-async def test_a_sleeper_gains_no_time(mask: tuple[str, ...]) -> None:
-    need_sandbox()
-    async with laboratory(slots=2, mask_layers=list(mask), min_tier="D") as lab:
-        with busy_machine():
-            result = await lab.run("import time; time.sleep(600)", wall_s=0.5, deadline_s=120)
+async def test_a_sleeper_gains_no_time(tier_lab: Lab) -> None:
+    with busy_machine():
+        result = await tier_lab.run("import time; time.sleep(600)", wall_s=0.5, deadline_s=120)
     assert (result.status, result.blame) == ("timeout", "model")
     assert result.usage.elapsed_s - result.usage.wall_s < 0.5 * result.usage.elapsed_s
 
 
 async def test_only_the_deadline_makes_a_timeout_the_machines() -> None:
-    need_sandbox()
     with one_core():
         async with laboratory(slots=2) as lab:
             with busy_machine():
@@ -135,11 +128,7 @@ async def test_wall_time_is_what_the_program_had_and_elapsed_time_is_all(lab: La
     assert 0.2 <= result.usage.wall_s <= result.usage.elapsed_s
 
 
-# -- cells of sessions ----------------------------------------------------------------------------------------------------
-
-
 async def test_endless_cells_on_a_busy_machine_are_the_models_timeouts() -> None:
-    need_sandbox()
     with one_core():
         async with session_laboratory() as lab:
             session = await lab.create()

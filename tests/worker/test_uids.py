@@ -4,11 +4,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sandbox_harness import bystander
 
 from worker.sandbox import uids
 from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, NoFreeUids, kill_all_of, mapped_base, take_block
@@ -45,20 +44,10 @@ def test_no_free_block_says_where_to_look(tmp_path: Path, monkeypatch: pytest.Mo
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run as somebody else")
 
 
-@contextmanager
-def sleeper(uid: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"], user=uid, group=uid, extra_groups=[], cwd="/")
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 @needs_root
 def test_processes_of_a_dead_owner_are_killed(tmp_path: Path) -> None:
     take_block(BASE, tmp_path).leave()  # as when its owner dies
-    with sleeper(BASE + 5) as process:
+    with bystander(BASE + 5) as process:
         take_block(BASE, tmp_path).release()
         assert process.wait(5) == -9
 
@@ -66,14 +55,14 @@ def test_processes_of_a_dead_owner_are_killed(tmp_path: Path) -> None:
 @needs_root
 def test_processes_of_the_next_block_are_left_alone(tmp_path: Path) -> None:
     take_block(BASE, tmp_path).leave()
-    with sleeper(BASE + BLOCK_SIZE) as process:
+    with bystander(BASE + BLOCK_SIZE) as process:
         take_block(BASE, tmp_path).release()
         assert process.poll() is None
 
 
 @needs_root
 def test_block_in_which_a_foreign_process_runs_is_not_taken_and_leaves_no_lock_file(tmp_path: Path) -> None:
-    with sleeper(BASE + 5) as process:
+    with bystander(BASE + 5) as process:
         block = take_block(BASE, tmp_path)
         assert (block.base, process.poll()) == (BASE + BLOCK_SIZE, None)
         assert [file.name for file in tmp_path.iterdir()] == [f"uids-{BASE + BLOCK_SIZE}.lock"]
@@ -85,7 +74,7 @@ def test_block_in_which_a_foreign_process_runs_is_not_taken_and_leaves_no_lock_f
 def test_lock_file_that_was_never_marked_lets_nobody_be_killed(tmp_path: Path) -> None:
     """Its maker died before it had looked whether the block is free."""
     (tmp_path / f"uids-{BASE}.lock").touch()
-    with sleeper(BASE + 5) as process:
+    with bystander(BASE + 5) as process:
         block = take_block(BASE, tmp_path)
         assert (block.base, process.poll()) == (BASE + BLOCK_SIZE, None)
         block.release()
@@ -94,7 +83,7 @@ def test_lock_file_that_was_never_marked_lets_nobody_be_killed(tmp_path: Path) -
 @needs_root
 def test_nobody_below_the_least_uid_is_killed(tmp_path: Path) -> None:
     """Nothing but our own process runs in this range."""
-    with sleeper(50_001) as process:
+    with bystander(50_001) as process:
         with pytest.raises(NoFreeUids, match="nothing was killed"):
             kill_all_of(range(50_000, 50_000 + BLOCK_SIZE))
         (tmp_path / "uids-50000.lock").write_text("taken\n")

@@ -7,16 +7,8 @@ import select
 import socket
 
 import pytest
-from sandbox_harness import (
-    NAME_ITSELF,
-    PATIENCE_S,
-    has_come_this_far,
-    laboratory,
-    need_sandbox,
-    open_fds,
-    scripted_runner,
-    until,
-)
+from common import PATIENCE_S, until
+from sandbox_harness import NAME_ITSELF, has_come_this_far, laboratory, open_fds, scripted_runner
 from session_harness import session_laboratory
 
 from exec_wire import Limits
@@ -43,7 +35,6 @@ async def fill(zygote: ZygoteClient) -> None:
 
 
 async def test_a_worker_that_does_not_read_keeps_no_limit_from_being_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_sandbox()
     async with laboratory() as lab:
         [zygote] = lab.pool._zygotes
         monkeypatch.setattr(zygote, "ping", lambda: True)  # else the silent zygote is killed with all its programs
@@ -60,7 +51,6 @@ async def test_a_worker_that_does_not_read_keeps_no_limit_from_being_enforced(mo
 
 
 async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_pile_up() -> None:
-    need_sandbox()
     async with session_laboratory() as lab:
         session = await lab.create()
         tree = session.session.member.tree
