@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import unavailable
+from common import PATIENCE_S, unavailable
 
 from exec_wire import Call, Limits, Result
 from worker.config import WorkerConfig
