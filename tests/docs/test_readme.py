@@ -1,7 +1,7 @@
 """The documentation is true: its examples run and print what it says, its links lead somewhere, its lists are complete.
 
-A fenced `python` block of README.md, the quickstart and the guides runs, and prints the block after it. The `sh` blocks of a page
-run in one shell, from top to bottom, against the same service; a block with `not-run=REASON` after `sh` does not.
+A fenced `python` block of README.md, the quickstart and the guides runs, and prints the block after it. The `sh` blocks of a
+page run in one shell, from top to bottom, against the same service; a block with `not-run=REASON` after `sh` does not.
 """
 
 import itertools
