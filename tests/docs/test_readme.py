@@ -64,7 +64,7 @@ NOT_RUN = {  # why a block of shell commands is not run
     "tool": "needs a program that is not installed with the service",
 }
 REWRITES = [  # what a block says of the default address, for a service on another port
-    (re.compile(r"^(python examples/\w+\.py|sh examples/\w+\.sh)$", re.M), r"\1 http://127.0.0.1:8080"),
+    (re.compile(r"(examples/\w+\.(?:py|sh))(?=\s)"), r"\1 http://127.0.0.1:8080"),
     (re.compile(r"(exec-service jobs \w+)"), r"\1 --url http://127.0.0.1:8080"),
     (re.compile(r"^make install\b.*$", re.M), ":"),
 ]
@@ -92,7 +92,8 @@ def examples(language: str, answer_in: str) -> Iterator[Any]:
     """Each example of the pages that run, and the block that holds its answer."""
     for page in RUN_PAGES:
         for example, answer in itertools.pairwise(blocks(page)):
-            if example.language == language and (language == "python" or answer.language == answer_in) and not example.info:
+            shown = language == "python" or (example.text.startswith("curl") and answer.language == answer_in)
+            if example.language == language and shown:
                 yield pytest.param(example, answer, id=f"{example.page}:{example.line}")
 
 
