@@ -43,7 +43,7 @@ def scripted_model(name: str, messages: list[dict[str, str]]) -> str:
 async def roll_out(client: AsyncClient, name: str) -> Rollout:
     messages = [{"role": "user", "content": QUESTION}]
     calls = errors = 0
-    tags = Tags(run="tool-loop", step=0, rollout=name)  # GET /v1/stats?run=tool-loop shows them
+    tags = Tags(run="tool-loop", step=0, rollout=name)
     try:
         async with client.session(tags=tags) as session:
             for _ in range(MAX_TURNS):
