@@ -51,7 +51,7 @@ syntax     RE  score 0.00  (RE RE RE)
 }
 MEASURED = ("usage", "timings", "request_id", "sandbox")  # differ between two calls, or two machines
 
-GUIDES = ["quickstart", "client", "sessions", "judging", "jobs", "keys", "grpc", "cluster", "operations", "metrics", "limits"]
+GUIDES = "quickstart client sessions judging jobs keys grpc cluster operations metrics limits performance".split()
 RUN_PAGES = [
     *[ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in GUIDES)],
     *sorted((ROOT / "docs" / "move").glob("*.md")),
