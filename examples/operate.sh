@@ -1,6 +1,7 @@
 #!/bin/sh
 # Look at a running service, and drain it without losing a call. For platform engineers.
 #   sh examples/operate.sh [URL] [PID]     PID: of `exec-service up`, to drain it at the end; leave it out to only look
+# In a cluster metrics have a port of their own: METRICS_URL=http://127.0.0.1:9090 sh examples/operate.sh URL
 # A service with keys needs the key of an operator in EXEC_API_KEY (exec-service keys add --operator).
 set -eu
 url=${1:-http://127.0.0.1:8080}
@@ -18,7 +19,7 @@ info = json.load(sys.stdin)
 print("  tier {tier}, {workers} worker(s), {slots} slots, version {version}".format(**info))'
 
 echo "Metrics that tell whether it keeps up (Prometheus scrapes all of them from /metrics):"
-ask "$url/metrics" | grep -E '^exec_(in_flight|waiting|slots|queue_up|queue_oldest_seconds|task_failures_total)[ {]'
+ask "${METRICS_URL:-$url}/metrics" | grep -E '^exec_(in_flight|waiting|slots|queue_up|queue_oldest_seconds|task_failures_total)[ {]'
 
 echo "The last two minutes:"
 ask "$url/v1/stats" | python3 -c '
