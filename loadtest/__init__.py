@@ -1,4 +1,4 @@
-"""Load tests and benchmarks of the service. They run from a checkout and are not installed; docs/load.md explains each.
+"""Load tests and benchmarks of the service. They run from a checkout and are not installed; docs/performance.md explains each.
 
 bench/      speed beside other ways to run programs, two commits in pairs, the path without programs
 load/       users by locust, bursts

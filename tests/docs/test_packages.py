@@ -23,7 +23,9 @@ METADATA = "Metadata-Version: 2.1\nName: humanize\nVersion: 1.0\n"
 def block(begins: str, language: str = "sh") -> str:
     """The fenced block of the page that begins so."""
     [found] = [
-        text for text in re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S) if text.startswith(begins)
+        text
+        for text in re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+        if text.startswith(begins)
     ]
     return str(found)
 
