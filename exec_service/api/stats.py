@@ -27,7 +27,7 @@ class StatsQuery(Struct, frozen=True, kw_only=True):
     tenant: Label | UnsetType = UNSET
 
 
-def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, tally: LiveStats) -> APIRouter:
+def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, live_stats: LiveStats) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -39,18 +39,22 @@ def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, tally: Liv
     async def stats(request: Request) -> Response:
         query = read_query(request.scope["query_string"], StatsQuery)
         tenant = _tenant_of(query, request)
-        found = stats_of(dispatch, worker_registry, tally, tenant) if query.run is UNSET else tally.run(query.run, tenant or "")
+        found = (
+            stats_of(dispatch, worker_registry, live_stats, tenant)
+            if query.run is UNSET
+            else live_stats.run(query.run, tenant or "")
+        )
         return Response(encode_json(found), media_type="application/json", headers={"cache-control": "no-store"})
 
     return router
 
 
-def stats_of(dispatch: Dispatch, worker_registry: WorkerRegistry, tally: LiveStats, tenant: str | None) -> Stats:
+def stats_of(dispatch: Dispatch, worker_registry: WorkerRegistry, live_stats: LiveStats, tenant: str | None) -> Stats:
     """`tenant`: whose shares, failures and runs; None for all tenants."""
     return Stats(
-        uptime_s=tally.uptime_s,
-        window_s=tally.window_s,
-        calls_per_s=tally.calls_per_s(),
+        uptime_s=live_stats.uptime_s,
+        window_s=live_stats.window_s,
+        calls_per_s=live_stats.calls_per_s(),
         now=Depths(
             in_flight=dispatch.admission.calls,
             waiting=len(dispatch.waiting),
@@ -59,13 +63,13 @@ def stats_of(dispatch: Dispatch, worker_registry: WorkerRegistry, tally: LiveSta
             slots=worker_registry.slots,
             busy=sum(worker.busy for worker in worker_registry.workers),
         ),
-        latency_ms=tally.latency_ms(),
-        seconds=tally.seconds(),
+        latency_ms=live_stats.latency_ms(),
+        seconds=live_stats.seconds(),
         workers=worker_summaries(worker_registry),
         tiers=dict(Counter(worker.tier for worker in worker_registry.workers)),
-        tenants=tally.tenants(tenant),
-        failures=tally.failures(tenant),
-        runs=tally.runs(tenant),
+        tenants=live_stats.tenants(tenant),
+        failures=live_stats.failures(tenant),
+        runs=live_stats.runs(tenant),
     )
 
 

@@ -24,7 +24,7 @@ from exec_wire.supervisor import stop
 log = logging.getLogger("exec_service.jobs.chunks")
 
 HEARTBEAT_S = 0.5
-AWAY_S = 30.0  # after this long without any answer a chunk stops, and another runner may try
+UNAVAILABLE_S = 30.0  # after this long without any answer a chunk stops, and another runner may try
 DEADLINE_S = 7200.0  # of each item: nobody waits for a single one, and the gateway's queue may be long
 ATTEMPTS = 3  # of an item that the service failed to run, each of several attempts of the client
 PAUSE_S, PAUSE_MOST_S = 0.2, 5.0
@@ -100,7 +100,7 @@ class Chunk:
                 return True
             if self._stopping.is_set() or not self._store.is_to_run(self._job):
                 return False
-            if self._why and asyncio.get_running_loop().time() - self._moved_at > AWAY_S:
+            if self._why and asyncio.get_running_loop().time() - self._moved_at > UNAVAILABLE_S:
                 raise Blocked(self._why)
             self._store.heartbeat(self._job, self._chunk, self._heartbeat(number))
         raise AssertionError("unreachable")

@@ -159,11 +159,11 @@ def page(found: Plan, costs: Costs) -> str:
         [
             f"load     {wanted.calls_per_s:,.0f} calls/s of the {costs.mix} mix, "
             + " and ".join(f"{name} at most {value:g} ms" for value, name in limits if math.isfinite(value)),
-            f"fleet    {fleet.workers:,} workers of {fleet.cores_per_worker} cores, {fleet.gateways:,} gateways, "
+            f"cluster  {fleet.workers:,} workers of {fleet.cores_per_worker} cores, {fleet.gateways:,} gateways, "
             f"{fleet.redis_servers:,} Redis servers ({100 * found.redis_busy:.0f} % busy)"
             + (", each with its share of workers and gateways" if fleet.redis_servers > 1 else ""),
             f"latency  {shown(found.latency)}",
-            f"death    of one worker: about {found.restarted} calls are started again and take "
+            f"crash    of one worker: about {found.restarted} calls are started again and take "
             f"{found.restarted_ms / 1000:.1f} s, none is lost; until it is replaced: {shown(found.after_death)}",
             "costs    CPU ms per call: " + ", ".join(f"{name[:-3]} {getattr(costs, name):.2f}" for name in stages),
             "         " + ", ".join(costs.about[name] for name in ("command", "started", "commit", "cpu")),

@@ -84,7 +84,7 @@ def test_what_no_fleet_can_reach_is_refused() -> None:
 
 def test_command_answers_for_a_rate_and_for_calls_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--calls-per-s", "1500", "--p99-ms", "200"]) == 0
-    assert "fleet    2 workers of 16 cores, 1 gateways" in capsys.readouterr().out
+    assert "cluster  2 workers of 16 cores, 1 gateways" in capsys.readouterr().out
     assert main(["--in-flight", "45000", "--mean-ms", "300"]) == 0
     assert "load     150,000 calls/s" in capsys.readouterr().out
 
