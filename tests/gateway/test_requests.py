@@ -13,8 +13,15 @@ from exec_wire import Result, verdict
 from exec_wire.messages.calls import Tags
 
 
+def end(order: CallRequest) -> None:
+    """The part of `Dispatch._end` that a reader sees."""
+    order.closed = True
+    order.arrived.clear()
+    order.changed.set()
+
+
 def order_of(calls: int) -> tuple[CallRequest, list[Ticket]]:
-    order = CallRequest(ANONYMOUS, lambda _: None, Admission(9, 99, 1.0, time.monotonic))
+    order = CallRequest(ANONYMOUS, end, Admission(9, 99, 1.0, time.monotonic))
     waiters = [Ticket(order, index, "", 0.0, 60.0, 1, Tags(), "") for index in range(calls)]
     order.pending.update(waiters)
     return order, waiters
