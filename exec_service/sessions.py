@@ -20,7 +20,7 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import ANONYMOUS, Origin
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import NotPermitted, NotReady, Refusal
-from exec_service.telemetry.metrics import Metrics
+from exec_service.telemetry.metrics import NO_TAGS, Metrics
 from exec_wire.messages import sessions as wire
 from exec_wire.messages.calls import Result, Selection, verdict
 from exec_wire.messages.sessions import SessionInfo, SessionList
@@ -109,16 +109,17 @@ class SessionRouter:
                 origin.account.check_limit("wall_s", wall_s, 0, ".wall_s")
         try:
             order = wire.RunCell(id, cell, self._dispatch.waiting.weight_of(cell.tenant))
-            result = (await self.ask(id, order, wire.Ran, cell.deadline_s)).result
+            ran = await self.ask(id, order, wire.Ran, cell.deadline_s)
+            result, tags = ran.result, ran.tags
         except Refusal as refused:
             if refused.code != "session_lost":
                 raise
-            result = verdict("session_lost", error=refused.detail, state_kept=False, id=cell.id)
+            result, tags = verdict("session_lost", error=refused.detail, state_kept=False, id=cell.id), NO_TAGS
         total_ms = (time.monotonic() - accepted) * 1000
         result.timings.total_ms = round(total_ms, 3)
         result.timings.queue_ms = round(max(0.0, total_ms - result.timings.run_ms), 3)
         result.request_id, result.traceparent = origin.request_id, origin.traceparent
-        self._metrics.finished(result, origin.adapter, cell.tenant)
+        self._metrics.finished(result, origin.adapter, cell.tenant, tags)
         return result
 
     async def fork(self, id: str, fork: wire.Fork, origin: Origin) -> SessionList:

@@ -82,7 +82,8 @@ class Sessions:
                 case wire.RunCell():
                     session = self._find(order.session, order.cell.tenant)
                     claim = Claim(session.spec.tenant, session.spec.priority, order.weight, is_cell=True)
-                    return wire.Ran(await self._run(session, order.cell, claim, time.monotonic() + remaining_s))
+                    result = await self._run(session, order.cell, claim, time.monotonic() + remaining_s)
+                    return wire.Ran(result, session.spec.tags)
                 case wire.ForkSession():
                     return await self._fork(self._find(order.session, order.fork.tenant), order.fork)
                 case wire.Look():

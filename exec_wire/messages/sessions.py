@@ -184,6 +184,7 @@ class Refused(Struct, frozen=True, tag=True):
 
 class Ran(Struct, frozen=True, tag=True):
     result: Result
+    tags: Tags = Tags()  # of the session
 
 
 class Told(Struct, frozen=True, tag=True):

@@ -68,6 +68,15 @@ def test_session_keeps_its_variables_until_it_is_deleted(service: Service) -> No
         assert ask(service, verb, f"/{id}{path}", 404)["code"] == "no_such_session"
 
 
+def test_cells_count_for_the_run_of_their_session(service: Service) -> None:
+    id = create(service, tags={"run": "cells", "step": 3})
+    [fork] = ask(service, "POST", f"/{id}/fork", json={"n": 1})["sessions"]
+    for session, code in ((id, "1"), (id, "1 / 0"), (fork["id"], "1")):
+        run(service, session, code)
+    stats = service.http.get("/v1/stats", params={"run": "cells"}).json()
+    assert (stats["calls"], [step["step"] for step in stats["steps"]]) == (3, [3])
+
+
 def test_forks_are_listed_by_tag_with_their_parent(service: Service) -> None:
     id = create(service, tags={"run": "forks", "step": 3})
     run(service, id, "x = 1")
