@@ -94,8 +94,9 @@ class Program:
     def limits_in(self, crowd: bool) -> Limits:
         """In a crowd a program that is to end by itself gets the time that it needs there."""
         values = LIMITS | self.limits
-        if crowd and "timeout" not in self.expect.status:
-            values["wall_s"] *= CROWD_PATIENCE
+        for name, end in (("wall_s", "timeout"), ("cpu_s", "cpu_limit")):
+            if crowd and name in values and end not in self.expect.status:
+                values[name] *= CROWD_PATIENCE
         return Limits(**{name: value if name.endswith("_s") else int(value) for name, value in values.items()})
 
     def expectation(self, sandbox: Sandbox) -> Expectation:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from common import until
-from sandbox_harness import Lab, canary_song, host_mounts, is_alive, laboratory, open_fds, processes_in
+from sandbox_harness import SLOWNESS, Lab, canary_song, host_mounts, is_alive, laboratory, open_fds, processes_in
 
 CANARY = """
 import hashlib, os
@@ -135,7 +135,7 @@ BOMBS = {name: (code, statuses.split()) for statuses, codes in BOMBS_BY_STATUS.i
 async def test_bomb_ends_within_its_limits_and_leaves_nothing(cage: Lab, name: str) -> None:
     code, statuses = BOMBS[name]
     # `file_mb` above what the memory limit would stop first: the file system's own limit is tested here
-    wall_s = 1.0 if "timeout" in statuses else 5.0
+    wall_s = 1.0 if "timeout" in statuses else 5.0 * SLOWNESS
     result = await cage.run(code, wall_s=wall_s, memory_mb=128, file_mb=32, output_kb=256, fetch_files=["x"])
     assert result.status in statuses, (result.stdout[-300:], result.stderr[-300:], result.error)
     assert result.usage.wall_s < wall_s + 5
