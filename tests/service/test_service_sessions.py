@@ -75,6 +75,8 @@ def test_cells_count_for_the_run_of_their_session(service: Service) -> None:
         run(service, session, code)
     stats = service.http.get("/v1/stats", params={"run": "cells"}).json()
     assert (stats["calls"], [step["step"] for step in stats["steps"]]) == (3, [3])
+    for session in (id, fork["id"]):
+        ask(service, "DELETE", f"/{session}")
 
 
 def test_forks_are_listed_by_tag_with_their_parent(service: Service) -> None:
