@@ -59,7 +59,7 @@ class Sketch:
 @dataclass(eq=False, slots=True)
 class Second:
     at: int
-    stages: dict[str, Sketch]
+    stages: dict[str, Sketch] = field(default_factory=lambda: {stage: Sketch() for stage in STAGES})
     blames: Counter[Blame] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)  # by tenant
     slot_ms: dict[str, float] = field(default_factory=dict)  # by tenant
@@ -126,7 +126,7 @@ class LiveStats:
     def note(self, result: Result, tenant: str, tags: Tags) -> None:
         now, timings, seconds = self._clock(), result.timings, self._seconds
         if not seconds or seconds[-1].at != int(now):
-            seconds.append(Second(int(now), {stage: Sketch() for stage in STAGES}))
+            seconds.append(Second(int(now)))
         second = seconds[-1]
         second.blames[result.blame] += 1
         times = [("queue", timings.queue_ms), ("total", timings.total_ms)]
@@ -153,7 +153,7 @@ class LiveStats:
     def note_cancelled(self) -> None:
         at = int(self._clock())
         if not self._seconds or self._seconds[-1].at != at:
-            self._seconds.append(Second(at, {stage: Sketch() for stage in STAGES}))
+            self._seconds.append(Second(at))
         self._seconds[-1].blames["client"] += 1
 
     @property
