@@ -25,4 +25,4 @@ ENV PYTHONPATH=/app \
     HSA_NO_SCRATCH_RECLAIM=1 \
     NCCL_MIN_NCHANNELS=112
 
-CMD ["python", "-m", "grpo_roc", "doctor", "--gpu", "--config", "mi300x_8gpu"]
+CMD ["python", "-m", "grpo_roc", "doctor", "--gpu", "--config", "rocm_8gpu"]

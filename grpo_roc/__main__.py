@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_roc import config
+from grpo_roc import config, prepare
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, *, configured: bool = True, out: str | None = None, seed: bool = False) -> Any:
         one = commands.add_parser(name, help=text, description=text)
         if configured:
-            one.add_argument("--config", default="tiny_cpu", help="a YAML file, or the name of one in grpo_roc/configs")
+            one.add_argument("--config", default="cpu_tiny", help="a YAML file, or the name of one in grpo_roc/configs")
             one.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one setting")
         if out is not None:
             one.add_argument("--out", type=Path, default=Path(out) if out else None, required=not out)
@@ -50,21 +50,24 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--model", type=Path, help="the SFT model; default: made in --out")
     one.add_argument("--arms", nargs="+", default=["grpo", "uniform", "roc"])
     one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    one = add("scheduler", "compare static, least_inflight and dynamic scheduling on the same rollouts")
-    one.add_argument("--out", type=Path, help="a file for the table")
-    one.add_argument("--rollouts", type=int, default=192)
     one = add("plot", "plot a run's metrics as PNG", configured=False)
     one.add_argument("run", type=Path)
     one = add("entropy", "find high-entropy tokens: forking and reflection", configured=False)
     one.add_argument("trajectories", type=Path)
     one.add_argument("--out", type=Path, help="folder for entropy.md and entropy.html")
     one.add_argument("--count", type=int, default=64)
+    one = add("prepare", "make a problem file from files of a published data set", configured=False, out="")
+    one.add_argument("kind", choices=sorted(prepare.KINDS))
+    one.add_argument("files", nargs="+", type=Path, help="parquet (needs pyarrow), JSON or JSONL")
     one = add("doctor", "check device, engines and service with one round trip each")
     one.add_argument("--gpu", action="store_true", help="fail without a GPU")
     return parser
 
 
 def _run(args: argparse.Namespace, settings: config.Config) -> int:
+    if args.command == "prepare":
+        print(f"{args.out}: {prepare.prepare(args.kind, args.files, args.out)}")
+        return 0
     # Imported here because torch takes seconds to import.
     from grpo_roc import doctor, model, runs, sft, stages
 
@@ -98,7 +101,7 @@ def _start(args: argparse.Namespace, settings: config.Config) -> Path:
 def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
     from grpo_roc.env import service_url
     from grpo_roc.evaluate import run_eval
-    from grpo_roc.experiments import ab, demo, entropy, plots, scheduler_bench
+    from grpo_roc.experiments import ab, demo, entropy, plots
 
     match args.command:
         case "eval":
@@ -112,8 +115,6 @@ def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
             return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
         case "ab":
             print(asyncio.run(ab.run(settings, args.out, args.model, args.arms, args.seeds)))
-        case "scheduler":
-            print(scheduler_bench.run(settings, args.out, args.rollouts))
         case "plot":
             print(plots.of_run(args.run))
         case "entropy":

@@ -35,10 +35,12 @@ class State(NamedTuple):
 
 
 def settings_hash(settings: config.Config) -> str:
-    """A hash of all settings that affect the result; the service and the number of steps do not."""
+    """A hash of all settings that affect the result; the number of steps, the service and the engines' addresses do not."""
     tree = config.as_dict(settings)
     tree.pop("service")
     tree["rl"].pop("steps")
+    for engine in tree["engines"]:
+        engine.pop("url")
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -55,9 +57,7 @@ def save(
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    tied = model_config.tie_word_embeddings
-    whole = {name: value for name, value in weights.items() if not (tied and name == "lm_head.weight")}
-    save_weights(whole, fresh)
+    save_weights(untied(weights, model_config), fresh)
     model_config.save_pretrained(fresh)
     if tokenizer is not None:
         tokenizer.save_pretrained(fresh)
@@ -70,9 +70,33 @@ def save(
     _swap(fresh, folder)
 
 
-def save_weights(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+def untied(weights: Mapping[str, torch.Tensor], model_config: Any) -> dict[str, torch.Tensor]:
+    """Without the output layer of a model whose output layer is its embedding: it is no weight of its own."""
+    tied = model_config.tie_word_embeddings
+    return {name: value for name, value in weights.items() if not (tied and name == "lm_head.weight")}
+
+
+def save_weights(
+    weights: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype | None = None, shard_bytes: int = 4 << 30
+) -> None:
+    """As safetensors: one file, or several with an index. Only one of them is converted to `dtype` and in memory at a time."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, value in weights.items():
+        bytes_ = value.numel() * (dtype or value.dtype).itemsize
+        if shards[-1] and size + bytes_ > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += bytes_
+    index: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        whole = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
+        save_file(whole, folder / file, {"format": "pt"})
+        index |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
 def _sync(folder: Path) -> None:

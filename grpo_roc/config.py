@@ -46,10 +46,7 @@ class Engine(Section, frozen=True):
     max_len: Positive = 512
     capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others report theirs)
     slots: Positive = 512  # requests that run at once (local only)
-    overflow: Literal["evict_half", "lifo"] = "evict_half"
-    headroom: Positive = 16  # tokens kept free per running request when another is admitted (local only)
     prefill_tokens: Positive = 8192  # per step (local only)
-    mixed: bool = True  # False: prefill in a step of its own, as SGLang does (local only)
 
 
 class Scheduler(Section, frozen=True):
@@ -57,6 +54,8 @@ class Scheduler(Section, frozen=True):
     reserve: Literal["safe", "adaptive"] = "safe"
     util: Annotated[float, Meta(gt=0, le=1)] = 0.95
     poll_s: float = 0.5
+    check_s: float = 30.0  # an engine that does not answer two checks in a row is lost until it does
+    patience_s: float = 3600.0  # how long rollouts wait while no engine answers
 
 
 class Noise(Section, frozen=True):
@@ -79,6 +78,7 @@ class Task(Section, frozen=True):
     rl_file: str = ""
     sft_file: str = ""
     eval_file: str = ""
+    eval_files: dict[str, str] = field(default_factory=dict)  # instead of eval_file: a file by benchmark
     first_bug: Share = 0.45  # arith: share of demonstrations that begin with a bug
     first_guess: Share = 0.13  # arith: share that guess the answer
     verify_kind: Literal["math", "exact", "numeric"] = "numeric"

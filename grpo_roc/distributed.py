@@ -5,6 +5,7 @@ its share of the micro-batches; because every rank knows the whole batch, a toke
 """
 
 import os
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,9 +14,12 @@ from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_roc import config
+from grpo_roc.checkpoint import untied
 
 T = TypeVar("T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of gradients and weights
+CONTROL_TIMEOUT = timedelta(days=7)  # the other ranks wait while rank 0 makes rollouts, evaluates or filters problems
 _FULL = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -64,7 +68,9 @@ class Ranks:
         if device.kind == "cuda":
             torch.cuda.set_device(local_rank())
         if self.kind != "none" and not dist.is_initialized():
-            dist.init_process_group(device.backend)
+            dist.init_process_group(device.backend, timeout=COLLECTIVE_TIMEOUT)
+        # gloo: a waiting nccl collective would keep the GPU busy. A dead rank is noticed by its connection and not by the time.
+        self._control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT) if self.kind != "none" else None
 
     @property
     def is_main(self) -> bool:
@@ -84,7 +90,7 @@ class Ranks:
         if self.kind == "none":
             return value  # type: ignore[return-value]
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]  # type: ignore[return-value]
 
     @property
@@ -102,16 +108,21 @@ class Ranks:
     def sum(self, values: list[float]) -> list[float]:
         if self.kind == "none":
             return values
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, value: float) -> float:
+        return value if self.kind == "none" else self._reduce([value], dist.ReduceOp.MAX)[0]
+
+    def _reduce(self, values: list[float], how: Any) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64 if self.device.kind == "cpu" else torch.float32)
         tensor = tensor.to(self.device.torch)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, how)
         return [float(value) for value in tensor]
 
     def gather_weights(self, model: Any) -> dict[str, torch.Tensor]:
         """The whole model's weights. Collective: every rank must call it."""
-        if self.kind == "fsdp2":
-            return sharded.get_model_state_dict(model, options=_FULL)
-        return dict(model.state_dict())
+        whole = sharded.get_model_state_dict(model, options=_FULL) if self.kind == "fsdp2" else model.state_dict()
+        return untied(whole, model.config)
 
     def optimizer_state(self, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         if self.kind == "fsdp2":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_roc import config, metrics, roc
+from grpo_roc.engines.weights import Weights
 from grpo_roc.env import Position, ToolEnv
 from grpo_roc.learner import Learner, Sample
 from grpo_roc.rollout import Actor, Limits, Times, Trajectory
@@ -44,7 +45,7 @@ async def train_step(
     sync_began = time.monotonic()
     weights = learner.ranks.gather_weights(learner.model)
     if actor is not None:
-        await actor.engine.update_weights(weights, step + 1)
+        await actor.engine.update_weights(Weights(weights, step + 1))
     end = time.monotonic()
     row |= {"time/train": sync_began - train_began, "time/sync": end - sync_began, "time/step": end - began}
     row["speed/tokens_per_s"] = row.get("train/tokens", 0.0) / max(1e-9, end - began)

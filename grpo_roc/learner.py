@@ -8,7 +8,16 @@ from torch import Tensor
 
 from grpo_roc import config
 from grpo_roc.distributed import Ranks
-from grpo_roc.loss import Norm, logprobs, pad, policy_loss, row_weights, truncated_importance
+from grpo_roc.loss import (
+    Mismatch,
+    Norm,
+    logprobs_and_entropies,
+    mismatch,
+    pad,
+    policy_loss,
+    row_weights,
+    truncated_importance,
+)
 from grpo_roc.model import make_optimizer
 
 
@@ -75,22 +84,28 @@ class Learner:
         every = micro_batches(samples, settings.loss_norm, settings.micro_tokens, ranks.world)
         own = [MicroBatch(*(part.to(ranks.device.torch) for part in one)) for one in every[ranks.rank :: ranks.world]]
         self.model.train()
-        several = settings.updates_per_rollout > 1
-        old = [self._logprobs(one).detach() if several or settings.is_cap else None for one in own]
+        old: list[Tensor | None] = [None] * len(own)
+        if settings.updates_per_rollout > 1:  # else the first forward pass below gives them
+            with torch.no_grad():
+                old = [self._forward(one)[0] for one in own]
         lr = settings.lr * min(1.0, (step + 1) / max(1, settings.warmup))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        totals, norm = [0.0] * 5, 0.0
-        for _ in range(settings.updates_per_rollout):
+        sums, largest, norm = [0.0] * 9, 0.0, 0.0
+        for number in range(settings.updates_per_rollout):
             for one, before in zip(own, old, strict=True):
-                totals = [a + b for a, b in zip(totals, self._backward(one, before), strict=True)]
+                loss, seen = self._backward(one, before)
+                difference, entropy = seen if number == 0 else _NOTHING
+                sums = [a + b for a, b in zip(sums, [*loss, *difference[:3], entropy], strict=True)]
+                largest = max(largest, difference.largest)
             ranks.sum_gradients(self.model)
             norm = _number(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip))
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        loss, ratio, low, high, tokens = ranks.sum(totals)
+        value, ratio, low, high, tokens, kl, absolute, capped, entropy = ranks.sum(sums)
+        rolled = max(1.0, tokens / settings.updates_per_rollout)
         return {
-            "train/loss": loss,
+            "train/loss": value,
             "train/grad_norm": norm,
             "train/lr": lr,
             "train/ratio_mean": ratio / max(1.0, tokens),
@@ -98,20 +113,32 @@ class Learner:
             "train/clip_frac_high": high / max(1.0, tokens),
             "train/tokens": tokens / settings.updates_per_rollout,
             "train/rows": len(samples),
+            "train/entropy": entropy / rolled,
+            "mismatch/kl": kl / rolled,
+            "mismatch/mean": absolute / rolled,
+            "mismatch/max": ranks.max(largest),
+            "mismatch/capped": capped / rolled,
         }
 
-    def _logprobs(self, one: MicroBatch) -> Tensor:
-        return logprobs(self.model, one.ids, one.mask, self._settings.temperature)
+    def _forward(self, one: MicroBatch) -> tuple[Tensor, Tensor]:
+        return logprobs_and_entropies(self.model, one.ids, one.mask, self._settings.temperature)
 
-    def _backward(self, one: MicroBatch, before: Tensor | None) -> list[float]:
-        now = self._logprobs(one)
+    def _backward(self, one: MicroBatch, before: Tensor | None) -> tuple[list[float], tuple[Mismatch, float]]:
+        """The parts of `Loss`; and the mismatch and the sum of entropies."""
+        cap = self._settings.is_cap
+        now, entropies = self._forward(one)
         old = now.detach() if before is None else before
         mask, engine = one.mask[:, 1:].float(), one.engine[:, 1:]
-        importance = truncated_importance(old, engine, mask, self._settings.is_cap) if self._settings.is_cap else None
+        importance = truncated_importance(old, engine, mask, cap) if cap else None
         loss = policy_loss(now, old, mask, one.advantages, one.weights, self._settings.clip, importance)
         (loss.value * self.ranks.loss_scale).backward()
-        real = float(one.weights.sum() > 0)  # batches that only fill up a rank's share do not count
-        return [float(loss.value.detach()), *(real * part for part in loss[1:])]
+        if not one.weights.sum() > 0:  # batches that only fill up a rank's share do not count
+            return [0.0] * len(loss), _NOTHING
+        seen = mismatch(old, engine, mask, cap), float(entropies.sum())
+        return [float(loss.value.detach()), *loss[1:]], seen
+
+
+_NOTHING = (Mismatch(0.0, 0.0, 0.0, 0.0), 0.0)
 
 
 def _number(value: Any) -> float:

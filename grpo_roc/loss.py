@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+ENTROPY_ROWS = 512
 Norm = Literal["batch", "group", "seq"]
 
 
@@ -17,10 +18,18 @@ def pad(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.long) -> Ten
 
 def logprobs(model: Any, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """(B, T-1): log-probability of each next token where mask (B, T) is 1, else 0."""
+    return logprobs_and_entropies(model, ids, mask, temperature)[0]
+
+
+def logprobs_and_entropies(model: Any, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Both (B, T-1), 0 where mask (B, T) is 0; the entropies, in nats, have no gradient."""
     wanted = mask[:, 1:].bool()
-    logits = _logits_where(model, ids[:, :-1], wanted) / temperature
-    chosen = torch.log_softmax(logits, -1).gather(1, ids[:, 1:][wanted][:, None])[:, 0]
-    return torch.zeros(wanted.shape, device=ids.device).masked_scatter(wanted, chosen)
+    every = torch.log_softmax(_logits_where(model, ids[:, :-1], wanted) / temperature, -1)
+    chosen = every.gather(1, ids[:, 1:][wanted][:, None])[:, 0]
+    with torch.no_grad():  # in parts: the vocabulary is large
+        entropies = torch.cat([-(part.exp() * part).sum(-1) for part in every.split(ENTROPY_ROWS)])
+    zeros = torch.zeros(wanted.shape, device=ids.device)
+    return zeros.masked_scatter(wanted, chosen), zeros.masked_scatter(wanted, entropies)
 
 
 def _logits_where(model: Any, ids: Tensor, wanted: Tensor) -> Tensor:
@@ -85,3 +94,20 @@ def policy_loss(
 def truncated_importance(trainer: Tensor, engine: Tensor, mask: Tensor, cap: float) -> Tensor:
     """min(p_trainer / p_engine, cap) for each token."""
     return torch.exp((trainer - engine) * mask).clamp(max=cap)
+
+
+class Mismatch(NamedTuple):
+    """How far the engine's log-probabilities are from the trainer's with the same weights: sums over tokens, and a maximum."""
+
+    kl: float  # KL(engine || trainer), estimated at the sampled tokens by r - 1 - log r
+    absolute: float
+    capped: float  # tokens whose importance weight is cut
+    largest: float
+
+
+def mismatch(trainer: Tensor, engine: Tensor, mask: Tensor, cap: float) -> Mismatch:
+    difference = (trainer.detach() - engine) * mask
+    ratio = torch.exp(difference)
+    capped = float(((ratio > cap) & (mask > 0)).sum()) if cap else 0.0
+    distance = difference.abs()
+    return Mismatch(float((ratio - 1 - difference).sum()), float(distance.sum()), capped, float(distance.max()))

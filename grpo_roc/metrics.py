@@ -3,7 +3,7 @@
 import csv
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,6 @@ def of_rollouts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
         "clip_ratio": mean([one.truncated for one in known]),
         "turns": mean([one.turns for one in known]),
         "infra": float(len(rollouts) - len(known)),
-        "entropy": mean([e for one in known for e, own in zip(one.entropies, one.mask, strict=True) if own]),
     }
 
 
@@ -108,6 +107,13 @@ def line(row: dict[str, Any]) -> str:
         f"R {row['reward/mean']:.2f} err+ {row['err_in_pos']:.2f} len {row['len/mean']:.0f} "
         f"mixed {int(row['groups/mixed'])}/{groups} tool {int(row['calls'])} @ {row['service/rps']:.0f}/s"
     )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> list[str]:
+    """The lines of a Markdown table. Floats get three digits; all but the first `left` columns are aligned to the right."""
+    cells = ([f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows)
+    lines = [head, ["---"] * left + ["---:"] * (len(head) - left), *cells]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -2,6 +2,9 @@
 
 Of 2G rollouts G are kept: wrong ones at random, to keep all kinds of failure, and correct ones with a higher probability, the
 fewer tool errors and format errors they have. Calls that the service failed do not count.
+
+This module needs only the standard library: adapters for other trainers import it. `keep_indices` selects from counts, `select`
+from rollouts; `group_advantages` selects and normalises for trainers that cannot drop rollouts.
 """
 
 import math
@@ -36,6 +39,11 @@ def penalty(rollout: Rollout) -> float:
     return tool_error_share(rollout.outcomes) + format_penalty(rollout.answers, rollout.turns)
 
 
+def penalty_of_counts(errors: int, calls: int, answers: int, turns: int) -> float:
+    """The same from counts; `calls` without those that the service failed."""
+    return tool_error_share(["error"] * errors + ["ok"] * (calls - errors)) + format_penalty(answers, turns)
+
+
 def all_equal(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) <= 1
 
@@ -68,12 +76,57 @@ def select(
     min_pos: int = 2,
 ) -> list[int]:
     """Indexes of the kept rollouts, ascending."""
-    negative = [index for index, one in enumerate(rollouts) if one.reward <= 0]
-    positive = [index for index, one in enumerate(rollouts) if one.reward > 0]
+    rewards, penalties = [one.reward for one in rollouts], [penalty(one) for one in rollouts]
+    return select_by_penalty(rewards, penalties, keep, rng, mode=mode, eps=eps, min_neg=min_neg, min_pos=min_pos)
+
+
+def select_by_penalty(
+    rewards: Sequence[float],
+    penalties: Sequence[float],
+    keep: int,
+    rng: random.Random,
+    *,
+    mode: Mode = "inverse",
+    eps: float = 0.05,
+    min_neg: int = 2,
+    min_pos: int = 2,
+) -> list[int]:
+    negative = [index for index, reward in enumerate(rewards) if reward <= 0]
+    positive = [index for index, reward in enumerate(rewards) if reward > 0]
     wanted = counts(len(negative), len(positive), keep, min_neg, min_pos)
     kept = rng.sample(negative, wanted.negative)
-    penalties = {index: penalty(rollouts[index]) for index in positive}
-    return sorted(kept + _pick(penalties, wanted.positive, rng, mode, eps))
+    return sorted(kept + _pick({index: penalties[index] for index in positive}, wanted.positive, rng, mode, eps))
+
+
+def keep_indices(
+    rewards: Sequence[float],
+    errors: Sequence[int],
+    calls: Sequence[int],
+    answers: Sequence[int],
+    turns: Sequence[int],
+    *,
+    keep: int,
+    seed: object,
+    mode: Mode = "inverse",
+) -> list[int]:
+    """The selection for trainers that hold one list per count, with one entry per rollout of the group."""
+    penalties = [penalty_of_counts(*counted) for counted in zip(errors, calls, answers, turns, strict=True)]
+    return select_by_penalty(rewards, penalties, keep, random.Random(str(seed)), mode=mode)
+
+
+def group_advantages(
+    rewards: Sequence[float | None], penalties: Sequence[float], keep: int, seed: object, *, mode: Mode = "inverse"
+) -> list[float]:
+    """One advantage per rollout: zero for those not selected, without a known reward, and in a group of equal rewards."""
+    known = [(index, reward) for index, reward in enumerate(rewards) if reward is not None]
+    found = [reward for _, reward in known]
+    gains = [0.0] * len(rewards)
+    if all_equal(found):
+        return gains
+    kept = select_by_penalty(found, [penalties[index] for index, _ in known], keep, random.Random(str(seed)), mode=mode)
+    for index, gain in zip(kept, advantages([found[index] for index in kept]), strict=True):
+        gains[known[index][0]] = gain
+    return gains
 
 
 def _pick(penalties: dict[int, float], count: int, rng: random.Random, mode: Mode, eps: float) -> list[int]:

@@ -12,6 +12,7 @@ from grpo_roc import checkpoint, config, metrics
 from grpo_roc.distributed import Ranks, use_device
 from grpo_roc.engines import make_engine
 from grpo_roc.engines.base import Engine
+from grpo_roc.engines.weights import Weights
 from grpo_roc.env import service_url, tool_env
 from grpo_roc.evaluate import evaluate
 from grpo_roc.grpo import Row, train_step
@@ -40,7 +41,7 @@ class Run:
         self.settings, self.out, self._eval_problems = settings, out, eval_problems
         self.ranks = Ranks(settings.parallel, use_device(settings))
         latest = checkpoint.latest(out / "latest")
-        source = latest or start
+        source = self._source = latest or start
         self.state = checkpoint.load_state(latest, settings) if latest else checkpoint.State()
         self.tokenizer = load_tokenizer(source)
         self.model: Any = self.ranks.shard(load_model(source, settings.model, self.ranks.device))
@@ -51,10 +52,15 @@ class Run:
         self.engine: Engine | None = None
         self.actor: Actor | None = None
         self._log: metrics.Metrics | None = None
+        if self.ranks.is_main:
+            self._log = metrics.Metrics(out, first_step=self.state.step)
+
+    async def open_engine(self) -> None:
+        """Engines get the weights of this run, whatever they were started with. Collective: every rank must call it."""
         weights = self.ranks.gather_weights(self.model)
         if self.ranks.is_main:
-            self.engine = make_engine(settings, source, weights, lockstep=settings.rl.lockstep)
-            self._log = metrics.Metrics(out, first_step=self.state.step)
+            self.engine = make_engine(self.settings, self._source, weights, lockstep=self.settings.rl.lockstep)
+            await self.engine.update_weights(Weights(weights, self.state.step))
 
     async def step(self, eval_every: int, limits: Limits | None = None) -> Row:
         """One training step, and after every `eval_every` steps an evaluation; the best policy is kept in `best`."""
@@ -108,6 +114,7 @@ async def open_run(settings: config.Config, start: Path, out: Path, eval_problem
     async with contextlib.AsyncExitStack() as stack:
         run = Run(settings, start, out, eval_problems)
         stack.push_async_callback(run.aclose)
+        await run.open_engine()
         if run.engine is not None:
             url = stack.enter_context(service_url(settings.service))
             env = await stack.enter_async_context(tool_env(settings, url))

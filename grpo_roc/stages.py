@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from grpo_roc import config
+from grpo_roc import config, metrics
 from grpo_roc.env import Position
 from grpo_roc.evaluate import EVAL_STEP, sample
 from grpo_roc.grpo import Row
 from grpo_roc.rollout import Limits, Trajectory
 from grpo_roc.runs import Run, open_run
-from grpo_roc.tasks.base import Problem
 
 WINDOW = 10
 _TRIGGER_FIELDS = ("clip_ratio", "reward/mean", "groups/mixed", "groups/all0", "groups/all1", "len/mean", "eval/reward")
@@ -87,12 +86,36 @@ def _summary(number: int, stage: config.Stage, run: Run, rows: list[Row], end: "
     }
 
 
+class _Tried:
+    """The problems that were tried at this step, and how many of their rollouts were wrong, in an append-only file."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path, self._step = path, step
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]  # a killed process leaves half a line
+        path.write_text("".join(whole))
+        rows = [json.loads(line) for line in whole]
+        self.wrong: dict[str, int] = {row["id"]: row["wrong"] for row in rows if row["step"] == step}
+
+    def add(self, name: str, rollouts: Sequence[Trajectory]) -> None:
+        self.wrong[name] = sum(one.reward is not None and not one.correct for one in rollouts)
+        with open(self._path, "a") as file:
+            file.write(json.dumps({"step": self._step, "id": name, "wrong": self.wrong[name]}) + "\n")
+
+
 async def _keep_hard(run: Run, limits: Limits) -> None:
-    """Make eight rollouts of every problem and drop the problems that all eight solve."""
+    """Make eight rollouts of every problem and drop the problems that all eight solve.
+
+    `filter.jsonl` gets a row per problem as soon as its rollouts are done; a resumed run tries only the others.
+    """
     assert run.actor is not None
-    pool, seed = run.task.pool, run.settings.rl.seed
-    rollouts = await sample(run.actor, pool, 8, limits, Position(seed, 2 * EVAL_STEP + run.state.step))
-    hard = still_hard(pool, rollouts)
+    pool, step = run.task.pool, run.state.step
+    tried = _Tried(run.out / "filter.jsonl", step)
+    left = [problem for problem in pool if problem.id not in tried.wrong]
+    async for rollouts in sample(run.actor, left, 8, limits, Position(run.settings.rl.seed, 2 * EVAL_STEP + step)):
+        for number in sorted({one.group for one in rollouts}):
+            tried.add(left[number].id, [one for one in rollouts if one.group == number])
+    hard = [problem for problem in pool if tried.wrong[problem.id]]
     if not hard:
         tqdm.write("every problem was solved in 8 of 8 rollouts; no problem is dropped")
         return
@@ -107,12 +130,6 @@ def _reload_hard(run: Run) -> None:
     if path.exists():
         wanted = {json.loads(line)["id"] for line in path.read_text().splitlines()}
         run.task = run.task.with_problems([one for one in run.task.pool if one.id in wanted])
-
-
-def still_hard(problems: Sequence[Problem], rollouts: Sequence[Trajectory]) -> list[Problem]:
-    """The problems with at least one wrong rollout. A rollout's `group` is the index of its problem."""
-    failed = {one.group for one in rollouts if one.reward is not None and not one.correct}
-    return [problem for number, problem in enumerate(problems) if number in failed]
 
 
 class End(NamedTuple):
@@ -161,11 +178,14 @@ _TRIGGERS = {"cap": lambda stage, rows: "", "plateau": _plateau, "solved": _solv
 
 def table(found: Sequence[Row]) -> str:
     """One line per stage, as a Markdown table."""
-    head = "| stage | problems | max response | turns | steps | mean tokens | held-out reward | ended by |\n"
-    head += "| --- " * 8 + "|\n"
-    return head + "".join(
-        f"| {row['stage']} | {row['problems']} | {row['max_response']} | {row['turns']} | {row['steps']} | "
-        f"{row['tokens_first']:.1f} → {row['tokens_last']:.1f} | {row['reward_first']:.3f} → {row['reward_last']:.3f} | "
-        f"{row['by']}: {row['why']} |\n"
+    head = ["stage", "problems", "max response", "turns", "steps", "mean tokens", "held-out reward", "ended by"]
+    rows = [
+        [
+            *(row[name] for name in ("stage", "problems", "max_response", "turns", "steps")),
+            f"{row['tokens_first']:.1f} → {row['tokens_last']:.1f}",
+            f"{row['reward_first']:.3f} → {row['reward_last']:.3f}",
+            f"{row['by']}: {row['why']}",
+        ]
         for row in found
-    )
+    ]
+    return "\n".join([*metrics.table(head, rows, len(head)), ""])

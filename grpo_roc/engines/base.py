@@ -3,12 +3,17 @@
 All turns of a rollout have one `request_id`, so that the engine can keep its KV cache between them until `release`.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from grpo_roc.engines.weights import Weights
 
 
 class EngineError(Exception):
-    """An engine is unavailable, refused a request, or returned something unexpected."""
+    """An engine refused a request or returned something unexpected: the same request would fail again."""
+
+
+class EngineUnavailable(EngineError):
+    """An engine cannot be reached, answered 5xx, or has wrong weights: another one can answer, or this one later."""
 
 
 class Sampling(NamedTuple):
@@ -22,7 +27,6 @@ class Generated(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     finish: str  # "stop" or "length"
-    entropies: list[float] = []  # in nats; local engine only
     weight_version: int = 0
     preempted: int = 0  # how often its cache was dropped during the turn
 
@@ -41,5 +45,9 @@ class Engine(Protocol):
     async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated: ...
     async def release(self, request_id: str) -> None: ...
     async def load(self) -> Load: ...
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None: ...
+    async def update_weights(self, weights: Weights) -> None: ...
+    async def check(self) -> None:
+        """Raise EngineUnavailable if it does not answer, or has other weights than `update_weights` gave it."""
+        ...
+
     async def aclose(self) -> None: ...

@@ -1,75 +1,91 @@
-"""Shared by the HTTP engines: requests, weights as files, Prometheus metrics."""
+"""Shared by the HTTP engines: requests, the weights that an engine has, Prometheus metrics."""
 
-import asyncio
-import os
 import re
-import shutil
-import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import msgspec
 
-from grpo_roc.checkpoint import save_weights
-from grpo_roc.engines.base import EngineError, Generated
+from grpo_roc.engines.base import EngineError, EngineUnavailable, Generated
+from grpo_roc.engines.weights import Weights
 
 T = TypeVar("T")
-# In memory if possible: the engine reads the file right after it is written.
-SHARED = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
 
 class HttpEngine:
+    """A subclass has `generate`, `load`, `_load_weights` and `_weight_label`."""
+
+    check_s = 30.0  # an engine that does not answer a small request for so long is unavailable
+
     def __init__(self, url: str) -> None:
         self.name = url
-        self.version = 0
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self.weights: Weights | None = None  # that it should have; None: those that it was started with
+        # The servers close connections that are idle for 5 s; a request on such a one would fail.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
+        # Generating may take an hour. The scheduler notices by `check` when the engine hangs.
         self._http = httpx.AsyncClient(base_url=url, timeout=3600.0, limits=limits, trust_env=False)
-        self._folder: Path | None = None
 
     async def aclose(self) -> None:
         await self._http.aclose()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def request(self, method: str, path: str, kind: type[T], **fields: Any) -> T:
+    async def request(self, method: str, path: str, read: Callable[[Any], T], **fields: Any) -> T:
+        """What `read` takes from the response, in which every field that it looks up must be."""
         answer = await self._send(method, path, **fields)
         try:
-            return msgspec.json.decode(answer.content, type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise EngineError(f"{self.name}{path} returned an unexpected body: {error}") from error
+            return read(answer.json())
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.name}{path} returned an unexpected body: {error!r}") from error
 
     async def _send(self, method: str, path: str, **fields: Any) -> httpx.Response:
         try:
             answer = await self._http.request(method, path, **fields)
         except httpx.HTTPError as error:
-            raise EngineError(f"{self.name}{path}: {type(error).__name__} {error}") from error
+            raise EngineUnavailable(f"{self.name}{path}: {type(error).__name__} {error}") from error
         if answer.status_code != 200:
-            raise EngineError(f"{self.name}{path} returned {answer.status_code}: {answer.text[:500]}")
+            kind = EngineUnavailable if answer.status_code >= 500 else EngineError
+            raise kind(f"{self.name}{path} returned {answer.status_code}: {answer.text[:500]}")
         return answer
 
-    def generated(self, request_id: str, ids: list[int], logprobs: list[float], finish: str) -> Generated:
+    def generated(self, request_id: str, ids: list[int], logprobs: list[float], finish: str, labels: set[str]) -> Generated:
+        """`labels`: of the weights that generated the tokens, as the engine reports them."""
+        if finish == "abort":
+            raise EngineUnavailable(f"{self.name}: {request_id} was aborted")
         if finish not in ("stop", "length"):
             raise EngineError(f"{self.name}: {request_id} ended with {finish}")
-        return Generated(ids, logprobs, finish, weight_version=self.version)
+        self._compare(labels)
+        return Generated(ids, logprobs, finish, weight_version=self.weights.version if self.weights else 0)
+
+    def _compare(self, labels: set[str]) -> None:
+        if self.weights is not None and labels != {self.weights.label}:
+            raise EngineUnavailable(f"{self.name} has the weights {', '.join(labels)} and not {self.weights.label}")
+
+    async def update_weights(self, weights: Weights) -> None:
+        """Let the engine load the weights, and read back that it has them."""
+        self.weights = weights
+        try:
+            folder = await weights.folder()
+        except FileNotFoundError as error:
+            raise EngineUnavailable(f"{self.name} was too slow: {error}") from error
+        await self._weight_label()  # raises soon if the engine hangs; loading may take minutes
+        await self._load_weights(folder, weights.label)
+        await self.check()
+
+    async def check(self) -> None:
+        self._compare({await self._weight_label()})
+
+    async def _load_weights(self, folder: Path, label: str) -> None:
+        raise NotImplementedError
+
+    async def _weight_label(self) -> str:
+        raise NotImplementedError
 
     async def release(self, request_id: str) -> None:
         """Nothing to do: the servers' prefix caches evict unused entries."""
 
     async def metrics(self) -> list[tuple[str, dict[str, str], float]]:
-        return read_prometheus((await self._send("GET", "/metrics")).text)
-
-    async def write_weights(self, weights: Mapping[str, Any], version: int) -> Path:
-        """Write the weights to a new folder and remove the previous one. The engine must share the file system."""
-        folder = SHARED / f"grpo-roc-{os.getpid()}-{zlib.crc32(self.name.encode()):08x}-{version}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        await asyncio.to_thread(save_weights, weights, folder)
-        if self._folder is not None and self._folder != folder:
-            await asyncio.to_thread(shutil.rmtree, self._folder, True)
-        self._folder = folder
-        return folder
+        return read_prometheus((await self._send("GET", "/metrics", timeout=self.check_s)).text)
 
 
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)")

@@ -16,6 +16,9 @@ from torch import Tensor
 from grpo_roc import config
 from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
 from grpo_roc.engines.decoder import Decoder
+from grpo_roc.engines.weights import Weights
+
+HEADROOM = 16  # tokens kept free per running request when another is admitted
 
 
 class Request:
@@ -28,7 +31,6 @@ class Request:
         self.computed = 0  # tokens that were cached at some time
         self.new: list[int] = []
         self.logprobs: list[float] = []
-        self.entropies: list[float] = []
         self.preempted = 0
         self.sampling = Sampling(1)
         self.uniforms: Sequence[float] = ()
@@ -85,15 +87,18 @@ class LocalEngine:
             self.step()
         return [request.result for request in requests if request.result]
 
-    async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    async def check(self) -> None:
+        """It has the weights that it was given."""
+
+    async def update_weights(self, weights: Weights) -> None:
         """Replace the weights and drop the cache, which was computed with the old ones."""
         for request in self._requests.values():
             self._free_cells(request)
             request.computed = 0
         self._waiting = [*self._running, *self._waiting]
         self._running = []
-        self._decoder.put_weights(weights)
-        self.version = version
+        self._decoder.put_weights(weights.tensors)
+        self.version = weights.version
 
     def submit(self, request_id: str, ids: list[int], sampling: Sampling) -> Request:
         longest = min(self.settings.max_len, self.settings.capacity)
@@ -103,7 +108,7 @@ class LocalEngine:
         if ids[: len(request.ids)] != request.ids:
             raise EngineError(f"request {request_id} does not continue its earlier tokens")
         request.ids = list(ids)
-        request.new, request.logprobs, request.entropies, request.preempted = [], [], [], 0
+        request.new, request.logprobs, request.preempted = [], [], 0
         request.sampling, request.result = sampling, None
         seed = np.random.SeedSequence([part & 0xFFFFFFFF for part in sampling.seed])
         request.uniforms = np.random.Generator(np.random.Philox(seed)).random(sampling.max_new).tolist()
@@ -139,11 +144,11 @@ class LocalEngine:
         if not self._running:
             raise EngineError("no request fits: requests between turns hold the whole cache")
         self.steps += 1
-        sampled: list[tuple[Request, tuple[int, float, float]]] = []
+        sampled: list[tuple[Request, tuple[int, float]]] = []
         for part in self._parts():
             sampled += zip(part, self._read(part), strict=True)
-        for request, (token, logprob, entropy) in sampled:
-            self._append(request, token, logprob, entropy)
+        for request, (token, logprob) in sampled:
+            self._append(request, token, logprob)
 
     def _admit(self) -> None:
         """Requests with a cached prefix first, then first come, first served.
@@ -168,7 +173,7 @@ class LocalEngine:
 
     def _headroom(self, request: Request) -> int:
         """Without headroom, an evicted request returns at once and is evicted again."""
-        return min(self.settings.headroom, request.sampling.max_new - len(request.new))
+        return min(HEADROOM, request.sampling.max_new - len(request.new))
 
     def _clear_idle(self, wanted: int) -> int:
         """Evict rollouts between turns until `wanted` cells are free; returns the number of freed cells."""
@@ -197,7 +202,7 @@ class LocalEngine:
     def _make_room(self) -> None:
         needed = sum(len(request.ids) - len(request.cells) for request in self._running)
         while needed > len(self._free) and len(self._running) > 1:
-            count = len(self._running) // 2 if self.settings.overflow == "evict_half" else 1
+            count = len(self._running) // 2
             for request in self._running[-count:]:
                 self._evict(request)
             self._waiting = self._running[-count:] + self._waiting
@@ -222,12 +227,10 @@ class LocalEngine:
         """Decoding requests (one new token) and prefilling ones in separate batches, which saves padding."""
         one = [request for request in self._running if len(request.ids) - len(request.cells) == 1]
         many = [request for request in self._running if len(request.ids) - len(request.cells) > 1]
-        if many and not self.settings.mixed:
-            return [many]
         return [part for part in (one, many) if part]
 
-    def _read(self, requests: list[Request]) -> list[tuple[int, float, float]]:
-        """Read the new tokens of each request and sample: token, log-probability, entropy."""
+    def _read(self, requests: list[Request]) -> list[tuple[int, float]]:
+        """Read the new tokens of each request and sample: token, log-probability."""
         counts = [len(request.ids) - len(request.cells) for request in requests]
         longest, widest = max(counts), max(len(request.ids) for request in requests)
         tokens: Any = np.zeros((len(requests), longest), np.int64)
@@ -249,28 +252,25 @@ class LocalEngine:
         logits = self._decoder(*arrays, last)
         return _sample(logits, requests)
 
-    def _append(self, request: Request, token: int, logprob: float, entropy: float) -> None:
+    def _append(self, request: Request, token: int, logprob: float) -> None:
         request.ids.append(token)
         request.new.append(token)
         request.logprobs.append(logprob)
-        request.entropies.append(entropy)
         stopped = token in request.sampling.stop
         if stopped or len(request.new) >= request.sampling.max_new:
             self._running.remove(request)
             finish, version = "stop" if stopped else "length", self.version
-            request.result = Generated(request.new, request.logprobs, finish, request.entropies, version, request.preempted)
+            request.result = Generated(request.new, request.logprobs, finish, version, request.preempted)
             if request.done is not None and not request.done.done():
                 request.done.set_result(request.result)
 
 
-def _sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, float, float]]:
+def _sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, float]]:
     """By inversion of one uniform number per token, so a sample does not depend on the rest of the batch."""
     temperature = torch.tensor([[max(request.sampling.temperature, 1e-4)] for request in requests])
     logprobs = torch.log_softmax(logits.float() / temperature, -1)
-    probabilities = logprobs.exp()
-    totals = probabilities.cumsum(-1)
+    totals = logprobs.exp().cumsum(-1)
     uniforms = torch.tensor([[request.uniforms[len(request.new)]] for request in requests])
     tokens = torch.searchsorted(totals, uniforms * totals[:, -1:]).clamp(max=logits.shape[1] - 1)
     chosen = logprobs.gather(1, tokens)[:, 0].tolist()
-    entropies = (-(probabilities * logprobs).sum(-1)).tolist()
-    return list(zip(tokens[:, 0].tolist(), chosen, entropies, strict=True))
+    return list(zip(tokens[:, 0].tolist(), chosen, strict=True))

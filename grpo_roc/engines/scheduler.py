@@ -13,22 +13,30 @@ stay free. The scheduler hands out c times an engine's cache, where c grows by 0
 shrinks by 0.7 when an engine preempts (AIMD). To be safe, every turn passes a gate: it waits until the cached tokens, the
 expected rest of the turns in progress and the expected length of this turn fit, again by mean and two standard deviations. A
 rollout at the gate keeps its cache, so nothing is computed twice.
+
+An engine that fails, hangs or has other weights than it should is lost: its rollouts continue on others, and it is used again
+when it answers and has the weights. While no engine is left, rollouts wait for `patience_s`.
 """
 
 import asyncio
+import contextlib
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from tqdm import tqdm
 
 from grpo_roc import config
-from grpo_roc.engines.base import Engine, EngineError, Generated, Load, Sampling
+from grpo_roc.engines.base import Engine, EngineError, EngineUnavailable, Generated, Load, Sampling
+from grpo_roc.engines.weights import Weights
 
 RECENT = 256
 LEARNED = 16  # observed lengths; with fewer, `adaptive` acts as `safe`
 MAX_OVERCOMMIT, OVERCOMMIT_STEP = 2.0, 0.02
+ATTEMPTS = 10  # of one turn: after so many failures the request is at fault and not the engines
+RETRY_S = (0.2, 10.0)  # between attempts to reach a lost engine: the first wait, doubled up to the second
 
 
 class _Turn:
@@ -41,6 +49,10 @@ class _Turn:
     def admit(self) -> None:
         if not self._admitted.done():
             self._admitted.set_result(None)
+
+    def fail(self, error: EngineError) -> None:
+        if not self._admitted.done():
+            self._admitted.set_exception(error)
 
     async def admitted_from(self, queue: "deque[_Turn]") -> None:
         try:
@@ -65,6 +77,14 @@ class TrackedEngine:
         self.generating: dict[str, int] = {}  # expected tokens of a rollout at the end of its turn
         self.idle: dict[str, int] = {}  # tokens of a rollout that waits for a tool or at the gate
         self.gate: deque[_Turn] = deque()
+        self.calls: set[asyncio.Future[Generated]] = set()
+        self.watch: asyncio.Task[None] | None = None  # notices when it hangs
+        self.recovery: asyncio.Task[None] | None = None  # of a lost engine
+        self.weights: Weights | None = None  # that it loaded last
+
+    @property
+    def usable(self) -> bool:
+        return self.recovery is None
 
     @property
     def free(self) -> float:
@@ -86,15 +106,23 @@ class Scheduler:
         self._length_of: dict[str, int] = {}
         self._next = 0
         self._polled_at = float("-inf")
+        self._weights: Weights | None = None
+        self.losses = 0  # how often an engine was lost
 
     # -- the engine protocol ----------------------------------------------------------------------------------------------
 
     async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
-        if request_id not in self._assigned:
-            await self._wait_for_engine(request_id, len(ids), sampling.max_new)
-        tracked, _ = self._assigned[request_id]
-        await self._pass_gate(tracked, request_id, len(ids), sampling.max_new)
-        generated = await tracked.engine.generate(request_id, ids, sampling)
+        for attempt in range(ATTEMPTS):
+            tracked = await self._engine_of(request_id, len(ids), sampling.max_new)
+            try:
+                await self._pass_gate(tracked, request_id, len(ids), sampling.max_new)
+                generated = await self._call(tracked, request_id, ids, sampling)
+                break
+            except EngineUnavailable as error:
+                self._lose(tracked, error)
+                self._unassign(request_id)
+                if attempt == ATTEMPTS - 1:
+                    raise
         self._length_of[request_id] = len(ids) + len(generated.ids)
         self.end_turn(request_id, len(ids), len(generated.ids))
         self._open_gate(tracked)
@@ -110,16 +138,126 @@ class Scheduler:
             await tracked.engine.release(request_id)
 
     async def load(self) -> Load:
-        loads = [await tracked.engine.load() for tracked in self.engines]
+        loads = [await tracked.engine.load() for tracked in self.engines if tracked.usable]
         return Load(*(sum(values) for values in zip(*loads, strict=True)))
 
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        await asyncio.gather(*(tracked.engine.update_weights(weights, version) for tracked in self.engines))
+    async def update_weights(self, weights: Weights) -> None:
+        """Give all engines the weights. A lost one gets them when it is back."""
+        previous, self._weights = self._weights, weights
+        await asyncio.gather(*(self._push(tracked, weights) for tracked in self.engines if tracked.usable))
+        if not all(tracked.usable for tracked in self.engines):
+            await weights.folder()  # the next training step changes the tensors
+        weights.keep_files_only()
+        if previous is not None:
+            previous.discard()
+
+    async def check(self) -> None:
+        for tracked in self.engines:
+            await tracked.engine.check()
 
     async def aclose(self) -> None:
+        tasks = [task for tracked in self.engines for task in (tracked.watch, tracked.recovery) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(tracked.engine.aclose() for tracked in self.engines))
+        if self._weights is not None:
+            self._weights.discard()
+
+    # -- lost engines -----------------------------------------------------------------------------------------------------
+
+    async def _call(self, tracked: TrackedEngine, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
+        call = asyncio.ensure_future(tracked.engine.generate(request_id, ids, sampling))
+        tracked.calls.add(call)
+        if tracked.watch is None or tracked.watch.done():
+            tracked.watch = asyncio.create_task(self._watch(tracked))
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                raise EngineUnavailable(f"{tracked.engine.name} does not answer") from None
+            raise
+        finally:
+            call.cancel()
+            tracked.calls.discard(call)
+
+    async def _watch(self, tracked: TrackedEngine) -> None:
+        """End the calls of an engine that does not answer two checks in a row."""
+        misses = 0
+        while tracked.calls:
+            await asyncio.sleep(self.settings.check_s)
+            try:
+                await tracked.engine.check()
+                misses = 0
+            except EngineError as error:
+                misses += 1
+                if misses > 1:
+                    self._lose(tracked, error)
+                    for call in tracked.calls:
+                        call.cancel()
+                    return
+
+    def _lose(self, tracked: TrackedEngine, error: EngineError) -> None:
+        """Use other engines from now on, until this one is back."""
+        if not tracked.usable:
+            return
+        self.losses += 1
+        tqdm.write(f"engine lost: {error}")
+        tracked.recovery = asyncio.create_task(self._recover(tracked))
+        while tracked.gate:
+            tracked.gate.popleft().fail(EngineUnavailable(str(error)))
+        self._admit()
+
+    async def _recover(self, tracked: TrackedEngine) -> None:
+        began, (wait, longest) = time.monotonic(), RETRY_S
+        while True:
+            weights = self._weights
+            try:
+                await self._resync(tracked, weights)
+                if weights is self._weights:  # else newer ones came meanwhile
+                    break
+            except EngineError as error:
+                if time.monotonic() - began > self.settings.patience_s and not any(one.usable for one in self.engines):
+                    self._give_up(error)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, longest)
+        tqdm.write(f"engine back after {time.monotonic() - began:.0f} s: {tracked.engine.name}")
+        tracked.recovery = None
+        self._polled_at = float("-inf")
+        self._admit()
+
+    @staticmethod
+    async def _resync(tracked: TrackedEngine, weights: Weights | None) -> None:
+        """It may have failed for a moment, or have restarted with other weights."""
+        if tracked.weights is weights:
+            with contextlib.suppress(EngineUnavailable):
+                return await tracked.engine.check()
+        if weights is None:
+            return await tracked.engine.check()
+        await tracked.engine.update_weights(weights)
+        tracked.weights = weights
+
+    async def _push(self, tracked: TrackedEngine, weights: Weights) -> None:
+        try:
+            await tracked.engine.update_weights(weights)
+            tracked.weights = weights
+        except EngineUnavailable as error:
+            self._lose(tracked, error)
+
+    def _give_up(self, error: EngineError) -> None:
+        while self._waiting:
+            self._waiting.popleft().fail(error)
 
     # -- reservations -----------------------------------------------------------------------------------------------------
+
+    async def _engine_of(self, request_id: str, prompt: int, max_new: int) -> TrackedEngine:
+        """The rollout's engine; another one if it is lost."""
+        if request_id in self._assigned and not self._assigned[request_id][0].usable:
+            self._unassign(request_id)
+        if request_id not in self._assigned:
+            await self._wait_for_engine(request_id, prompt, max_new)
+        return self._assigned[request_id][0]
 
     async def _wait_for_engine(self, request_id: str, prompt: int, max_new: int) -> None:
         await self._poll()
@@ -135,15 +273,18 @@ class Scheduler:
 
     def try_assign(self, request_id: str, prompt: int, max_new: int) -> TrackedEngine | None:
         """Assign this rollout to an engine; None: no engine has room now."""
+        usable = [tracked for tracked in self.engines if tracked.usable]
+        if not usable:
+            return None
         if self.settings.mode == "static":
             self._next += 1
-            return self._assign(request_id, self.engines[(self._next - 1) % len(self.engines)], 0)
+            return self._assign(request_id, usable[(self._next - 1) % len(usable)], 0)
         if self.settings.mode == "least_inflight":
-            return self._assign(request_id, min(self.engines, key=lambda tracked: tracked.inflight), 0)
+            return self._assign(request_id, min(usable, key=lambda tracked: tracked.inflight), 0)
         needed = self.reservation(prompt, max_new)
-        tracked = max(self.engines, key=lambda tracked: tracked.free - self._spread(tracked))
+        tracked = max(usable, key=lambda tracked: tracked.free - self._spread(tracked))
         # A rollout larger than any engine runs alone: it would wait forever.
-        if needed > tracked.free - self._spread(tracked) and any(tracked.inflight for tracked in self.engines):
+        if needed > tracked.free - self._spread(tracked) and any(tracked.inflight for tracked in usable):
             return None
         return self._assign(request_id, tracked, needed)
 
@@ -156,6 +297,15 @@ class Scheduler:
 
     def end_rollout(self, request_id: str, length: int) -> TrackedEngine | None:
         """Free the reservation of a rollout that ended with `length` tokens."""
+        tracked = self._unassign(request_id)
+        if tracked is None:
+            return None
+        self._lengths.append(length)
+        if self.settings.reserve == "adaptive":
+            tracked.overcommit = min(MAX_OVERCOMMIT, tracked.overcommit + OVERCOMMIT_STEP)
+        return tracked
+
+    def _unassign(self, request_id: str) -> TrackedEngine | None:
         assigned = self._assigned.pop(request_id, None)
         if assigned is None:
             return None
@@ -164,9 +314,6 @@ class Scheduler:
         tracked.idle.pop(request_id, None)
         tracked.reserved -= reserved
         tracked.inflight -= 1
-        self._lengths.append(length)
-        if self.settings.reserve == "adaptive":
-            tracked.overcommit = min(MAX_OVERCOMMIT, tracked.overcommit + OVERCOMMIT_STEP)
         return tracked
 
     def reservation(self, prompt: int, max_new: int) -> int:
@@ -229,8 +376,12 @@ class Scheduler:
         if time.monotonic() - self._polled_at < self.settings.poll_s:
             return
         self._polled_at = time.monotonic()
-        for tracked in self.engines:
-            load = await tracked.engine.load()
+        for tracked in [one for one in self.engines if one.usable]:
+            try:
+                load = await tracked.engine.load()
+            except EngineUnavailable as error:
+                self._lose(tracked, error)
+                continue
             if load.capacity <= 0:
                 raise EngineError(f"{tracked.engine.name} reports a cache of {load.capacity} tokens")
             tracked.capacity = int(load.capacity * self.settings.util)

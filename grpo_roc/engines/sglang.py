@@ -1,42 +1,23 @@
 """SGLang over HTTP (written for 0.5.23): tokens in, tokens out; load by /v1/loads, which needs no --enable-metrics."""
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
+from grpo_roc.engines.base import EngineError, EngineUnavailable, Generated, Load, Sampling
 from grpo_roc.engines.http import HttpEngine, hash_seed, total
 
-
-class _Finish(msgspec.Struct):
-    type: str
+_LOAD_FIELDS = ("max_total_num_tokens", "num_used_tokens", "num_running_reqs", "num_waiting_reqs")
 
 
-class _Meta(msgspec.Struct):
-    output_token_logprobs: list[tuple[float, int, str | None]]
-    finish_reason: _Finish
+def _generated(reply: Any) -> tuple[list[int], list[float], str, set[str]]:
+    meta = reply["meta_info"]
+    logprobs, ids = ([kind(one[at]) for one in meta["output_token_logprobs"]] for at, kind in enumerate((float, int)))
+    return ids, logprobs, meta["finish_reason"]["type"], {str(meta["weight_version"])}
 
 
-class _Reply(msgspec.Struct):
-    meta_info: _Meta
-
-
-class _RankLoad(msgspec.Struct):
-    num_running_reqs: int
-    num_waiting_reqs: int
-    num_used_tokens: int
-    max_total_num_tokens: int
-
-
-class _Loads(msgspec.Struct):
-    version: str
-    loads: list[_RankLoad]
-
-
-class _Updated(msgspec.Struct):
-    success: bool
-    message: str
+def _loads(reply: Any) -> list[int]:
+    """The sums over all ranks."""
+    return [sum(int(one[name]) for one in reply["loads"]) for name in _LOAD_FIELDS]
 
 
 class SglangEngine(HttpEngine):
@@ -54,20 +35,12 @@ class SglangEngine(HttpEngine):
             },
             "return_logprob": True,
         }
-        reply = await self.request("POST", "/generate", _Reply, json=body)
-        meta = reply.meta_info
-        logprobs, ids = [one[0] for one in meta.output_token_logprobs], [one[1] for one in meta.output_token_logprobs]
-        return self.generated(request_id, ids, logprobs, meta.finish_reason.type)
+        return self.generated(request_id, *await self.request("POST", "/generate", _generated, json=body))
 
     async def load(self) -> Load:
-        loads = (await self.request("GET", "/v1/loads", _Loads, params={"include": "core"})).loads
-        return Load(
-            sum(one.max_total_num_tokens for one in loads),
-            sum(one.num_used_tokens for one in loads),
-            sum(one.num_running_reqs for one in loads),
-            sum(one.num_waiting_reqs for one in loads),
-            await self._retracted(),
-        )
+        asked = {"params": {"include": "core"}, "timeout": self.check_s}
+        capacity, used, running, waiting = await self.request("GET", "/v1/loads", _loads, **asked)
+        return Load(capacity, used, running, waiting, await self._retracted())
 
     async def _retracted(self) -> int:
         """0 without --enable-metrics; the scheduler's safe reservations do not need it."""
@@ -76,10 +49,13 @@ class SglangEngine(HttpEngine):
         except EngineError:
             return 0
 
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        folder = await self.write_weights(weights, version)
-        asked = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
-        updated = await self.request("POST", "/update_weights_from_disk", _Updated, json=asked)
-        if not updated.success:
-            raise EngineError(f"{self.name} did not load the weights: {updated.message}")
-        self.version = version
+    async def _load_weights(self, folder: Path, label: str) -> None:
+        asked = {"model_path": str(folder), "flush_cache": True, "weight_version": label}
+        done, message = await self.request(
+            "POST", "/update_weights_from_disk", lambda reply: (reply["success"], reply["message"]), json=asked
+        )
+        if not done:
+            raise EngineUnavailable(f"{self.name} did not load the weights: {message}")
+
+    async def _weight_label(self) -> str:
+        return await self.request("GET", "/get_model_info", lambda reply: str(reply["weight_version"]), timeout=self.check_s)

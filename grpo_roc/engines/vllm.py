@@ -1,36 +1,21 @@
 """vLLM over HTTP (written for 0.32): tokens in, tokens out.
 
-vllm serve MODEL --enable-token-in-token-out …    POST /inference/v1/generate
-VLLM_SERVER_DEV_MODE=1                            POST /collective_rpc, /pause, /resume, /reset_prefix_cache
+vllm serve MODEL --enable-scale-out …    POST /inference/v1/generate
+VLLM_SERVER_DEV_MODE=1                   POST /pause, /resume, /collective_rpc, …; GET /weight_info
 """
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
 from grpo_roc.engines.http import HttpEngine, hash_seed, total
 
 
-class _Token(msgspec.Struct):
-    token_id: int
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Token]
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: _Logprobs
-
-
-class _Reply(msgspec.Struct):
-    request_id: str
-    choices: list[_Choice]
+def _generated(reply: Any) -> tuple[list[int], list[float], str, set[str]]:
+    (choice,) = reply["choices"]
+    logprobs = [float(one["logprob"]) for one in choice["logprobs"]["content"]]
+    labels = {str(span["version"]) for span in choice["weight_versions"]}
+    return [int(one) for one in choice["token_ids"]], logprobs, choice["finish_reason"], labels
 
 
 class VllmEngine(HttpEngine):
@@ -47,10 +32,7 @@ class VllmEngine(HttpEngine):
                 "detokenize": False,
             },
         }
-        reply = await self.request("POST", "/inference/v1/generate", _Reply, json=body)
-        (choice,) = reply.choices
-        logprobs = [one.logprob for one in choice.logprobs.content]
-        return self.generated(request_id, choice.token_ids, logprobs, choice.finish_reason)
+        return self.generated(request_id, *await self.request("POST", "/inference/v1/generate", _generated, json=body))
 
     async def load(self) -> Load:
         metrics = await self.metrics()
@@ -68,15 +50,16 @@ class VllmEngine(HttpEngine):
             int(total(metrics, "vllm:num_preemptions_total")),
         )
 
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Load the weights from disk, between rollouts, and drop the prefix cache, which the old ones computed."""
-        folder = await self.write_weights(weights, version)
+    async def _load_weights(self, folder: Path, label: str) -> None:
+        """Between rollouts; the prefix cache, which the old weights computed, is dropped."""
+        asked = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._send("POST", "/pause", params={"mode": "wait"})
         try:
-            await self._send(
-                "POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            )
+            await self._send("POST", "/collective_rpc", json=asked)
             await self._send("POST", "/reset_prefix_cache")
+            await self._send("POST", "/update_weight_version", json={"new_version": label})
         finally:
             await self._send("POST", "/resume")
-        self.version = version
+
+    async def _weight_label(self) -> str:
+        return await self.request("GET", "/weight_info", lambda reply: str(reply["weight_version"]), timeout=self.check_s)

@@ -62,20 +62,17 @@ async def _run_arm(settings: config.Config, start: Path, out: Path, arm: Any, se
 def report(settings: config.Config, base: dict[str, float], found: Found, seconds: float) -> str:
     rl, noise = settings.rl, settings.noise
     seeds = sorted(next(iter(found.values())))
+    rows = [["after SFT", "", *(base[name] for name in SHOWN)]]
+    for arm, by_seed in found.items():
+        rows += [[arm, seed, *(by_seed[seed][name] for name in SHOWN)] for seed in seeds]
+        rows.append([f"**{arm}**", "mean ± sd", *(_spread([by_seed[seed][name] for seed in seeds]) for name in SHOWN)])
     lines = [
         f"Held out, temperature {settings.eval.temperature}, {int(base['n'])} rollouts per run, no injected faults in the "
         f"evaluation. Training: {rl.steps} updates, {rl.prompts} prompts, G={rl.group}, lr {rl.lr}, fault_rate "
         f"{noise.fault_rate}, corrupt_rate {noise.corrupt_rate}, seeds {', '.join(map(str, seeds))}. {seconds / 60:.0f} min.",
         "",
-        "| arm | seed | " + " | ".join(SHOWN.values()) + " |",
-        "| --- | --- |" + " ---: |" * len(SHOWN),
-        "| after SFT | | " + " | ".join(f"{base[name]:.3f}" for name in SHOWN) + " |",
+        *metrics.table(["arm", "seed", *SHOWN.values()], rows, 2),
     ]
-    for arm, by_seed in found.items():
-        for seed in seeds:
-            lines.append(f"| {arm} | {seed} | " + " | ".join(f"{by_seed[seed][name]:.3f}" for name in SHOWN) + " |")
-        spreads = (_spread([by_seed[seed][name] for seed in seeds]) for name in SHOWN)
-        lines.append(f"| **{arm}** | mean ± sd | " + " | ".join(spreads) + " |")
     if {"grpo", "roc"} <= set(found):
         lines += ["", *target_table(targets(found))]
     return "\n".join([*lines, ""])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from grpo_roc import config
+from grpo_roc import config, metrics
 from grpo_roc.env import service_url
 from grpo_roc.model import make_tiny
 from grpo_roc.sft import run_sft
@@ -29,8 +29,8 @@ def at_most(name: str, wanted: float, found: float) -> Target:
 
 
 def target_table(targets: Iterable[Target]) -> list[str]:
-    rows = (f"| {one.name} | {one.wanted} | {one.found:.3f} | {'met' if one.met else '**missed**'} |" for one in targets)
-    return ["| target | wanted | found | |", "| --- | --- | ---: | --- |", *rows]
+    rows = ([one.name, one.wanted, one.found, "met" if one.met else "**missed**"] for one in targets)
+    return metrics.table(["target", "wanted", "found", ""], rows, 2)
 
 
 @contextlib.contextmanager

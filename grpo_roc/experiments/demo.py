@@ -89,7 +89,8 @@ def targets(found: Results) -> list[Target]:
 
 def report(settings: config.Config, found: Results, rows: list[dict[str, float]]) -> str:
     calls, copying = int(sum(row["calls"] for row in rows)), found.copying
-    held_out = [[one.get(name, 0.0) for one in (found.sft, found.rl, found.blind)] for name in _SHOWN]
+    held_out = [[name, *(one.get(name, 0.0) for one in (found.sft, found.rl, found.blind))] for name in _SHOWN]
+    copied = [[name, *(shares[name] for shares in copying.values())] for name in copying["SFT"]]
     lines = [
         "# Training demo",
         "",
@@ -99,13 +100,9 @@ def report(settings: config.Config, found: Results, rows: list[dict[str, float]]
         "",
         *target_table(targets(found)),
         "",
-        "| held out | after SFT | after RL | tool off |",
-        "| --- | ---: | ---: | ---: |",
-        *(f"| {name} | {sft:.3f} | {rl:.3f} | {blind:.3f} |" for name, (sft, rl, blind) in zip(_SHOWN, held_out, strict=True)),
+        *metrics.table(["held out", "after SFT", "after RL", "tool off"], held_out),
         "",
-        "| operands copied after a failed call that says | SFT | RL |",
-        "| --- | ---: | ---: |",
-        *(f"| {name} | {share:.3f} | {copying['RL'][name]:.3f} |" for name, share in copying["SFT"].items()),
+        *metrics.table(["operands copied after a failed call that says", *copying], copied),
         "",
         "![training](rl/metrics.png)",
         "",

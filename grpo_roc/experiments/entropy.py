@@ -15,10 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 
-from grpo_roc import config
+from grpo_roc import config, metrics
+from grpo_roc.distributed import use_device
+from grpo_roc.loss import logprobs_and_entropies
 from grpo_roc.metrics import mean
-from grpo_roc.model import load_tokenizer
+from grpo_roc.model import load_model, load_tokenizer
 from grpo_roc.rollout import Codec, Trajectory
 
 SHARE = 0.2
@@ -35,19 +38,29 @@ class Tokens(msgspec.Struct):
         if not len(self.tokens) == len(self.entropies) == len(self.roles):
             raise ValueError("tokens, entropies and roles must have the same length")
 
+        generated = [entropy for entropy, role in zip(self.entropies, self.roles, strict=True) if role == "assistant"]
+        if len(generated) > 1 and not any(generated):
+            raise ValueError("all entropies are 0; they must come from a model's forward pass")
+
 
 def read(path: Path) -> list[Tokens]:
     return [msgspec.json.decode(line, type=Tokens) for line in path.read_text().splitlines() if line.strip()]
 
 
-def write(path: Path, rollouts: Iterable[Trajectory], settings: config.Config, model: Path) -> None:
-    codec = Codec(load_tokenizer(model), settings.chat)
+def write(path: Path, rollouts: Iterable[Trajectory], settings: config.Config, folder: Path) -> None:
+    """With the entropies of a forward pass of the model in `folder`, which made the rollouts: engines do not report them."""
+    codec = Codec(load_tokenizer(folder), settings.chat)
+    model = load_model(folder, settings.model, use_device(settings)).eval()
     with open(path, "w") as file:
         for one in rollouts:
+            ids, mask = (
+                torch.tensor([row], device=model.device) for row in (one.prompt + one.ids, [0] * len(one.prompt) + one.mask)
+            )
+            with torch.no_grad():
+                _, entropies = logprobs_and_entropies(model, ids, mask, settings.eval.temperature)
             roles = ["prompt"] * len(one.prompt) + ["assistant" if own else "tool" for own in one.mask]
             tokens = [codec.text([token]) for token in one.prompt + one.ids]
-            row = {"tokens": tokens, "entropies": [0.0] * len(one.prompt) + one.entropies, "roles": roles}
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"tokens": tokens, "entropies": [0.0, *entropies[0].tolist()], "roles": roles}) + "\n")
 
 
 def kinds(one: Tokens) -> list[str]:
@@ -97,14 +110,13 @@ def table(trajectories: Sequence[Tokens]) -> dict[str, dict[str, float]]:
 
 
 def markdown(found: dict[str, dict[str, float]], count: int) -> str:
-    head = f"High-entropy tokens (top {SHARE:.0%} of each trajectory), {count} trajectories\n\n"
-    head += "| kind | share of tokens | share of high-entropy tokens | enrichment | mean entropy, nats |\n"
-    head += "| --- " * 5 + "|\n"
-    return head + "".join(
-        f"| {kind} | {row['of_all']:.3f} | {row['of_top']:.3f} | {row['of_top'] / (row['of_all'] or 1):.2f} | "
-        f"{row['entropy']:.3f} |\n"
+    head = ["kind", "share of tokens", "share of high-entropy tokens", "enrichment", "mean entropy, nats"]
+    rows = [
+        [kind, row["of_all"], row["of_top"], f"{row['of_top'] / (row['of_all'] or 1):.2f}", row["entropy"]]
         for kind, row in found.items()
-    )
+    ]
+    title = f"High-entropy tokens (top {SHARE:.0%} of each trajectory), {count} trajectories"
+    return "\n".join([title, "", *metrics.table(head, rows, 5), ""])
 
 
 def page(trajectories: Sequence[Tokens]) -> str:

@@ -17,6 +17,8 @@ PANELS = {
     "tokens": {"len/mean": "mean", "len/p95": "95th percentile"},
     "tool calls": {"calls/rollout": "per rollout"},
     "groups": {"groups/mixed": "mixed", "groups/all1": "all correct", "groups/all0": "all wrong"},
+    "entropy": {"train/entropy": "nats per token"},
+    "engine against trainer": {"mismatch/mean": "mean |Δ log p|", "mismatch/max": "largest", "mismatch/kl": "KL"},
     "seconds": {"time/gen": "generate", "time/tool_wait": "tools", "time/train": "learn", "time/verify": "verify"},
 }
 ARMS = {
@@ -31,7 +33,7 @@ def of_run(run: Path) -> Path:
     rows = metrics.read(run)
     if not rows:
         raise FileNotFoundError(f"{run}: metrics.jsonl is missing or empty")
-    figure, axes = plt.subplots(2, 3, figsize=(13, 6.5))
+    figure, axes = plt.subplots(2, 4, figsize=(17, 6.5))
     for axis, (title, lines) in zip(axes.flat, PANELS.items(), strict=True):
         for name, label in lines.items():
             points = [(row["step"], row[name]) for row in rows if name in row]
@@ -42,6 +44,8 @@ def of_run(run: Path) -> Path:
         axis.set_xlabel("step")
         if axis.get_lines():
             axis.legend(fontsize=8)
+        if title == "engine against trainer":
+            axis.set_yscale("log")
         axis.grid(alpha=0.3)
     return _save(figure, run / "metrics.png")
 

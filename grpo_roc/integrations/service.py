@@ -1,13 +1,17 @@
 """Shared by the adapters: one client per event loop, tool calls, verification."""
 
 import asyncio
+import functools
 import os
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from exec_client import DEFAULT_URL, AsyncClient, Client, Limits, Result, Unavailable
-from grpo_roc.chat import Observation, ParseFailure, ToolCall
+from grpo_roc.chat import Observation, ParseFailure, ToolCall, escape_tags
 
+T = TypeVar("T")
 MAX_CHARS = 2000
 TOOL = "python_code_with_standard_io"
 _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = weakref.WeakKeyDictionary()
@@ -34,6 +38,18 @@ def blocking_client() -> Client:
     return _blocking
 
 
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine for a framework that is not asynchronous, on one event loop for the whole process."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _background_loop()).result()
+
+
+@functools.cache
+def _background_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="exec-service", daemon=True).start()
+    return loop
+
+
 async def run(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Observation:
     try:
         return _observe(await client().run(code, stdin=stdin, echo_value=True, limits=Limits(wall_s=wall_s)))
@@ -48,7 +64,7 @@ async def tool(code: str, input: str = "") -> str:
         code: The program.
         input: Its standard input.
     """
-    return (await run(code, input)).text
+    return escape_tags((await run(code, input)).text)
 
 
 def run_blocking(code: str, stdin: str = "", *, wall_s: float = 10.0) -> Observation:
@@ -73,6 +89,11 @@ async def run_calls(calls: Sequence[ToolCall | ParseFailure]) -> list[Observatio
         return call.observation() if isinstance(call, ParseFailure) else await run(call.code, call.stdin)
 
     return list(await asyncio.gather(*map(one, calls)))
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of chat text, whose special tokens are written out."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 async def verify(answer: str, truth: str, *, kind: str = "math") -> float | None:

@@ -5,7 +5,6 @@ itself, `ToolsetConfig(url=…)` is enough. RoC in prime-rl: call `score_group` 
 a group's rollouts, zero for those not selected.
 """
 
-import random
 from collections.abc import Sequence
 
 import verifiers.v1 as vf
@@ -50,9 +49,5 @@ async def score(reply: str, truth: str) -> float:
 
 def score_group(rollouts: Sequence[roc.Rollout], seed: str) -> list[float]:
     """One advantage per rollout; half of them are zero."""
-    rewards = [one.reward for one in rollouts]
-    if roc.all_equal(rewards):
-        return [0.0] * len(rollouts)
-    kept = roc.select(rollouts, len(rollouts) // 2, random.Random(seed))
-    gains = dict(zip(kept, roc.advantages([rewards[index] for index in kept]), strict=True))
-    return [gains.get(index, 0.0) for index in range(len(rollouts))]
+    penalties = [roc.penalty(one) for one in rollouts]
+    return roc.group_advantages([one.reward for one in rollouts], penalties, len(rollouts) // 2, seed)

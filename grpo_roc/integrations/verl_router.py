@@ -6,20 +6,28 @@ router.yaml:
     max_response: 8192
 """
 
+from collections import OrderedDict
 from typing import Any
+
+STICKY = 100_000  # requests whose server is remembered, as long as their turns last
 
 
 class KvRouter:
-    """verl's `RequestLoadBalancer`. It cannot make a request wait: if all are full, the one with the most room gets it."""
+    """verl's `RequestLoadBalancer`. It cannot make a request wait: if all are full, the one with the most room gets it.
+
+    A turn holds its prompt and the longest response until `release_server`. verl does not tell when a rollout ends, so nothing
+    is held between turns; the cached tokens of a waiting rollout can be evicted.
+    """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any] | None = None) -> None:
         config = config or {}
         self._capacity = config.get("capacity", 720_000)
         self._max_response = int(config.get("max_response", 8192))
         self._servers: dict[str, Any] = {}
-        self._reserved: dict[str, int] = {}
+        self._held: dict[str, dict[str, list[int]]] = {}  # server -> request -> tokens of its turns in flight
+        self._used: dict[str, int] = {}  # their sums by server
         self._inflight: dict[str, int] = {}
-        self._sticky: dict[str, tuple[str, int]] = {}
+        self._sticky: OrderedDict[str, str] = OrderedDict()
         self.add_servers(servers)
 
     def require_acquire_fields(self) -> list[str]:
@@ -31,31 +39,39 @@ class KvRouter:
     def acquire_server(self, request_id: str, prompt_ids: list[int] | None = None, **extra: Any) -> tuple[str, Any]:
         if not self._servers:
             raise RuntimeError("no rollout servers")
-        needed = len(prompt_ids or []) + self._max_response
-        server, reserved = self._sticky.get(request_id, ("", 0))
+        server = self._sticky.pop(request_id, "")
         if server not in self._servers:
-            server, reserved = max(self._servers, key=self._room), 0
-        self._reserved[server] += needed - reserved  # a later turn's prompt contains the earlier turns
+            server = max(self._servers, key=self._room)
+        self._sticky[request_id] = server
+        if len(self._sticky) > STICKY:
+            self._sticky.popitem(last=False)
+        needed = len(prompt_ids or []) + self._max_response
+        self._held[server].setdefault(request_id, []).append(needed)
+        self._used[server] += needed
         self._inflight[server] += 1
-        self._sticky[request_id] = (server, needed)
         return server, self._servers[server]
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Called after every turn. The reservation stays until `clear_sticky_cache`, like the cached tokens."""
-        if server_id in self._inflight:
-            self._inflight[server_id] = max(0, self._inflight[server_id] - 1)
+        """Called after every turn."""
+        turns = self._held.get(server_id, {}).get(request_id or "")
+        if not turns:
+            return
+        self._used[server_id] -= turns.pop()
+        self._inflight[server_id] -= 1
+        if not turns:
+            del self._held[server_id][request_id or ""]
 
     def add_servers(self, servers: dict[str, Any]) -> None:
         for name, handle in servers.items():
             self._servers[name] = handle
-            self._reserved.setdefault(name, 0)
+            self._held.setdefault(name, {})
+            self._used.setdefault(name, 0)
             self._inflight.setdefault(name, 0)
 
     def remove_servers(self, server_ids: list[str]) -> None:
         for name in server_ids:
-            for table in (self._servers, self._reserved, self._inflight):
+            for table in (self._servers, self._held, self._used, self._inflight):
                 table.pop(name, None)
-        self._sticky = {request: found for request, found in self._sticky.items() if found[0] in self._servers}
 
     def get_all_servers(self) -> list[str]:
         return list(self._servers)
@@ -68,8 +84,8 @@ class KvRouter:
         }
 
     def clear_sticky_cache(self) -> dict[str, Any]:
-        cleared, self._sticky = len(self._sticky), {}
-        self._reserved = dict.fromkeys(self._servers, 0)
+        cleared = len(self._sticky)
+        self._sticky.clear()
         return {"cleared_entries": cleared, "server_loads": dict(self._inflight)}
 
     def get_total_inflight(self) -> int:
@@ -77,4 +93,4 @@ class KvRouter:
 
     def _room(self, name: str) -> int:
         capacity = self._capacity.get(name, 0) if isinstance(self._capacity, dict) else self._capacity
-        return int(capacity) - self._reserved[name]
+        return int(capacity) - self._used[name]

@@ -1,9 +1,11 @@
 """Problems from JSONL files.
 
-    RL and evaluation: {"id"?: …, "problem": …, "answer": …}      integer answers only; others are dropped and counted
-    SFT:               {"messages": [{"role": …, "content": …}, …]}
+    RL:          {"id"?: …, "problem": …, "answer": …}      integer answers only; others are dropped and counted
+    evaluation:  the same, with any answer; one file per benchmark
+    SFT:         {"messages": [{"role": …, "content": …}, …]}
 
-Training problems that share eight words in a row with an evaluation problem are dropped.
+`python -m grpo_roc prepare` makes the first two. Training problems that share eight words in a row with an evaluation problem
+are dropped.
 """
 
 import json
@@ -19,7 +21,7 @@ from grpo_roc.tasks.base import Problem, Segment, Task, passes
 GRAM = 8
 
 
-class DataError(Exception):
+class DataError(ValueError):
     """Invalid data; the message names the file and the line."""
 
 
@@ -38,17 +40,23 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_problems(path: str | Path) -> tuple[list[Problem], int]:
-    """The problems with an integer answer, and the number of others."""
+def read_integer(answer: object) -> str | None:
+    """The answer without thousands separators and leading zeros, or None if it is no integer."""
+    text = str(answer).strip().replace(",", "")
+    return str(int(text)) if re.fullmatch(r"[+-]?\d+", text) else None
+
+
+def read_problems(path: str | Path, *, integer: bool = True) -> tuple[list[Problem], int]:
+    """The problems, and the number of those left out. With `integer`, only those with an integer answer."""
     problems, dropped = [], 0
     for number, row in enumerate(read_lines(path), 1):
         if not isinstance(row.get("problem"), str) or "answer" not in row:
             raise DataError(f"{path}, problem {number}: the fields problem and answer are required")
-        answer = str(row["answer"]).strip().replace(",", "")
-        if re.fullmatch(r"[+-]?\d+", answer):
-            problems.append(Problem(str(row.get("id", number)), row["problem"], str(int(answer))))
-        else:
+        answer = read_integer(row["answer"])
+        if answer is None and integer:
             dropped += 1
+        else:
+            problems.append(Problem(str(row.get("id", number)), row["problem"], answer or str(row["answer"]).strip()))
     return problems, dropped
 
 
@@ -75,7 +83,12 @@ class MathJsonl(Task):
 
     @cached_property
     def _heldout(self) -> list[Problem]:
-        return read_problems(self._settings.eval_file)[0] if self._settings.eval_file else []
+        return [problem for problems in self.benchmarks().values() for problem in problems]
+
+    def benchmarks(self) -> dict[str, list[Problem]]:
+        """The evaluation problems by benchmark, so that each can be reported apart."""
+        files = self._settings.eval_files or {"heldout": self._settings.eval_file}
+        return {name: read_problems(file, integer=False)[0] for name, file in files.items() if file}
 
     @cached_property
     def _dialogues(self) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""A server made of a fixture: returns its replies and refuses every request with an unknown or a missing field."""
+"""A server made of a fixture: returns its replies and refuses every request with an unknown or a missing field.
+
+It keeps the label of its weights (`$LABEL` in replies), and can be told to fail or to hang.
+"""
 
 import contextlib
 import json
@@ -23,11 +26,19 @@ def problems(route: dict[str, Any], query: dict[str, Any], body: dict[str, Any])
 
 
 class FixtureServer(ThreadingHTTPServer):
-    def __init__(self, name: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, name: str, port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.routes: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())["routes"]
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.label = "default"  # of the weights; a restarted server has the default
+        self.failing = 0  # so many of the next requests to generate are answered with 500
+        self.answering = threading.Event()  # cleared: it accepts connections and says nothing
+        self.answering.set()
+        self.dead = False  # its connections, too
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that left while it hung."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -49,9 +60,18 @@ class _Handler(BaseHTTPRequestHandler):
         route = self.server.routes.get(name)
         if route is None:
             return self._send(404, "no such route")
+        self.server.answering.wait()
+        if self.server.dead:
+            self.close_connection = True
+            return None
+        if self.server.failing and "generate" in url.path:
+            self.server.failing -= 1
+            return self._send(500, "out of memory")
         if found := problems(route, parse_qs(url.query), body):
             return self._send(422, "; ".join(found))
-        self._send(200, route["text"] if "text" in route else json.dumps(route["answer"]))
+        self.server.label = body.get("weight_version", self.server.label)
+        text = route["text"] if "text" in route else json.dumps(route["answer"])
+        self._send(200, text.replace("$LABEL", self.server.label))
 
     def _send(self, status: int, text: str) -> None:
         data = text.encode()
@@ -65,13 +85,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving_fixture(name: str) -> Iterator[FixtureServer]:
-    server = FixtureServer(name)
+def serving_fixture(name: str, port: int = 0) -> Iterator[FixtureServer]:
+    server = FixtureServer(name, port)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server
     finally:
+        server.dead = True
+        server.answering.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -11,6 +11,7 @@ from grpo_roc import config
 from grpo_roc.distributed import pick_device
 from grpo_roc.engines.base import EngineError, Sampling
 from grpo_roc.engines.local import LocalEngine
+from grpo_roc.engines.weights import Weights
 from grpo_roc.model import load_model
 
 
@@ -23,7 +24,7 @@ def _engine(folder: Path, **settings: Any) -> LocalEngine:
     return LocalEngine(model.config, model.state_dict(), config.Engine(**({"max_len": 256, "capacity": 4096} | settings)))
 
 
-def test_logprobs_and_entropies_are_those_of_a_full_forward_pass(untaught: Path) -> None:
+def test_logprobs_are_those_of_a_full_forward_pass(untaught: Path) -> None:
     engine, model = _engine(untaught), _model(untaught)
     prompts = [[5, 6, 7], list(range(10, 40)), [3]]
     generated = engine.generate_all([(str(n), ids, Sampling(12, 0.7, (), (n,))) for n, ids in enumerate(prompts)])
@@ -31,7 +32,6 @@ def test_logprobs_and_entropies_are_those_of_a_full_forward_pass(untaught: Path)
         logits = model(input_ids=torch.tensor([ids + one.ids])).logits[0, len(ids) - 1 : -1] / 0.7
         whole = torch.log_softmax(logits, -1)
         assert torch.allclose(whole.gather(1, torch.tensor(one.ids)[:, None])[:, 0], torch.tensor(one.logprobs), atol=1e-4)
-        assert torch.allclose(-(whole.exp() * whole).sum(-1), torch.tensor(one.entropies), atol=1e-4)
 
 
 def test_a_second_turn_reads_only_what_is_new(untaught: Path) -> None:
@@ -45,12 +45,11 @@ def test_a_second_turn_reads_only_what_is_new(untaught: Path) -> None:
     assert second.logprobs[0] == pytest.approx(whole[second.ids[0]].item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("overflow", ["evict_half", "lifo"])
-def test_overflow_evicts_and_computes_again_with_the_same_tokens(untaught: Path, overflow: str) -> None:
+def test_overflow_evicts_and_computes_again_with_the_same_tokens(untaught: Path) -> None:
     asked = [(str(n), [5, 6, 7, n], Sampling(40, 1.0, (), (n,))) for n in range(8)]
     roomy = _engine(untaught)
     wanted = roomy.generate_all(asked)
-    tight = _engine(untaught, capacity=120, overflow=overflow)
+    tight = _engine(untaught, capacity=120)
     found = tight.generate_all(asked)
     assert [one.ids for one in found] == [one.ids for one in wanted]
     assert tight.evictions > 0 and tight.recomputed_tokens > 0 and roomy.recomputed_tokens == 0
@@ -84,7 +83,7 @@ async def test_new_weights_drop_what_was_computed_with_the_old_ones(untaught: Pa
     with torch.no_grad():
         model.model.norm.weight.mul_(0.5)
         model.model.layers[0].mlp.down_proj.weight.mul_(2)
-    await engine.update_weights(model.state_dict(), 3)
+    await engine.update_weights(Weights(model.state_dict(), 3))
     context = list(engine._requests["a"].ids)
     generated = engine.generate_all([("a", context, Sampling(1))])[0]
     whole = torch.log_softmax(model(input_ids=torch.tensor([context])).logits[0, -1], -1)

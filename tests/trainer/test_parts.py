@@ -2,19 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from trainer_harness import TINY, rollout, with_settings
 
-from grpo_roc import config, metrics, stages
+from grpo_roc import checkpoint, config, evaluate, metrics, stages
 from grpo_roc.__main__ import main
 from grpo_roc.engines import expand
 from grpo_roc.engines.base import Generated, Load, Sampling
 from grpo_roc.engines.scheduler import Scheduler
-from grpo_roc.experiments import entropy, scheduler_bench
+from grpo_roc.engines.weights import Weights
+from grpo_roc.env import Position
+from grpo_roc.experiments import entropy
+from grpo_roc.rollout import Limits, Trajectory
 from grpo_roc.tasks import make_task, math_jsonl
 from grpo_roc.tasks.arith import Arith
 from grpo_roc.tasks.base import Problem, passes
@@ -22,24 +26,24 @@ from grpo_roc.tasks.base import Problem, passes
 # -- settings -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tiny_cpu", "mi300x_8gpu"])
+@pytest.mark.parametrize("name", ["cpu_tiny", "rocm_8gpu"])
 def test_both_configs_are_of_one_schema(name: str) -> None:
     assert len(config.load(name).stages) == 3
 
 
 def test_unknown_keys_and_wrong_types_are_refused_with_their_path() -> None:
     with pytest.raises(config.ConfigError, match="unknown field `lrr`"):
-        config.load("tiny_cpu", ["rl.lrr=1"])
+        config.load("cpu_tiny", ["rl.lrr=1"])
     with pytest.raises(config.ConfigError, match=r"\$\.rl\.group"):
-        config.load("tiny_cpu", ["rl.group=many"])
+        config.load("cpu_tiny", ["rl.group=many"])
     with pytest.raises(config.ConfigError, match=r"--set takes a\.b=value"):
-        config.load("tiny_cpu", ["rl.lr"])
-    with pytest.raises(config.ConfigError, match="mi300x_8gpu"):
+        config.load("cpu_tiny", ["rl.lr"])
+    with pytest.raises(config.ConfigError, match="rocm_8gpu"):
         config.load("no-such-config")
 
 
 def test_a_change_of_one_setting_wins() -> None:
-    assert config.load("tiny_cpu", ["rl.lr=1e-5"]).rl.lr == 1e-5
+    assert config.load("cpu_tiny", ["rl.lr=1e-5"]).rl.lr == 1e-5
     assert expand("http://h:3000{0..2}/x") == ["http://h:30000/x", "http://h:30001/x", "http://h:30002/x"]
 
 
@@ -100,10 +104,62 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         math_jsonl.read_problems(tmp_path / "x.jsonl")
 
 
-def test_problems_solved_every_time_are_dropped() -> None:
-    pool = [Problem(name, "", "") for name in "abc"]
-    tried = [rollout(1.0, group=0)] * 8 + [rollout(1.0, group=1)] * 7 + [rollout(0.0, group=1)] + [rollout(None, group=2)] * 8
-    assert [one.id for one in stages.still_hard(pool, tried)] == ["b"]
+class _FakeActor:
+    """Solves `a` in all rollouts and `b` in seven of eight; the service fails for `c`; and stops after some problems."""
+
+    engine = None
+
+    def __init__(self, most: int) -> None:
+        self.most, self.tried = most, list[str]()
+
+    async def roll(self, problems: Sequence[Problem], samples: int, limits: Any, at: Position) -> list[Trajectory]:
+        (problem,) = problems
+        if len(self.tried) == self.most:
+            raise ConnectionError
+        self.tried.append(problem.id)
+        last = {"a": 1.0, "b": 0.0, "c": None}[problem.id]
+        first = None if problem.id == "c" else 1.0
+        return [rollout(last if n == 7 else first, group=at.group, sample=n) for n in range(samples)]
+
+
+async def test_problems_solved_every_time_are_dropped_and_a_resumed_filter_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class _Task:
+        def __init__(self, pool: list[Problem]) -> None:
+            self.pool, self.with_problems = pool, _Task
+
+    monkeypatch.setattr(evaluate, "IN_PROGRESS", 8)  # one problem at a time
+    run: Any = SimpleNamespace(task=_Task([Problem(name, "", "") for name in "abc"]), state=checkpoint.State(5))
+    run.out, run.settings, run.actor = tmp_path, TINY, _FakeActor(2)
+    with pytest.raises(ConnectionError):
+        await stages._keep_hard(run, Limits(1, 1, 1.0))
+    path = tmp_path / "filter.jsonl"
+    path.write_text(path.read_text() + '{"step": 5, "id": "c", "wro')  # killed while it wrote
+    again = run.actor = _FakeActor(9)
+    await stages._keep_hard(run, Limits(1, 1, 1.0))
+    assert again.tried == ["c"] and [problem.id for problem in run.task.pool] == ["b"]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["id"]: row["wrong"] for row in rows} == {"a": 0, "b": 1, "c": 0}
+
+
+async def test_no_rollout_of_an_evaluation_waits_for_a_slow_one() -> None:
+    slow = asyncio.Event()
+
+    class _Uneven(_FakeActor):
+        async def roll(self, problems: Sequence[Problem], samples: int, limits: Any, at: Position) -> list[Trajectory]:
+            if problems[0].id == "0":
+                await slow.wait()
+            return [rollout(group=at.group)]
+
+    many = [Problem(str(number), "", "") for number in range(5000)]
+    seen = []
+    async with asyncio.timeout(60):
+        async for part in evaluate.sample(_Uneven(0), many, 1, Limits(1, 1, 1.0), Position()):  # type: ignore[arg-type]
+            seen += [one.group for one in part]
+            if len(seen) == 4999:
+                slow.set()
+    assert seen[-1] == 0 and sorted(seen) == list(range(5000))
 
 
 # -- stages ---------------------------------------------------------------------------------------------------------------
@@ -203,6 +259,20 @@ def test_trajectories_of_unequal_lists_are_refused(tmp_path: Path) -> None:
         entropy.read(tmp_path / "t.jsonl")
 
 
+def test_entropies_are_computed_by_the_model_whatever_the_engine_was(untaught: Path, tmp_path: Path) -> None:
+    entropy.write(tmp_path / "t.jsonl", [rollout()], TINY, untaught)
+    (one,) = entropy.read(tmp_path / "t.jsonl")
+    assert one.roles == ["prompt", "prompt", "assistant", "tool", "assistant"]
+    assert [value > 0 for value in one.entropies] == [False, False, True, False, True]
+
+
+def test_entropies_that_no_model_computed_are_refused(tmp_path: Path) -> None:
+    made_up = {"tokens": ["a", "b", "c"], "entropies": [9.0, 0.0, 0.0], "roles": ["prompt", "assistant", "assistant"]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(made_up))
+    with pytest.raises(ValueError, match="all entropies are 0"):
+        entropy.report(tmp_path / "t.jsonl", None, 64)
+
+
 # -- scheduler ------------------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +298,8 @@ class _Engine:
     async def load(self) -> Load:
         return Load(self.capacity, sum(self.held.values()), len(self.held), 0, 0)
 
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None: ...
+    async def update_weights(self, weights: Weights) -> None: ...
+    async def check(self) -> None: ...
     async def aclose(self) -> None: ...
 
 
@@ -303,10 +374,3 @@ async def test_a_cancelled_rollout_leaves_the_queue() -> None:
     await first
     await scheduler.release("1")
     assert not scheduler._waiting and scheduler.engines[0].reserved == 0
-
-
-def test_dynamic_scheduling_has_no_evictions_where_static_has() -> None:
-    made = scheduler_bench.plans(16, seed=1)
-    static, dynamic = (scheduler_bench.simulate(mode, (1, 8), made) for mode in ("static", "dynamic, safe"))
-    assert dynamic.evictions == dynamic.recomputed == 0 < static.evictions
-    assert dynamic.read == static.read - static.recomputed

@@ -1,11 +1,27 @@
 """Selection: the paper's equations 4 and 5, counts for every mix, determinism."""
 
 import random
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from grpo_roc.roc import Rollout, advantages, all_equal, counts, format_penalty, penalty, select, tool_error_share
+from grpo_roc.roc import (
+    Rollout,
+    advantages,
+    all_equal,
+    counts,
+    format_penalty,
+    group_advantages,
+    keep_indices,
+    penalty,
+    select,
+    tool_error_share,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -101,3 +117,27 @@ def test_advantages_are_normalised_with_the_unbiased_deviation() -> None:
 
 def test_equal_rewards_are_seen() -> None:
     assert all_equal([1, 1]) and all_equal([]) and not all_equal([1, 0])
+
+
+def test_counts_select_the_same_rollouts_as_outcomes() -> None:
+    group = [CLEAN, DIRTY, WRONG, Rollout(1, ["infra", "ok"], 1, 2), Rollout(1, [], 0, 1)] * 4
+    told = [[outcome for outcome in one.outcomes if outcome != "infra"] for one in group]
+    columns = [one.reward for one in group], [one.count("error") for one in told], [len(one) for one in told]
+    for seed in range(20):
+        kept = keep_indices(*columns, [one.answers for one in group], [one.turns for one in group], keep=8, seed=seed)
+        assert kept == select(group, 8, random.Random(str(seed)))
+
+
+def test_group_advantages_are_zero_for_all_but_the_selected() -> None:
+    rewards = [1.0, 0.0] * 6 + [None]
+    found = group_advantages(rewards, [0.0] * 13, 6, "seed")
+    kept = [index for index, gain in enumerate(found) if gain]
+    assert len(kept) == 6 and 12 not in kept and sum(found) == pytest.approx(0)
+    assert [found[index] for index in kept] == pytest.approx(advantages([rewards[index] or 0.0 for index in kept]))
+    assert group_advantages([1.0, None, 1.0], [0.0] * 3, 1, "seed") == [0.0] * 3
+
+
+def test_the_selection_needs_only_the_standard_library() -> None:
+    code = "import sys; import grpo_roc.roc; print(*{n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names))"
+    told = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert set(told.split()) - {"__main__", "__mp_main__"} == {"grpo_roc"}

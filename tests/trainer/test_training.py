@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from common import wait_until
 from service_harness import QUICK, Service, environment
 from trainer_harness import TINY, rollout, with_settings
 
-from grpo_roc import checkpoint, config, metrics, sft
+from grpo_roc import checkpoint, config, distributed, metrics, sft
 from grpo_roc.chat import ToolCall
 from grpo_roc.distributed import Ranks, pick_device
 from grpo_roc.engines.local import LocalEngine
@@ -26,7 +28,7 @@ from grpo_roc.env import Position, ToolEnv, tool_env
 from grpo_roc.evaluate import evaluate, run_eval
 from grpo_roc.grpo import select
 from grpo_roc.learner import Learner, Sample
-from grpo_roc.loss import logprobs, pad
+from grpo_roc.loss import logprobs, logprobs_and_entropies, pad
 from grpo_roc.model import load_model, load_tokenizer
 from grpo_roc.rollout import Actor, Codec, Limits
 from grpo_roc.runs import run_rl
@@ -184,6 +186,27 @@ def test_the_clip_acts_from_the_second_update_on(untaught: Path) -> None:
     assert often["train/clip_frac_high"] + often["train/clip_frac_low"] > 0
 
 
+def test_the_mismatch_of_engine_and_trainer_is_measured(untaught: Path) -> None:
+    """A sample's log-probabilities are the model's own, but for one token: log 3 higher at the engine."""
+    model, (one, *_) = _model(untaught), _samples()
+    with torch.no_grad():
+        own, entropies = logprobs_and_entropies(model, pad([one.ids]), pad([one.mask]))
+    engine = [0.0, *own[0].tolist()]
+    engine[-1] += math.log(3)
+    row = Learner(model, msgspec.structs.replace(TINY.rl, is_cap=0.5), Ranks(config.Parallel(), pick_device())).update(
+        [one._replace(logprobs=engine)], 0
+    )
+    count = one.tokens
+    assert row["mismatch/max"] == pytest.approx(math.log(3), rel=1e-3)
+    assert row["mismatch/mean"] == pytest.approx(math.log(3) / count, rel=1e-3)
+    assert row["mismatch/kl"] == pytest.approx((1 / 3 - 1 + math.log(3)) / count, rel=1e-2)
+    assert row["mismatch/capped"] == pytest.approx((count - 1) / count)  # all ratios are 1 and above 0.5, but for 1/3
+    assert row["train/entropy"] == pytest.approx(float(entropies.sum()) / count, rel=1e-4)
+    logits = _model(untaught)(input_ids=torch.tensor([one.ids])).logits[0, :-1].detach().float()
+    whole = torch.distributions.Categorical(logits=logits).entropy() * torch.tensor(one.mask[1:])
+    assert torch.allclose(entropies[0], whole, atol=1e-4)
+
+
 def test_an_update_makes_good_rollouts_likelier_and_bad_ones_less_so(untaught: Path) -> None:
     def likelihood(model: Any) -> list[float]:
         samples = _samples()
@@ -260,6 +283,8 @@ def test_a_checkpoint_of_other_settings_is_refused(untaught: Path, tmp_path: Pat
     model = _model(untaught)
     checkpoint.save(tmp_path / "c", model.config, model.state_dict(), None, None, checkpoint.State(3), TINY)
     assert checkpoint.load_state(tmp_path / "c", with_settings("rl.steps=99")).step == 3
+    moved = with_settings("engines=[{url: 'http://elsewhere:1'}]")
+    assert checkpoint.load_state(tmp_path / "c", moved).step == 3
     with pytest.raises(checkpoint.CheckpointError, match="other settings"):
         checkpoint.load_state(tmp_path / "c", with_settings("rl.lr=0.5"))
 
@@ -335,6 +360,27 @@ def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str
         assert torch.allclose(value, found[2][0][name], atol=2e-5), name
     for name, number in found[1][1].items():
         assert found[2][1][name] == pytest.approx(number, rel=1e-3, abs=1e-5), name
+
+
+def _wait_as_rank(rank: int, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    distributed.COLLECTIVE_TIMEOUT = timedelta(seconds=2)
+    ranks = Ranks(config.Parallel(kind="ddp"), pick_device())
+    if ranks.is_main:
+        time.sleep(5)  # makes rollouts
+    assert ranks.broadcast("samples" if ranks.is_main else None) == "samples"
+    assert ranks.sum([1.0]) == [2.0] and ranks.max(float(rank)) == 1.0
+    ranks.close()
+
+
+def test_ranks_wait_for_rollouts_longer_than_for_gradients() -> None:
+    fork, port = multiprocessing.get_context("fork"), free_port()
+    ranks = [fork.Process(target=_wait_as_rank, args=(rank, port)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(120)
+    assert [one.exitcode for one in ranks] == [0, 0]
 
 
 # -- SFT ------------------------------------------------------------------------------------------------------------------

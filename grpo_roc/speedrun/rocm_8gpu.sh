@@ -1,0 +1,35 @@
+#!/bin/sh
+# Qwen3-14B on 8 x MI300X: rollout servers on GPUs 0-3, the trainer on 4-7, three stages. Not tested on such a machine.
+# Needs: models/Qwen3-14B-sft (SFT of this size needs another framework: docs/rocm.md), the files of DAPO, AIME and MATH-500
+# named below, and a service on port 8080 on other cores (docs/rocm.md).
+set -eu
+out=${1:-runs/rocm_8gpu}
+model=${MODEL:-models/Qwen3-14B-sft}
+
+# 1. Data. Each benchmark keeps a file of its own.
+python -m grpo_roc prepare dapo "${DAPO:-downloads/dapo-math-17k.parquet}" --out data/dapo.jsonl
+python -m grpo_roc prepare aime24 "${AIME24:-downloads/aime24.jsonl}" --out data/aime24.jsonl
+python -m grpo_roc prepare aime25 "${AIME25:-downloads/aime25.jsonl}" --out data/aime25.jsonl
+python -m grpo_roc prepare math500 "${MATH500:-downloads/math500.jsonl}" --out data/math500.jsonl
+
+# 2. Four rollout servers.
+servers=
+trap 'kill $servers' EXIT
+for i in 0 1 2 3; do
+    HIP_VISIBLE_DEVICES=$i SGLANG_USE_AITER=1 \
+        python -m sglang.launch_server --model-path "$model" --port 3000$i --enable-metrics &
+    servers="$servers $!"
+done
+for i in 0 1 2 3; do
+    until curl -sf http://127.0.0.1:3000$i/health; do sleep 2; done
+done
+
+# 3. Check everything once, then train in stages.
+export HIP_VISIBLE_DEVICES=4,5,6,7
+python -m grpo_roc doctor --gpu --config rocm_8gpu
+torchrun --nproc_per_node 4 -m grpo_roc stages --config rocm_8gpu --model "$model" --out "$out"
+
+# 4. Each benchmark for itself.
+python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --set "task.eval_files={aime24: data/aime24.jsonl}"
+python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --set "task.eval_files={aime25: data/aime25.jsonl}"
+python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --set "task.eval_files={math500: data/math500.jsonl}" --set eval.problems=500
