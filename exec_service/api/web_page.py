@@ -1,9 +1,12 @@
-"""The web page at `/`: a playground, sessions and a live view. Serves the files of `exec_service/web`; there is no build step.
+"""The web page at `/`: a playground, sessions and a live view. Serves the files of `exec_service/web` as they are.
+
+One of them is built: the editor with syntax colours, by `deploy/editor.sh`. Where it was not, a plain editor has its place.
 
 The page shows the output of programs, which must stay text: the policy allows only scripts of these files, no markup made from
 strings (Trusted Types), no images from elsewhere (a program's pictures are drawn on a canvas), and no other server.
 """
 
+import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,15 +30,23 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",  # revalidated each time, and answered 304
+    "vary": "accept-encoding",
 }
 
 
 PAGE = "index.html"
 PARTS = (
-    "style.css icon.svg theme.js main.js service.js dom.js editor.js report.js playground.js sessions.js fork_tree.js "
-    "live.js chart.js"
+    "style.css icon.svg theme.js main.js service.js store.js dom.js report.js playground.js call_form.js examples.js "
+    "snippets.js result_view.js plain_editor.js sessions.js fork_tree.js live.js chart.js docs.js"
 ).split()
-FILES = {"/": FOLDER / PAGE} | {f"/web/{name}": FOLDER / name for name in PARTS}
+BUILT_EDITOR, PLAIN_EDITOR = FOLDER / "built" / "editor.js", FOLDER / "plain_editor.js"
+
+
+def editor() -> Path:
+    return BUILT_EDITOR if BUILT_EDITOR.is_file() else PLAIN_EDITOR
+
+
+FILES = {"/": FOLDER / PAGE, "/web/editor.js": editor()} | {f"/web/{name}": FOLDER / name for name in PARTS}
 PAGE_ROUTES = frozenset(FILES)  # they reveal nothing of the service, so they need no key
 
 
@@ -45,12 +56,15 @@ def page_routes() -> list[Route]:
 
 def _serve(file: Path) -> Callable[[Request], Awaitable[Response]]:
     content = file.read_bytes()
-    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    packed = gzip.compress(content, 6)
+    etag = f'W/"{hashlib.sha256(content).hexdigest()[:16]}"'  # weak: the same for both encodings
     headers = HEADERS | {"content-type": KINDS[file.suffix], "etag": etag}
 
     async def serve(request: Request) -> Response:
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, headers=headers | {"content-encoding": "gzip"})
         return Response(content, headers=headers)
 
     return serve

@@ -16,13 +16,15 @@ export class Chart {
   constructor(figure, options) {
     this.options = { areas: [], lines: [], format: count, log: false, ...options };
     this.points = [];
-    this.svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", preserveAspectRatio: "none" });
+    this.svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "slider", tabindex: 0, preserveAspectRatio: "none" });
     this.readOut = make("span.read-out");
     const legend = [...this.options.areas, ...this.options.lines].map(([kind, label]) => make("span", swatch(kind), label));
     figure.replaceChildren(make("figcaption", make("h2", options.title), this.readOut), this.svg, make("div.legend", ...legend));
-    this.at = null;
+    this.at = null; // the second that is read: under the pointer, or chosen by the arrow keys
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.leave());
+    this.svg.addEventListener("keydown", (event) => this.step(event));
+    this.svg.addEventListener("blur", () => this.leave());
     new ResizeObserver(([entry]) => this.resize(entry.contentRect.width)).observe(this.svg);
     this.width = WIDTH;
   }
@@ -84,8 +86,12 @@ export class Chart {
   }
 
   strokes(points, { y }) {
-    return this.options.lines.flatMap(([kind]) => segments(points, kind, this.options.log).map((segment) =>
-      shape("polyline", { class: `stroke s-${kind}`, points: segment.map((index) => `${this.x(index)},${y(points[index][kind])}`).join(" ") })));
+    return this.options.lines.flatMap(([kind]) => segments(points, kind, this.options.log).map((segment) => {
+      const places = segment.map((index) => [this.x(index), y(points[index][kind])]);
+      if (places.length > 1) return shape("polyline", { class: `stroke s-${kind}`, points: places.join(" ") });
+      const [[cx, cy]] = places; // a second between two without calls: no line goes through it
+      return shape("circle", { class: `dot-of s-${kind}`, cx, cy, r: 3 });
+    }));
   }
 
   cross() {
@@ -101,6 +107,16 @@ export class Chart {
     this.draw(this.points);
   }
 
+  /** Arrow keys read one second after the other. */
+  step(event) {
+    const last = this.points.length - 1;
+    const to = { ArrowLeft: (this.at ?? last) - 1, ArrowRight: (this.at ?? last) + 1, Home: 0, End: last }[event.key];
+    if (to === undefined || last < 0) return;
+    event.preventDefault();
+    this.at = Math.max(0, Math.min(last, to));
+    this.draw(this.points);
+  }
+
   leave() {
     this.at = null;
     this.draw(this.points);
@@ -109,8 +125,10 @@ export class Chart {
   showValues() {
     const at = this.at ?? this.points.length - 1;
     const text = this.options.read(this.points[at]);
-    this.readOut.textContent = this.at === null ? text : `${this.points.length - at} s ago: ${text}`;
-    this.svg.ariaLabel = `${this.options.title}, now: ${this.options.read(this.points.at(-1))}`;
+    const words = this.at === null ? text : `${this.points.length - at} s ago: ${text}`;
+    this.readOut.textContent = words;
+    const said = { ariaLabel: this.options.title, ariaValueMin: -this.points.length, ariaValueMax: -1, ariaValueNow: at - this.points.length, ariaValueText: words };
+    if (this.at !== null || document.activeElement !== this.svg) Object.assign(this.svg, said);
   }
 }
 
@@ -121,7 +139,7 @@ function segments(points, kind, log) {
     if (!log || point[kind] > 0) found.at(-1).push(index);
     else if (found.at(-1).length) found.push([]);
   });
-  return found.filter((segment) => segment.length).map((segment) => (segment.length > 1 ? segment : [segment[0], segment[0]]));
+  return found.filter((segment) => segment.length);
 }
 
 function nice(most) {

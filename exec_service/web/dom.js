@@ -37,20 +37,38 @@ export function onSubmit(id, act) {
   });
 }
 
+/** Ctrl+Enter submits `form` while `view` is shown. */
+export function submitOnCtrlEnter(view, form) {
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || view.hidden) return;
+    event.preventDefault();
+    form.requestSubmit();
+  });
+}
+
+/** Also where the browser has no clipboard for scripts: on a page that came over plain HTTP from another machine. */
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = Object.assign(make("textarea"), { value: text });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
 /** A table: columns are [title, cell-maker, class]. */
 export function table(columns, rows) {
-  const head = make("tr", ...columns.map(([title, , kind]) => make(kind === "number" ? "th.number" : "th", title)));
+  const head = make("tr", ...columns.map(([title, , kind]) => make(kind ? `th.${kind}` : "th", title)));
   for (const title of head.children) title.scope = "col";
   const body = rows.map((row) => make("tr", ...columns.map(([, cell, kind]) => make(kind ? `td.${kind}` : "td", cell(row)))));
   return make("table", make("thead", head), make("tbody", ...body));
 }
 
-/** A bar that is full at 1. */
-export function meter(share, label) {
+/** A bar that is full at 1. It stands beside its number, so screen readers pass it over. */
+export function meter(share) {
   const fill = make("i");
   fill.style.width = `${Math.min(100, Math.max(0, share * 100))}%`;
-  const bar = make("div.meter", fill);
-  return Object.assign(bar, { role: "img", ariaLabel: label });
+  return Object.assign(make("div.meter", fill), { ariaHidden: "true" });
 }
 
 export const swatch = (kind) => make(`span.swatch.c-${kind}`);
@@ -67,9 +85,11 @@ export function duration(ms) {
 export function bytes(count) {
   if (count < 1 << 10) return `${count} B`;
   if (count < 1 << 20) return `${(count / (1 << 10)).toFixed(0)} KiB`;
-  if (count < 1 << 30) return `${(count / (1 << 20)).toFixed(1)} MiB`;
+  if (count < 1 << 30) return mebibytes(count);
   return `${(count / (1 << 30)).toFixed(2)} GiB`;
 }
+
+export const mebibytes = (count) => `${Number((count / (1 << 20)).toFixed(1))} MiB`;
 
 export function count(number) {
   if (number >= 1e6) return `${(number / 1e6).toFixed(1)} M`;

@@ -13,6 +13,16 @@ const RATES = [
   ["Service failed", (one) => percent(one.infra_fault_rate), "number"],
 ];
 
+const REASONS = {
+  timeout: "still running at its limit of wall time",
+  cpu_limit: "used up its CPU time",
+  memory_limit: "needed more memory than its limit",
+  output_limit: "printed more than its limit",
+  compile_error: "does not compile",
+  expired: "its deadline passed before it could start",
+  cancelled: "the caller cancelled it",
+};
+
 const depths = []; // queue and slots, once a second while the view was open
 let charts = null;
 let chosenRun = null;
@@ -55,7 +65,7 @@ function makeCharts() {
     calls: new Chart(find("chart-calls"), {
       title: "Calls per second",
       areas: blames,
-      read: (point) => `${count(calls(point))} calls/s, ${count(point.model)} failed, ${count(point.infra)} failed by the service`,
+      read: (point) => `${count(calls(point))} calls, ${count(point.model)} failed, ${count(point.infra)} by the service`,
     }),
     latency: new Chart(find("chart-latency"), {
       title: "Latency",
@@ -79,7 +89,7 @@ function tiles({ now, calls_per_s, latency_ms, seconds, workers, tiers }) {
   const names = Object.entries(tiers).map(([tier, workers]) => `${workers} × tier ${tier}`).join(", ");
   const rate = all ? sum("infra") / all : 0;
   return [
-    tile("calls", "Calls per second", count(calls_per_s), "", `${count(all)} in the last minute`),
+    tile("calls", "Calls per second", count(calls_per_s), "", `${count(all)} in 60 s`),
     tile("latency", "Latency", latency_ms.total.p50 ? duration(latency_ms.total.p50) : "–", "p50", `p99 ${latency_ms.total.p99 ? duration(latency_ms.total.p99) : "–"}`),
     tile("queue", "Waiting", count(now.waiting), "calls", now.waiting ? `the oldest for ${duration(now.oldest_wait_s * 1000)}` : `${count(now.in_flight)} in flight`),
     tile("slots", "Busy slots", String(now.busy), `of ${now.slots}`, `${workers.length} worker${workers.length === 1 ? "" : "s"}`, now.slots === 0),
@@ -95,24 +105,26 @@ function tile(id, label, value, unit, note, bad = false) {
   return box;
 }
 
+/** Replaces the table in a box, and keeps the focus on its button. */
 function put(id, rows, none, columns) {
-  find(id).replaceChildren(rows.length ? table(columns, rows) : make("p.none-yet", none));
+  const box = find(id);
+  const focused = box.contains(document.activeElement) ? document.activeElement.textContent : null;
+  box.replaceChildren(rows.length ? table(columns, rows) : make("p.none-yet", none));
+  [...box.querySelectorAll("button")].find((one) => one.textContent === focused)?.focus({ preventScroll: true });
 }
 
 function showWorkers(workers) {
   put("workers", workers, "No live worker: calls wait until their deadlines.", [
     ["Worker", (one) => one.id, "text"],
     ["Tier", (one) => one.tier],
-    ["Busy", (one) => meter(one.slots ? one.busy / one.slots : 0, `${one.busy} of ${one.slots} slots are busy`)],
-    ["", (one) => `${one.busy} / ${one.slots}`, "number"],
+    ["Busy slots", (one) => make("div.share", meter(one.slots ? one.busy / one.slots : 0), `${one.busy} of ${one.slots}`), "bar-and-number"],
   ]);
 }
 
 function showTenants(tenants) {
   put("tenants", tenants.slice(0, 12), "Nothing ran in the last minute.", [
     ["Tenant", (one) => one.tenant || "(none)", "text"],
-    ["Share of slot time", (one) => meter(one.share, percent(one.share))],
-    ["", (one) => percent(one.share), "number"],
+    ["Share of slot time", (one) => make("div.share", meter(one.share), percent(one.share)), "bar-and-number"],
     ["Calls", (one) => count(one.calls), "number"],
   ]);
 }
@@ -132,13 +144,15 @@ function showFailures(failures) {
   put("failures", failures.filter((one) => !wanted || one.blame === wanted).slice(0, 60), "No failures.", [
     ["When", (one) => ago(one.seconds_ago), "number"],
     ["Status", (one) => make(`span.tag.is-${one.blame}`, one.status)],
-    ["What", (one) => one.error || ending(one), "text"],
-    ["Run", (one) => (one.run ? `${one.run}${one.step === null ? "" : ` · ${one.step}`}` : "–"), "text"],
+    ["Reason", (one) => one.error || reason(one), "text"],
+    ["Run", (one) => (one.run ? `${one.run}${one.step === null ? "" : ` · ${one.step}`}` : "–"), "text.extra"],
     ["Took", (one) => duration(one.total_ms), "number"],
   ]);
 }
 
-function ending({ exit_code, signal }) {
+function reason({ status, blame, exit_code, signal }) {
+  if (status === "timeout" && blame === "infra") return "the machine was too busy: its deadline passed first";
+  if (REASONS[status]) return REASONS[status];
   if (signal !== null) return `signal ${signal}`;
   return exit_code === null ? "–" : `exit code ${exit_code}`;
 }
@@ -148,7 +162,7 @@ function showRuns(runs) {
     ["Run", (one) => runButton(one), "text"],
     ...RATES,
     ["Last step", (one) => (one.last_step === null ? "–" : String(one.last_step)), "number"],
-    ["Seen", (one) => ago(one.seconds_ago), "number"],
+    ["Seen", (one) => ago(one.seconds_ago), "number.extra"],
   ]);
 }
 
@@ -157,7 +171,8 @@ function runButton({ run, tenant }) {
     chosenRun = { run, tenant };
     showSteps(chosenRun);
   };
-  return button("button.link", choose, tenant ? `${run} (${tenant})` : run);
+  const chosen = chosenRun?.run === run && chosenRun.tenant === tenant;
+  return Object.assign(button("button.link", choose, tenant ? `${run} (${tenant})` : run), { ariaPressed: String(chosen) });
 }
 
 async function showSteps({ run, tenant }) {
@@ -167,9 +182,9 @@ async function showSteps({ run, tenant }) {
   find("steps").replaceChildren(make("p.hint", `Steps of ${run}, newest first`), table([
     ["Step", (one) => (one.step === null ? "–" : String(one.step)), "number"],
     ...RATES,
-    ["Queue wait, p99", (one) => duration(one.queue_ms.p99), "number"],
-    ["p50", (one) => duration(one.total_ms.p50), "number"],
+    ["Queue wait, p99", (one) => duration(one.queue_ms.p99), "number.extra"],
+    ["p50", (one) => duration(one.total_ms.p50), "number.extra"],
     ["p99", (one) => duration(one.total_ms.p99), "number"],
-    ["max", (one) => duration(one.total_ms.most), "number"],
+    ["max", (one) => duration(one.total_ms.most), "number.extra"],
   ], steps));
 }

@@ -2,15 +2,22 @@
 
 import { find, make } from "./dom.js";
 import * as live from "./live.js";
-import { offer, preparePlayground } from "./playground.js";
-import { ask, prepareKeyDialog } from "./service.js";
+import { offer, openLink } from "./call_form.js";
+import { preparePlayground, showKept } from "./playground.js";
+import { Poller, prepareKeyDialog } from "./service.js";
 import * as sessions from "./sessions.js";
+import { isLink } from "./snippets.js";
 
+const STATE_EVERY_MS = 3000;
 const VIEWS = ["playground", "sessions", "live"];
 const TITLES = { playground: "", sessions: "Sessions · ", live: "Live · " };
 const THEMES = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 
 function showView() {
+  if (isLink(location.hash)) {
+    openLink(location.hash);
+    history.replaceState(null, "", "#playground"); // so that a reload keeps what the user changes
+  }
   const wanted = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "playground";
   for (const view of VIEWS) {
     find(view).hidden = view !== wanted;
@@ -23,17 +30,32 @@ function showView() {
   sessions.poller.update();
 }
 
-async function showState() {
-  try {
-    const info = await ask("/v1/info");
+const state = new Poller(document.body, "/v1/info", STATE_EVERY_MS, showState, (error) => {
+  const why = error.status ? error.message : "no answer, trying again";
+  showInHeader(error.status === 401 ? [why] : [make("b", "Service unavailable"), `: ${why}`], "bad");
+});
+let offered = "";
+
+function showState(info) {
+  const { version, workers, slots, tier, languages, profiles, limits, requests } = info;
+  const offers = JSON.stringify([languages, profiles, limits, requests]);
+  if (offers !== offered && languages.length) {
+    offered = offers;
     offer(info);
     sessions.offerSessions(info);
-    const workers = `${info.workers} worker${info.workers === 1 ? "" : "s"}`;
-    find("state").replaceChildren("version ", make("b", info.version), " · ", make("b", workers), " · ", make("b", `${info.slots} slots`), " · tier ", make("b", info.tier));
-  } catch (error) {
-    find("state").textContent = error.status ? error.message : "no answer from the service";
-    if (!error.status) setTimeout(showState, 2000);
+    showKept();
   }
+  const about = `${workers} worker${workers === 1 ? "" : "s"}`;
+  if (workers) showInHeader(["version ", make("b", version), " · ", make("b", about), " · ", make("b", `${slots} slots`), " · tier ", make("b", tier)], "good");
+  else showInHeader([make("b", "No worker"), ": programs wait until one is there"], "bad");
+}
+
+/** Only what has changed, so that a screen reader says it once. */
+function showInHeader(parts, kind) {
+  const text = parts.map((part) => part.textContent ?? part).join("");
+  if (find("state").textContent === text) return;
+  find("state").className = `state ${kind}`;
+  find("state").replaceChildren(...parts);
 }
 
 function prepareTheme() {
@@ -55,11 +77,11 @@ function prepareTheme() {
 
 prepareTheme();
 prepareKeyDialog(() => {
-  showState();
+  state.refresh();
   showView();
 });
 preparePlayground();
 sessions.prepareSessions();
 window.addEventListener("hashchange", showView);
 showView();
-showState();
+state.update();

@@ -1,181 +1,100 @@
-// The playground: write a program, run it, read the result.
+// The playground: write a program, run it, read the result. Earlier results stay, also across reloads.
 
-import { button, bytes, duration, find, make, on, onSubmit, swatch } from "./dom.js";
-import { fill, prepareEditor } from "./editor.js";
-import { banner, output, refusal, verdict } from "./report.js";
+import { button, find, make, on, onSubmit, submitOnCtrlEnter } from "./dom.js";
+import { currentCall, defaults, fillForm, prepareForm } from "./call_form.js";
+import { banner, refusal } from "./report.js";
+import { named, report } from "./result_view.js";
 import { ask } from "./service.js";
+import { keep, kept } from "./store.js";
 
 const HISTORY = 12;
-const LIMITS = [
-  ["wall_s", "Wall time, s", 0.1],
-  ["cpu_s", "CPU time, s", 0.1],
-  ["memory_mb", "Memory, MB", 1],
-  ["output_kb", "Output, KB", 1],
-  ["processes", "Processes", 1],
-  ["file_mb", "Files, MB", 1],
-];
-const EXAMPLES = {
-  "Hello": { code: 'for number in range(1, 6):\n    print(number, "squared is", number * number)\n' },
-  "Standard input": { code: "numbers = map(int, input().split())\nprint(sum(numbers))\n", stdin: "3 14 15 92 65" },
-  "Exact mathematics": { code: "import sympy as sp\n\nx = sp.symbols('x')\nsp.integrate(sp.exp(-x**2), (x, -sp.oo, sp.oo))\n", echo: true },
-  "Fails": { code: 'answer = {"pi": 3.14}\nprint(answer["e"])\n' },
-  "Never ends": { code: "import time\n\nprint('thinking …', flush=True)\nwhile True:\n    time.sleep(0.1)\n", limits: { wall_s: 1 } },
-  "Wants too much memory": { code: "hoard = []\nwhile True:\n    hoard.append(bytearray(10_000_000))\n", limits: { memory_mb: 128 } },
-  "Looks for a network": { code: "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)\n" },
-};
+const RESULTS = "playground-results";
+const NARROW = matchMedia("(max-width: 1000px)"); // the result is below the program then
 
-let defaults = {};
 let aborter = null;
-const results = []; // newest last
+let results = []; // newest last: { number, call, result } or { number, call, failure }
 
 export function preparePlayground() {
-  find("example").append(...Object.keys(EXAMPLES).map((name) => make("option", name)));
-  on("example", "change", () => load(EXAMPLES[find("example").value]));
+  prepareForm();
   onSubmit("call", run);
   on("stop", "click", () => aborter?.abort());
-  prepareEditor(find("code"), find("gutter"), find("playground"), find("call"));
-  load(EXAMPLES.Hello);
+  submitOnCtrlEnter(find("playground"), find("call"));
+  find("limits").open = !NARROW.matches;
+  results = [kept(RESULTS, [])].flat();
 }
 
-/** Fill the form from `/v1/info`: languages, and the default and maximum of every limit. */
-export function offer(info) {
-  const chosen = find("language").value || "python";
-  find("language").replaceChildren(...info.languages.map((name) => make("option", name)));
-  find("language").value = info.languages.includes(chosen) ? chosen : info.languages[0];
-  defaults = info.limits.default;
-  find("limit-fields").replaceChildren(...LIMITS.map((limit) => limitField(...limit, info.limits)));
-  setLimits(EXAMPLES[find("example").value]?.limits);
-}
-
-function limitField(name, title, step, limits) {
-  const field = make("input");
-  Object.assign(field, { type: "number", name, id: `limit-${name}`, min: step, max: limits.maximum[name], step: "any", required: true });
-  field.value = limits.default[name];
-  return make("label", title, field);
-}
-
-function load({ code, stdin = "", limits = {}, echo = false }) {
-  fill(find("code"), find("gutter"), code);
-  find("stdin").value = stdin;
-  find("echo-value").checked = echo;
-  setLimits(limits);
-}
-
-function setLimits(limits = {}) {
-  for (const [name] of LIMITS) {
-    const field = find(`limit-${name}`);
-    if (field) field.value = limits[name] ?? defaults[name];
+/** Show the newest of the kept results, once the service's limits are known. */
+export function showKept() {
+  if (!results.length || !find("result-body").hidden) return;
+  try {
+    show(results.at(-1));
+  } catch {
+    forget(); // another version of this page kept them
   }
-}
-
-function callOfForm() {
-  const limits = Object.fromEntries(
-    LIMITS.map(([name]) => [name, Number(find(`limit-${name}`)?.value)]).filter(([, value]) => Number.isFinite(value) && value > 0),
-  );
-  if (limits.cpu_s === defaults.cpu_s) delete limits.cpu_s; // the service derives its default from the wall time
-  return {
-    code: find("code").value,
-    language: find("language").value || "python",
-    stdin: find("stdin").value,
-    limits,
-    deadline_s: Math.min(7200, (limits.wall_s ?? 10) + 60),
-    echo_value: find("echo-value").checked,
-    priority: "eval",
-  };
 }
 
 async function run() {
   if (aborter) return;
   aborter = new AbortController();
-  const call = callOfForm();
+  const call = currentCall();
   working(true);
   try {
-    const result = await ask("/v1/run", { method: "POST", body: JSON.stringify(call), signal: aborter.signal });
+    const result = await ask("/v1/run", { method: "POST", body: JSON.stringify({ ...call, priority: "eval" }), signal: aborter.signal });
     remember({ call, result });
   } catch (error) {
-    remember({ call, error });
+    const { status, problem, message } = error;
+    remember({ call, failure: error.name === "AbortError" ? { stopped: true } : { status, problem, message } });
   } finally {
     aborter = null;
     working(false);
   }
+  if (NARROW.matches) find("result").scrollIntoView();
 }
 
 function working(yes) {
   find("run").disabled = yes;
   find("stop").hidden = !yes;
-  find("nothing-yet").hidden = true;
   if (!yes) return;
+  find("nothing-yet").hidden = true;
   find("result-body").hidden = false;
   find("result-body").replaceChildren(make("div.working", make("i"), "running …"));
 }
 
 function remember(entry) {
-  results.push({ ...entry, number: (results.at(-1)?.number ?? 0) + 1 });
-  if (results.length > HISTORY) results.shift();
+  results = [...results, { ...entry, number: (results.at(-1)?.number ?? 0) + 1 }].slice(-HISTORY);
   show(results.at(-1));
+  const light = results.map(({ call, ...rest }) => ({ ...rest, call: { ...call, files: undefined } }));
+  while (!keep(RESULTS, light) && light.length) light.shift();
 }
 
 function show(entry) {
+  find("nothing-yet").hidden = true;
   find("result-body").hidden = false;
-  find("result-body").replaceChildren(...(entry.error ? [named("verdict", failure(entry.error))] : report(entry)));
-  find("history").hidden = results.length < 2;
-  find("history").replaceChildren(...results.map((other) => historyButton(other, other === entry)));
+  find("result-body").replaceChildren(...(entry.failure ? [named("verdict", failureBanner(entry.failure))] : report(entry, defaults)));
+  find("history").hidden = false;
+  const again = button("button.quiet", () => fillForm(entry.call), "Edit this program again");
+  const clear = button("button.quiet", forget, "Forget all results");
+  find("history").replaceChildren(...results.map((other) => historyButton(other, other === entry)), again, clear);
 }
 
 function historyButton(entry, shown) {
-  const status = entry.error ? "not run" : entry.result.status;
-  return Object.assign(button("button", () => show(entry), `${entry.number} · ${status}`), { ariaPressed: String(shown) });
+  return Object.assign(button("button", () => show(entry), `${entry.number} · ${label(entry)}`), { ariaPressed: String(shown) });
 }
 
-const named = (id, box) => Object.assign(box, { id });
-
-function failure(error) {
-  return error.name === "AbortError" ? banner("client", "Stopped", "You stopped it; the service killed the program.") : refusal(error);
+function label({ result, failure }) {
+  if (result) return result.status.replaceAll("_", " ");
+  if (failure.stopped) return "stopped";
+  return failure.status ? "not run" : "no answer";
 }
 
-function report({ call, result }) {
-  const limits = { ...defaults, ...call.limits };
-  limits.cpu_s = call.limits.cpu_s ?? 2 * limits.wall_s + 1;
-  const { what, whose } = verdict(result, limits);
-  const parts = [named("verdict", banner(result.blame, what, whose))];
-  if (result.error) parts.push(output("Message of the service", result.error));
-  if (result.stdout) parts.push(output("Output", result.stdout, "stdout"));
-  if (result.value !== null && result.value !== "None") parts.push(output("Value", result.value, "value"));
-  if (result.stderr) parts.push(output("Errors", result.stderr, "stderr", "err"));
-  if (!result.stdout && !result.stderr && result.value === null) parts.push(make("p.none-yet", "It printed nothing."));
-  if (result.truncated) parts.push(make("p.hint", "The output was too long: its middle is cut out, and the cut is marked."));
-  parts.push(timings(result.timings), usage(result, limits), origin(result));
-  return parts;
+function forget() {
+  results = [];
+  keep(RESULTS, results);
+  find("nothing-yet").hidden = false;
+  find("result-body").hidden = true;
+  find("history").hidden = true;
 }
 
-function timings(times) {
-  const stages = [["queue", "waiting", times.queue_ms], ["start", "starting", times.start_ms], ["run", "running", times.run_ms]];
-  const whole = Math.max(times.total_ms, 0.001);
-  const bars = stages.filter(([, , ms]) => ms > 0).map(([kind, , ms]) => {
-    const bar = make(`i.c-${kind}`);
-    bar.style.width = `${(100 * ms) / whole}%`;
-    return bar;
-  });
-  const legend = stages.map(([kind, label, ms]) => make("span", swatch(kind), `${label} `, make("b", duration(ms))));
-  const total = make("span", "total ", make("b", duration(times.total_ms)));
-  return named("timings", make("section.facts", make("h3", "Time by stage"), make("div.stack", ...bars), make("div.legend", ...legend, total)));
-}
-
-function usage({ usage: used, exit_code, signal }, limits) {
-  const rows = [
-    ["Wall time", `${used.wall_s.toFixed(3)} s`, `of ${limits.wall_s} s`],
-    ["CPU time", `${used.cpu_s.toFixed(3)} s`, `of ${limits.cpu_s} s`],
-    ["Memory peak", bytes(used.memory_peak_bytes), `of ${limits.memory_mb} MB`],
-    ["Processes", String(used.processes_peak), `of ${limits.processes}`],
-    signal === null ? ["Exit code", exit_code === null ? "–" : String(exit_code), ""] : ["Signal", String(signal), ""],
-  ];
-  const pairs = rows.map(([name, value, most]) => make("div", make("dt", name), make("dd", value, " ", make("span.hint", most))));
-  return named("usage", make("section.facts", make("h3", "Usage"), make("dl.pairs", ...pairs)));
-}
-
-function origin(result) {
-  const { tier, layers, profile } = result.sandbox;
-  const box = [`tier ${tier}`, profile && `interpreter ${profile}`, result.worker && `worker ${result.worker}`].filter(Boolean).join(" · ");
-  return make("details", make("summary", `Sandbox: ${box}`),
-    make("p.hint", layers.length ? `Layers: ${layers.join(", ")}.` : "No layers."), make("p.hint", "Request ", make("code", result.request_id)));
+function failureBanner(failure) {
+  return failure.stopped ? banner("client", "Stopped", "You stopped it; the service killed the program.") : refusal(failure);
 }

@@ -1,20 +1,19 @@
 // Parts of a result that several views show: a verdict, a refusal, a block of text, a picture.
 
-import { button, duration, make } from "./dom.js";
-import { Refused } from "./service.js";
+import { button, copyText, duration, make } from "./dom.js";
 
 const MOST_PIXELS = 32e6; // a small file can claim to be a huge picture
 const PNG_SIGNATURE = [137, 80, 78, 71, 13, 10, 26, 10];
 
 export const MARK = { none: "✓", model: "✕", infra: "!", client: "○" };
 const WHOSE = {
-  none: "Nobody is to blame.",
+  none: "Exit code 0",
   model: "The program is to blame: count it as its failure.",
   infra: "The service is to blame, not the program: leave the sample out, or send it again.",
-  client: "The caller is to blame.",
+  client: "The call is to blame, not the program.",
 };
 const ENDINGS = {
-  ok: ({ usage }) => `Finished in ${duration(usage.wall_s * 1000)}`,
+  ok: ({ timings }) => `Finished in ${duration(timings.total_ms)}`,
   error: ({ exit_code }) => `Failed with exit code ${exit_code}`,
   signal: ({ signal, blame }) => `Killed by signal ${signal}${blame === "infra" ? ", which the machine sent" : ""}`,
   timeout: ({ usage, blame }, limits) =>
@@ -22,8 +21,8 @@ const ENDINGS = {
       ? `Timed out after ${seconds(usage.wall_s)}: the deadline passed before its wall time was used up`
       : `Timed out: still running after ${seconds(usage.wall_s)}, its limit of wall time is ${seconds(limits.wall_s)}`,
   cpu_limit: ({ usage }, limits) => `Stopped: it used ${seconds(usage.cpu_s)} of CPU time, its limit is ${seconds(limits.cpu_s)}`,
-  memory_limit: (_, limits) => `Stopped: it needed more than its limit of ${limits.memory_mb} MB of memory`,
-  output_limit: (_, limits) => `Stopped: it printed more than its limit of ${limits.output_kb} KB`,
+  memory_limit: (_, limits) => `Stopped: it needed more than its limit of ${limits.memory_mb} MiB of memory`,
+  output_limit: (_, limits) => `Stopped: it printed more than its limit of ${limits.output_kb} KiB`,
   compile_error: () => "Does not compile",
   expired: () => "Expired: its deadline passed before it could start",
   cancelled: () => "Cancelled",
@@ -44,10 +43,10 @@ export function banner(blame, what, whose) {
   return make(`div.verdict.is-${blame}`, make("span.mark", MARK[blame]), make("div", make("div.what", what), make("div.blame", whose)));
 }
 
-/** Why the service did not do something, as a banner. */
+/** Why the service did not do something, as a banner. An error without an HTTP status is no answer at all. */
 export function refusal(error, title = "Not run") {
-  if (!(error instanceof Refused)) return banner("infra", "No answer from the service", "Check that it is running. The program may or may not have run.");
-  const { code = "", field = "" } = error.problem;
+  if (!error.status) return banner("infra", "No answer from the service", "Check that it is running. The program may or may not have run.");
+  const { code = "", field = "" } = error.problem ?? {};
   const kind = error.status < 500 && error.status !== 429 ? "client" : "infra";
   const where = [field && `field ${field}`, code, `HTTP ${error.status}`].filter(Boolean).join(" · ");
   return banner(kind, `${title}: ${error.message}`, where);
@@ -55,10 +54,10 @@ export function refusal(error, title = "Not run") {
 
 export function output(title, text, id = "", kind = "") {
   const pre = make("pre", text);
-  Object.assign(pre, { tabIndex: 0, ariaLabel: title });
+  Object.assign(pre, { tabIndex: 0, role: "group", ariaLabel: title });
   if (id) pre.id = id;
   const copy = button("button.quiet", async () => {
-    await navigator.clipboard.writeText(text);
+    await copyText(text);
     copy.textContent = "Copied";
   }, "Copy");
   return make(kind ? `section.out.${kind}` : "section.out", make("header", make("h3", title), copy), pre);

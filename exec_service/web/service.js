@@ -54,6 +54,8 @@ export class Poller {
   }
 }
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 function headers(body) {
   const key = sessionStorage.getItem(KEY);
   return {
@@ -87,5 +89,5 @@ export function prepareKeyDialog(changed) {
   on("key-forget", "click", () => close(""));
   dialog.addEventListener("cancel", () => (dismissed = true));
   on("key-button", "click", () => askForKey({ again: true }));
-  find("key-button").hidden = sessionStorage.getItem(KEY) === null;
+  find("key-button").hidden = !hasKey();
 }

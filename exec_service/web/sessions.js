@@ -1,7 +1,7 @@
 // The view of sessions: cells, and the tree of forks.
 
-import { bytes, duration, find, make, on, onSubmit } from "./dom.js";
-import { fill, prepareEditor } from "./editor.js";
+import { bytes, duration, find, make, on, onSubmit, submitOnCtrlEnter } from "./dom.js";
+import { makeEditor } from "./editor.js";
 import { drawForest, Forest, walkByArrows } from "./fork_tree.js";
 import { MARK, output, picture, refusal, verdict } from "./report.js";
 import { ask, Poller } from "./service.js";
@@ -12,13 +12,16 @@ const FIRST_CELL = "x = 20\nx + 1\n";
 const forest = new Forest();
 let chosen = "";
 let limits = {};
+let editor = null;
 
 export const poller = new Poller(find("sessions"), "/v1/sessions", EVERY_MS, showAll, (error) => {
   if (error.status !== 401) showRefusal(error, "The sessions cannot be listed");
 });
 
 export function prepareSessions() {
-  prepareEditor(find("cell-code"), find("cell-gutter"), find("sessions"), find("cell"));
+  editor = makeEditor(find("cell-editor"), { id: "cell-code", label: "Next cell", hint: find("cell-hint") });
+  editor.setLanguage("python");
+  submitOnCtrlEnter(find("sessions"), find("cell"));
   walkByArrows(find("fork-tree"));
   onSubmit("new-session", create);
   onSubmit("cell", run);
@@ -62,20 +65,20 @@ async function create() {
     const info = await post("", { profile: find("profile").value, auto_checkpoint: find("auto-checkpoint").checked });
     forest.note(info, true).draft = FIRST_CELL;
     choose(info.id);
-    find("cell-code").focus();
+    editor.focus();
   });
   find("start-session").disabled = false;
 }
 
 async function run() {
   const session = forest.get(chosen);
-  const code = find("cell-code").value;
+  const code = editor.text;
   if (!session?.alive || session.pending || !code.trim()) return;
   const cell = { code, number: session.info.cells + 1 };
   session.cells.push(cell);
   session.pending = true;
   session.draft = "";
-  fill(find("cell-code"), find("cell-gutter"), "");
+  editor.text = "";
   show({ cells: true });
   await attempt("Not run", async () => {
     try {
@@ -127,9 +130,9 @@ function firstAlive() {
 
 function choose(id) {
   const before = forest.get(chosen);
-  if (before) before.draft = find("cell-code").value;
+  if (before) before.draft = editor.text;
   chosen = id;
-  fill(find("cell-code"), find("cell-gutter"), forest.get(id)?.draft ?? "");
+  editor.text = forest.get(id)?.draft ?? "";
   show({ cells: true });
 }
 
@@ -183,8 +186,7 @@ function cellElement(cell) {
   const notes = [cell.inherited && "run before the fork", cell.undone && "rolled back", cell.filesLeft && "its files are kept"];
   const head = make("div.cell-head", make("b", `[${cell.number}]`), make("span.hint", notes.filter(Boolean).join(" · ")));
   const code = make("pre.cell-code", cell.code.trimEnd());
-  code.tabIndex = 0;
-  code.ariaLabel = `Cell ${cell.number}`;
+  Object.assign(code, { tabIndex: 0, role: "group", ariaLabel: `Cell ${cell.number}` });
   const kinds = [cell.inherited && "inherited", cell.undone && "undone"].filter(Boolean).map((kind) => `.${kind}`);
   return make(`li.cell${kinds.join("")}`, head, code, ...outcome(cell));
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from service_harness import Service
-from web_harness import SCRIPT, opened, until
+from web_harness import FOCUSED, SCRIPT, opened, until, write
 
 
 @pytest.fixture
@@ -30,8 +30,7 @@ def start(page: Any) -> None:
 def run(page: Any, code: str) -> Any:
     """As a user does without a mouse; the cell that became of it."""
     before = page.locator("#cells > li").count()
-    page.fill("#cell-code", code)
-    page.focus("#cell-code")
+    write(page, "#cell-code", code)
     page.keyboard.press("Control+Enter")
     until(lambda: page.locator("#cells > li").count() == before + 1, page)
     cell = page.locator("#cells > li").nth(before)
@@ -130,7 +129,7 @@ def test_a_crash_can_be_rolled_back(page: Any) -> None:
 
 def test_a_running_cell_can_be_interrupted_and_another_session_used_meanwhile(page: Any) -> None:
     start(page)
-    page.fill("#cell-code", "y = 5\nimport time\ntime.sleep(9)")
+    write(page, "#cell-code", "y = 5\nimport time\ntime.sleep(9)")
     page.click("#run-cell")
     until(lambda: tree(page)["1"][1] == "running", page)
     start(page)
@@ -161,8 +160,8 @@ def test_the_tree_is_walked_by_arrow_keys_and_every_button_reached_by_tab(page: 
     page.focus("#profile")
     reached = set()
     for _ in range(14):
-        reached.add(page.evaluate("document.activeElement.id"))
-        if page.evaluate("document.activeElement.id") == "cell-code":
+        reached.add(page.evaluate(f"{FOCUSED}.id"))
+        if page.evaluate(f"{FOCUSED}.id") == "cell-code":
             page.keyboard.press("Escape")
         page.keyboard.press("Tab")
     assert {"start-session", "auto-checkpoint", "fork-count", "fork", "end-session", "cell-code", "run-cell"} <= reached

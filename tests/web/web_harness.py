@@ -11,13 +11,22 @@ from typing import Any
 import httpx
 from common import unavailable
 
+from exec_service.api.web_page import BUILT_EDITOR, PLAIN_EDITOR
+
 PATIENCE_MS = 120_000
+WIDTHS = {390: 844, 768: 1024, 1440: 960}  # a phone, a tablet, a screen; and their heights
+THEMES = ("light", "dark")
 SCRIPT = "<script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\"><b>bold</b>"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def chromium() -> str | None:
     return next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+
+
+def need_built_editor() -> None:
+    if not BUILT_EDITOR.is_file():
+        unavailable("the page's editor is not built: install npm, then make install")
 
 
 @contextlib.contextmanager
@@ -40,26 +49,52 @@ def browsing() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def opened(browser: Any, url: str) -> Iterator[Any]:
-    """The page with nothing kept from before; ends with a look at what the browser complained of."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+def opened(
+    browser: Any, url: str, *, fragment: str = "", plain: bool = False, expected: str = "", **settings: Any
+) -> Iterator[Any]:
+    """The page with nothing kept from before; ends with a look at what the browser complained of.
+
+    `plain`: with the editor of a machine that has no npm. `expected`: words of complaints that belong to the test. `settings`
+    are those of playwright's contexts.
+    """
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | settings)
     page = context.new_page()
+    if plain:
+        page.route("**/web/editor.js", lambda route: route.fulfill(path=PLAIN_EDITOR, content_type="text/javascript"))
     page.set_default_timeout(PATIENCE_MS)
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if is_complaint(message) else None)
+    page.on("console", lambda message: complaints.append(message.text) if is_complaint(message, expected) else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     outside: list[str] = []
     page.on("request", lambda request: None if request.url.startswith(url) else outside.append(request.url))
-    page.goto(url)
-    page.wait_for_selector("#limit-wall_s")
+    page.goto(url + fragment)
+    page.wait_for_selector("#limit-wall_s", state="attached")
     yield page
     context.close()
     assert (complaints, outside) == ([], [])
 
 
-def is_complaint(message: Any) -> bool:
+def is_complaint(message: Any, expected: str) -> bool:
     """A refusal of the service is none: Chromium notes every 4xx."""
-    return message.type in ("error", "warning") and "the server responded with a status of 4" not in message.text
+    known = "the server responded with a status of 4" in message.text or (expected and expected in message.text)
+    return message.type in ("error", "warning") and not known
+
+
+def write(page: Any, editor: str, text: str) -> None:
+    """In the place of what the editor holds, as if pasted."""
+    page.focus(editor)
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+
+
+def written(page: Any, editor: str = "#code") -> str:
+    """The text of an editor: a text area, or CodeMirror's lines."""
+    return str(page.locator(editor).evaluate(TEXT))
+
+
+TEXT = """(editor) => editor.value ?? [...editor.querySelectorAll(".cm-line")].map((line) => line.textContent).join("\\n")"""
+# The focus in the page, and in CodeMirror's shadow root if it is there.
+FOCUSED = "(document.activeElement.shadowRoot?.activeElement ?? document.activeElement)"
 
 
 def until(true: Callable[[], bool], page: Any) -> None:
