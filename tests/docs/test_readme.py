@@ -222,7 +222,7 @@ def test_every_shell_block_runs_or_says_why_not() -> None:
             assert runs or block.info.removeprefix("not-run=") in NOT_RUN, f"{page.name}:{block.line}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("[CS]*.md"))], ids=lambda page: page.name)
 def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
     for link in _LINK.findall(_BLOCK.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
