@@ -4,15 +4,19 @@
 # make test-latest  all tests with the newest version of every package, in a copy of this folder (.venvs/latest)
 # make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
+# make test-engines  the trainer with a real vLLM on the CPU and a real pretrained model (2.4 GB in .venvs/engines; 15 minutes)
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make test-upgrade  the previous commit's gateway with this worker and the reverse, under load; its chart values (BASE=COMMIT)
 # make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
 # make wheels   build the wheels of exec-client, exec-service and grpo-roc into dist/
-# make lint     ruff, mypy, and pylint for duplicate code
+# make release  the wheels with checksums, and the images by docker or podman (REGISTRY=registry.example/rl)
+# make support  docs/support.md from the records of test runs (EXEC_SUPPORT_RECORD=docs/support make test)
+# make lint     ruff, mypy, pylint for duplicate code, and spelling and style of the prose
 # make hostile  every hostile program, alone and as 8 copies beside a canary (ARGS="--tier-mask userns" for tier D, --cells as cells of sessions)
 # make fuzz     anything in every field of every route, gRPC method and queue message (EXAMPLES=200 of each; minutes)
-# make proto    compile exec_wire/proto/exec.proto anew (after a change to it)
+# make proto    compile exec_wire/proto/exec.proto (after a change to it)
 # make screenshots  the pictures of docs/images, of a service that runs (URL=http://127.0.0.1:8080)
+# make dashboards  the pictures of the Grafana dashboards, drawn from a real Prometheus under load, and of a trace in Phoenix (2 minutes)
 # make bench    speed of the service beside a fresh interpreter and a fresh nsjail per call (root; 5 minutes; ARGS=--quick)
 # make bench-paired  CPU time per call of this tree and of another commit (root; BASE=COMMIT; 10 minutes)
 # make compare  speed of a code-judge or SandboxFusion service beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
@@ -58,12 +62,17 @@ train-demo: install-all
 
 test-integrations: test-integrations-trainers
 
-test-integrations-trainers: install-dev
+test-integrations-trainers: install-all
 	$(BIN)/python tests/trainer_integrations/run.py
 
 test-integrations: install-dev
 	@sh tests/integrations/install.sh .integrations
 	EXEC_INTEGRATIONS=$(CURDIR)/.integrations $(BIN)/pytest -q tests/integrations $(ARGS)
+
+.PHONY: test-engines
+test-engines: install-all
+	@sh tests/engines/install.sh
+	EXEC_ENGINES=.venvs/engines $(BIN)/pytest -v -s tests/engines $(ARGS)
 
 .PHONY: test-deploy
 test-deploy: install-dev
@@ -82,6 +91,7 @@ lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pylint --persistent=n exec_wire exec_client exec_service worker loadtest grpo_roc
+	$(BIN)/python deploy/prose.py
 
 hostile: install-dev
 	@$(BIN)/python tests/hostile $(ARGS)
@@ -94,11 +104,24 @@ fuzz: install-dev
 wheels: install
 	@$(BIN)/python deploy/wheels.py dist
 
+.PHONY: release support
+release: install
+	@REGISTRY=$(REGISTRY) BIN=$(BIN) sh deploy/release.sh
+
+support:
+	@python3 deploy/support.py
+
 proto: install-dev
 	$(BIN)/python -m grpc_tools.protoc -I exec_wire/proto --descriptor_set_out=exec_wire/proto/exec.binpb exec_wire/proto/exec.proto
 
 screenshots: install-dev tools
 	@$(BIN)/python tests/web/screenshots.py $(URL)
+
+.PHONY: dashboards
+dashboards: install-all tools
+	@PYTHONPATH=.:tests:tests/service:tests/web:tests/worker $(BIN)/python tests/observe/draw_dashboards.py
+	@sh tests/integrations/install.sh .integrations phoenix
+	TRACE_PICTURE=$(CURDIR)/docs/images/trace.png EXEC_INTEGRATIONS=$(CURDIR)/.integrations $(BIN)/pytest -q tests/integrations/test_traces.py
 
 bench: install
 	@$(BIN)/python -m loadtest.bench $(ARGS)
@@ -144,4 +167,4 @@ tools:
 	@sh deploy/test-tools.sh
 
 clean:
-	rm -rf .venv .integrations .venvs .tools .sandbox-packages build *.egg-info
+	rm -rf .venv .integrations .venvs .tools .sandbox-packages exec_service/web/built build *.egg-info

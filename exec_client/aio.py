@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from exec_client import judging
-from exec_client._calls import CallFields, make_call, make_selection
+from exec_client._calls import CallFields, make, make_call, make_selection
 from exec_client._outbox import Outbox
 from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport, TransportName, make_transport, with_key
 from exec_client.errors import BadRequest, ClientClosed, ExecError, WrongEventLoop
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.sessions import AsyncSession, SessionFields, make_spec
+from exec_client.sessions import SPEC, AsyncSession, SessionFields
 from exec_wire import Call, Info, Judge, Judgement, Result, Test, Verification, Verify
 
 C = TypeVar("C", bound="ClientSettings")
@@ -191,8 +191,7 @@ class AsyncClient(ClientSettings):
         [True, False]
         """
         self._bound()
-        made = [judging.make_verify(item, fields) for item in items]
-        return await judging.verify_all(self._transport, self._policy, made)
+        return await judging.verify_all(self._transport, self._policy, items, fields)
 
     def session(self, *, rebuild: bool = False, **fields: Unpack[SessionFields]) -> AsyncSession:
         """A Python session, whose variables last from one cell to the next; keywords are fields of `SessionSpec`.
@@ -204,7 +203,7 @@ class AsyncClient(ClientSettings):
         `rebuild`: a lost session is created again and its cells run again, which is right for deterministic cells.
         """
         self._bound()
-        return AsyncSession(self._transport, self._policy, make_spec(fields), rebuild)
+        return AsyncSession(self._transport, self._policy, make(SPEC, (), fields)[0], rebuild)
 
     async def cancel(
         self,

@@ -38,10 +38,7 @@ class ExecError(Exception):
 class CallerError(ExecError):
     def __init__(self, message: str = "", *, code: str = "", field: str = "", status: int = 0, request_id: str = "") -> None:
         super().__init__(message)
-        self.code = code
-        self.field = field
-        self.status = status
-        self.request_id = request_id
+        self.code, self.field, self.status, self.request_id = code, field, status, request_id
 
 
 class BadRequest(CallerError):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from exec_client._calls import CommonFields, ProgramFields, checked, known
+from exec_client._calls import CommonFields, ProgramFields, make
 from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport
 from exec_client.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
@@ -39,22 +39,9 @@ class VerifyFields(CommonFields, total=False):
 
 
 def make_judge(judge: Judge | str, tests: Iterable[Test] | None, fields: JudgeFields) -> Judge:
-    changes: dict[str, object] = dict(known(fields, Judge))
-    if tests is not None:
-        changes["tests"] = list(tests)
     if isinstance(judge, str):
-        changes.setdefault("tests", [])
-        judge = Judge(judge, **changes)  # type: ignore[arg-type]
-    else:
-        judge = msgspec.structs.replace(judge, **changes)
-    return checked(judge, _JUDGE)[0]
-
-
-def make_verify(item: Verify | tuple[str, str], fields: VerifyFields) -> tuple[Verify, int]:
-    """The item with `fields` put over it, and its size in bytes."""
-    known(fields, Verify)
-    made = Verify(*item, **fields) if isinstance(item, tuple) else msgspec.structs.replace(item, **fields)  # type: ignore[arg-type]
-    return checked(made, _VERIFY)
+        return make(_JUDGE, (judge,), {**fields, "tests": list(tests or ())})[0]
+    return make(_JUDGE, judge, fields if tests is None else {**fields, "tests": list(tests)})[0]
 
 
 async def judge(transport: Transport, policy: Policy, asked: Judge) -> Judgement:
@@ -64,11 +51,14 @@ async def judge(transport: Transport, policy: Policy, asked: Judge) -> Judgement
     return await send_until_answered(send, policy, asked.deadline_s)
 
 
-async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple[Verify, int]]) -> list[Verification]:
-    """In the order of `items`. Several requests, some at a time; what a broken one left unanswered is sent again.
+async def verify_all(
+    transport: Transport, policy: Policy, given: Iterable[Verify | tuple[str, str]], fields: VerifyFields
+) -> list[Verification]:
+    """In the order of `given`. Several requests, some at a time; what a broken one left unanswered is sent again.
 
     An item whose time is over before it could be sent is `expired`, so that the others are not lost with it.
     """
+    items = [make(_VERIFY, item, fields) for item in given]
     answers: dict[int, Verification] = {}
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -77,7 +67,8 @@ async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple
     async def ask(indexes: list[int]) -> None:
         async def send(left_s: float) -> None:
             open_ = [index for index in indexes if index not in answers]
-            asked = [_with_time_left(items[index][0], left_s) for index in open_]
+            given = [items[index][0] for index in open_]
+            asked = [msgspec.structs.replace(item, deadline_s=min(item.deadline_s, left_s)) for item in given]
             async for answer in transport.verify(asked, left_s + policy.grace_s):
                 if not 0 <= answer.index < len(open_):
                     raise ProtocolError(f"a verification of item {answer.index} of {len(open_)}", retryable=True)
@@ -92,8 +83,9 @@ async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple
             try:
                 await send_until_answered(send, policy, deadline_s - (clock() - began))
             except DeadlineExceeded as error:
+                late = Verification(None, "expired", "infra", retryable=True, error=str(error))
                 for index in indexes:
-                    answers.setdefault(index, _expired(items[index][0], index, str(error)))
+                    answers.setdefault(index, msgspec.structs.replace(late, id=items[index][0].id, index=index))
 
     tasks = [asyncio.create_task(ask(part)) for part in _requests(items, policy)]
     try:
@@ -103,14 +95,6 @@ async def verify_all(transport: Transport, policy: Policy, items: Sequence[tuple
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return [answers[index] for index in range(len(items))]
-
-
-def _expired(item: Verify, index: int, why: str) -> Verification:
-    return Verification(None, "expired", "infra", retryable=True, id=item.id, index=index, error=why)
-
-
-def _with_time_left(item: Verify, left_s: float) -> Verify:
-    return msgspec.structs.replace(item, deadline_s=left_s) if left_s < item.deadline_s else item
 
 
 def _requests(items: Sequence[tuple[Verify, int]], policy: Policy) -> list[list[int]]:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from exec_client._calls import checked, encoded, known
+from exec_client._calls import encoded_files, make
 from exec_client._retry import Policy, send_until_answered
 from exec_client._transport import Transport
 from exec_client.errors import CallerError, InfraFailure, SessionLost, UsageError
@@ -28,7 +28,7 @@ ASK_S = 30.0
 PATH = "/v1/sessions"
 
 T = TypeVar("T")
-_SPEC, _CELL = Reader(wire.SessionSpec), Reader(wire.Cell)
+SPEC, _CELL = Reader(wire.SessionSpec), Reader(wire.Cell)
 
 
 class SessionFields(TypedDict, total=False):
@@ -53,13 +53,6 @@ class CellFields(TypedDict, total=False):
     wall_s: float
     deadline_s: float
     idempotency_key: str
-
-
-def make_spec(fields: SessionFields) -> wire.SessionSpec:
-    changes: dict[str, Any] = dict(known(fields, wire.SessionSpec))
-    if "files" in fields:
-        changes["files"] = {path: encoded(content) for path, content in fields["files"].items()}
-    return checked(wire.SessionSpec(**changes), _SPEC)[0]
 
 
 class AsyncSession:
@@ -102,7 +95,7 @@ class AsyncSession:
 
     async def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
         """Run a cell. Cancelling the task that awaits this does not stop the cell; `interrupt` does."""
-        cell = checked(wire.Cell(code, tenant=self._spec.tenant, **known(fields, wire.Cell)), _CELL)[0]
+        cell = make(_CELL, (code,), {"tenant": self._spec.tenant, **fields})[0]
         result = await self._with_rebuild(lambda session: session._run(cell))
         if self._rebuild and result.state_kept:
             self._history.append(lambda session: session._run(cell))
@@ -131,7 +124,7 @@ class AsyncSession:
 
     async def put_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write files; str contents are base64 as on the wire. Relative paths are seen from the session's folder."""
-        body = wire.Files({path: encoded(content) for path, content in files.items()}, self._spec.tenant)
+        body = wire.Files(encoded_files(files), self._spec.tenant)
         await self._with_rebuild(lambda session: session._put(body))
         if self._rebuild:
             self._history.append(lambda session: session._put(body))

@@ -9,19 +9,30 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from exec_client._calls import CallFields
 from exec_client._transport import TransportName, addresses_of, check_url
 from exec_client.aio import AsyncClient, ClientSettings
 from exec_client.errors import ClientClosed, ExecError, UsageError
 from exec_client.judging import JudgeFields, VerifyFields
-from exec_client.sessions import AsyncSession, CellFields, SessionFields
-from exec_wire import Call, Info, Judge, Judgement, Result, Tags, Test, Verification, Verify
-from exec_wire.messages.sessions import SessionInfo
+from exec_client.sessions import AsyncSession, SessionFields
+from exec_wire import Call, Judge, Judgement, Result, Tags, Test, Verification, Verify
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The same method of a `Client` or a `Session`: it waits for the answer."""
+
+    @functools.wraps(method)
+    def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        answer: T = self._wait(lambda asynchronous: method(asynchronous, *args, **kwargs))
+        return answer
+
+    return wait
 
 
 class Client(ClientSettings):
@@ -129,14 +140,7 @@ class Client(ClientSettings):
         tests = None if tests is None else list(tests)
         return self._wait(lambda client: client.judge(judge, tests, **fields))
 
-    def verify(self, answer: str, truth: str, **fields: Unpack[VerifyFields]) -> Verification:
-        """Is a model's answer equal to the truth? See `AsyncClient.verify`.
-
-        >>> with Client() as client:
-        ...     client.verify("The answer is (C).", "C", kind="multiple_choice").equal
-        True
-        """
-        return self._wait(lambda client: client.verify(answer, truth, **fields))
+    verify = _blocking(AsyncClient.verify)
 
     def verify_many(self, items: Iterable[Verify | tuple[str, str]], **fields: Unpack[VerifyFields]) -> list[Verification]:
         """Compare answers with truths, in their order. See `AsyncClient.verify_many`."""
@@ -156,29 +160,8 @@ class Client(ClientSettings):
 
         return Session(self, self._wait(make))
 
-    def cancel(
-        self,
-        *,
-        run: str | None = None,
-        step: int | None = None,
-        group: str | None = None,
-        rollout: str | None = None,
-        tenant: str = "",
-        timeout_s: float = 10.0,
-    ) -> int:
-        """Cancel the calls whose tags have all of these values, from any client. See `AsyncClient.cancel`.
-
-        >>> with Client() as client:
-        ...     client.cancel(run="no-such-run", step=7)
-        0
-        """
-        return self._wait(
-            lambda client: client.cancel(run=run, step=step, group=group, rollout=rollout, tenant=tenant, timeout_s=timeout_s)
-        )
-
-    def info(self, timeout_s: float = 10.0) -> Info:
-        """Information on the service: version, isolation tier, slots, limits."""
-        return self._wait(lambda client: client.info(timeout_s))
+    cancel = _blocking(AsyncClient.cancel)
+    info = _blocking(AsyncClient.info)
 
     def close(self) -> None:
         """Calls that still wait in other threads raise `ClientClosed`. Closing twice is fine."""
@@ -241,7 +224,7 @@ class Session:
         return self._session.id
 
     def start(self) -> Self:
-        self._client._wait(lambda _: self._session.start())
+        self._wait(lambda session: session.start())
         return self
 
     def __enter__(self) -> Self:
@@ -250,29 +233,20 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, code: str, **fields: Unpack[CellFields]) -> Result:
-        return self._client._wait(lambda _: self._session.run(code, **fields))
+    run = _blocking(AsyncSession.run)
+    rollback = _blocking(AsyncSession.rollback)
+    interrupt = _blocking(AsyncSession.interrupt)
+    put_files = _blocking(AsyncSession.put_files)
+    fetch_files = _blocking(AsyncSession.fetch_files)
+    info = _blocking(AsyncSession.info)
+    close = _blocking(AsyncSession.close)
 
     def fork(self, n: int = 1, *, tags: Tags | None = None) -> list[Session]:
-        return [Session(self._client, made) for made in self._client._wait(lambda _: self._session.fork(n, tags=tags))]
+        """See `AsyncSession.fork`."""
+        return [Session(self._client, made) for made in self._wait(lambda session: session.fork(n, tags=tags))]
 
-    def rollback(self) -> bool:
-        return self._client._wait(lambda _: self._session.rollback())
-
-    def interrupt(self) -> bool:
-        return self._client._wait(lambda _: self._session.interrupt())
-
-    def put_files(self, files: Mapping[str, str | bytes]) -> None:
-        self._client._wait(lambda _: self._session.put_files(files))
-
-    def fetch_files(self, paths: Iterable[str]) -> dict[str, bytes]:
-        return self._client._wait(lambda _: self._session.fetch_files(paths))
-
-    def info(self) -> SessionInfo:
-        return self._client._wait(lambda _: self._session.info())
-
-    def close(self) -> None:
-        self._client._wait(lambda _: self._session.close())
+    def _wait(self, start: Callable[[AsyncSession], Coroutine[Any, Any, T]]) -> T:
+        return self._client._wait(lambda _: start(self._session))
 
 
 class _LoopThread:

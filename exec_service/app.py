@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
+from starlette.routing import Route
 
 from exec_service.api.calls import hot_routes, plain_routes
 from exec_service.api.connections import Bounds, room_for_connections, server_config
@@ -44,7 +45,7 @@ from exec_service.jobs.scheduler import ChunkQueue, JobScheduler
 from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
 from exec_service.sessions import SessionRouter
-from exec_service.telemetry.metrics import Metrics
+from exec_service.telemetry.metrics import GatewayCollector, Metrics
 from exec_service.telemetry.tracing import Traces
 from exec_service.tenants.keys import Keys
 from exec_wire.queue.protocol import GatewayQueue, QueueUnavailable
@@ -59,7 +60,6 @@ class Gateway:
         self.supervisor = supervisor or Supervisor()
         self.supervisor.on_give_up(self._give_up)
         self.metrics = Metrics()
-        self.metrics.watch_tasks(self.supervisor, queue)
         self._queue = queue
         if config.otlp_endpoint:
             self.metrics.traces = Traces(config.otlp_endpoint, config.trace_ratio)
@@ -69,6 +69,7 @@ class Gateway:
         self.dispatch = Dispatch(
             config, queue, self.worker_registry, self.metrics, weight_of=weight_of, supervisor=self.supervisor
         )
+        self.metrics.registry.register(GatewayCollector(self.dispatch, self.worker_registry, self.supervisor, queue))
         self.sessions = SessionRouter(config, queue, self.worker_registry, self.dispatch, self.metrics)
         self.adapter_tasks: set[asyncio.Task[None]] = set()
         self.jobs = BulkJobs(JobStore(Path(config.jobs_dir))) if config.jobs_dir else None
@@ -108,15 +109,6 @@ class Gateway:
         if self.metrics.traces is not None:
             await self.metrics.traces.close()
 
-    @property
-    def not_ready_because(self) -> str:
-        """Why no program can run here. While set, /readyz and calls are answered 503 with this text."""
-        return self.dispatch.not_ready_because
-
-    @not_ready_because.setter
-    def not_ready_because(self, why: str) -> None:
-        self.dispatch.not_ready_because = why
-
     async def drain(self, timeout_s: float | None = None) -> None:
         """Stop admitting and finish accepted calls; after `timeout_s` the rest is answered `internal_error`."""
         await self.dispatch.drain(self.config.drain_s if timeout_s is None else timeout_s)
@@ -140,33 +132,24 @@ def build_app(gateway: Gateway) -> FastAPI:
     shared = (gateway.sessions, gateway.adapter_tasks, gateway.supervisor)
     adapters = adapter_routes(GatewayParts(config, dispatch, validator, worker_registry, metrics, *shared))
     app.router.routes.extend(route for routes in adapters.values() for route in routes)
-    app.include_router(plain_routes(config, dispatch, worker_registry, metrics, cluster=gateway.cluster))
+    app.include_router(plain_routes(config, dispatch, worker_registry, cluster=gateway.cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
-    app.include_router(stats_routes(dispatch, worker_registry, metrics.live_stats))
+    app.include_router(stats_routes(dispatch, worker_registry, metrics, cluster=gateway.cluster))
     app.router.routes.extend(page_routes())
-    _add_docs(app)
+    _add_docs(app, [route for routes in adapters.values() for route in routes])
     for kind in (Refusal, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_answerer(metrics))
     keyless = keyless_paths(config, adapters)
     app.add_middleware(Guard, metrics=metrics, keys=gateway.keys, keyless=keyless, jobs=jobs.store if jobs else None)
-    metrics.watch(
-        worker_registry,
-        in_flight=lambda: dispatch.admission.calls,
-        in_flight_bytes=lambda: dispatch.admission.bytes,
-        waiting=lambda: len(dispatch.waiting),
-        released=lambda: len(dispatch.released),
-        queue_up=lambda: not dispatch.away_because,
-        queue_oldest_seconds=lambda: dispatch.oldest_wait_s,
-    )
     return app
 
 
-def _add_docs(app: FastAPI) -> None:
+def _add_docs(app: FastAPI, adapters: list[Route]) -> None:
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(openapi_of(app))
+            document.update(openapi_of(app, adapters))
         return document
 
     @app.get("/docs", include_in_schema=False)
@@ -223,8 +206,7 @@ async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[
     from exec_service.rpc.server import GrpcServer  # grpc is slow to load and not always enabled
 
     address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
-    parts = (gateway.dispatch, gateway.worker_registry, gateway.metrics, gateway.keys, gateway.sessions)
-    server = GrpcServer(config, *parts, cluster=gateway.cluster)
+    server = GrpcServer(gateway)
     await server.start(address, max_connections)
     try:
         yield server.finish_streams

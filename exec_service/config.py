@@ -21,7 +21,10 @@ LOG_LEVELS = "Lowest level of the log lines that are written; requests are info,
 LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-_NOT_OURS = "API_KEY URL CPUSET REDIS_SERVER SLOW REAL INTEGRATIONS TEST_URL TEST_DEPLOY TEST_SLOWNESS LEAK_CALLS FUZZ"
+_NOT_OURS = (
+    "API_KEY URL CPUSET OVERSAMPLE SEED REDIS_SERVER SLOW REAL INTEGRATIONS ENGINES SUPPORT_RECORD TEST_URL TEST_DEPLOY "
+    "TEST_SLOWNESS LEAK_CALLS FUZZ"
+)
 NOT_OURS = frozenset(ENV_PREFIX + name for name in _NOT_OURS.split())
 """Variables with the prefix that are not settings: clients, compose.yaml and tests read them."""
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")

@@ -19,7 +19,7 @@ from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import ANONYMOUS, Origin
 from exec_service.dispatch.workers import WorkerRegistry
-from exec_service.refusals import NotPermitted, NotReady, Refusal
+from exec_service.refusals import NotPermitted, Refusal
 from exec_service.telemetry.metrics import NO_TAGS, Metrics
 from exec_wire.messages import sessions as wire
 from exec_wire.messages.calls import Result, Selection, verdict
@@ -36,11 +36,11 @@ M = TypeVar("M", bound=Struct)
 
 @contextmanager
 def permitted(at: str) -> Iterator[None]:
-    """Give a `NotPermitted` the path of the field."""
+    """Give a `NotPermitted` the path of the field: below `at`, or if that is empty the name of a query's parameter."""
     try:
         yield
     except NotPermitted as refusal:
-        refusal.field = at + refusal.inside
+        refusal.field = (at + refusal.inside).removeprefix(".")
         raise
 
 
@@ -79,7 +79,7 @@ class SessionRouter:
                 origin.account.check_limits(spec.limits)
         self._dispatch.check_open()
         if not self._worker_registry.alive:
-            raise NotReady("no live worker", self._config.retry_after_max_s)
+            raise Refusal("not_ready", "no live worker", retry_after_s=self._config.retry_after_max_s)
         refusal = Refusal("too_many_sessions", "no worker has room for another session", retry_after_s=5.0)
         for worker in self._by_room(spec.profile):
             try:
@@ -106,7 +106,7 @@ class SessionRouter:
                 wall_s = min(wall_s, origin.account.allowance.max_limits.get("wall_s", wall_s))
                 cell = replace(cell, wall_s=wall_s)
             with permitted("$"):
-                origin.account.check_limit("wall_s", wall_s, 0, ".wall_s")
+                origin.account.check_limit("wall_s", wall_s, ".wall_s")
         try:
             order = wire.RunCell(id, cell, self._dispatch.waiting.weight_of(cell.tenant))
             ran = await self.ask(id, order, wire.Ran, cell.deadline_s)
@@ -173,7 +173,7 @@ class SessionRouter:
                 await self._queue.publish_to(worker, job)
             except QueueUnavailable as unavailable:
                 if not unavailable.sent:  # else the worker may have it and reply
-                    raise NotReady(str(unavailable), self._config.retry_after_max_s) from None
+                    raise Refusal("not_ready", str(unavailable), retry_after_s=self._config.retry_after_max_s) from None
             give_up = time.monotonic() + deadline_s + WORKER_NEEDS_S
             while not answer.done():
                 if time.monotonic() > give_up or not self._worker_registry.has(worker):

@@ -50,7 +50,9 @@ class CompileCache:
         self._running[key] = done = asyncio.get_running_loop().create_future()
         error = None
         try:
-            result = await compile(compiler_call(language, call))
+            arguments, limits = call.compile_args, language.limits  # the pool enforces the caller's deadline
+            compiler_call = Call(call.code, language=language.name, argv=arguments, limits=limits, fetch_files=[OUTPUT])
+            result = await compile(compiler_call)
             if result.status != "ok" or OUTPUT not in result.files:
                 failed = _as_compile_error(result)
                 # Failures of this one call, such as a timeout, are not shared.
@@ -73,11 +75,6 @@ class CompileCache:
         for fd, _ in self._programs.values():
             os.close(fd)
         self._programs.clear()
-
-
-def compiler_call(language: Compiled, call: Call) -> Call:
-    """The call that compiles: the same source with the compiler's limits; the pool enforces the caller's deadline."""
-    return Call(code=call.code, language=language.name, argv=call.compile_args, limits=language.limits, fetch_files=[OUTPUT])
 
 
 def _key(language: Compiled, call: Call) -> str:

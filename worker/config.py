@@ -20,7 +20,7 @@ def usable_cores() -> int:
 
 
 # Between two programs a slot waits for the kernel to clean up, and its core is idle. Three slots per core keep the cores busy;
-# the time that a program starves meanwhile does not count (native/cpu_meter.h). docs/results/slots.md has the figures.
+# the time that a program starves meanwhile does not count (native/cpu_meter.c). docs/results/slots.md has the figures.
 def default_slots() -> int:
     """Three for every core."""
     return min(3 * usable_cores(), UIDS - MAX_SESSIONS)

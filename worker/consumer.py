@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NoReturn, Self, TypeVar
 
-from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
+from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
 from exec_wire.queue.early_cancels import EarlyCancels
 from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueUnavailable, WorkerInfo, WorkerQueue
@@ -176,27 +176,30 @@ class Consumer:
             self._killable.discard(job.id)
         self._give_back_slot(job.id)
         result.worker = self._name
-        await self._answer(job, result, received)
-
-    async def _answer(self, job: Job, result: Result, received: float) -> None:
-        stay_ms = (time.monotonic() - received) * 1000
-        record = result.blame != "infra" and result.status != "cancelled"
-        await self._send(Answer(job.id, pack(result), stay_ms, record), received + job.remaining_ms / 1000 + LATE_S)
+        await self._send(job, received, pack(result), record=result.blame != "infra" and result.status != "cancelled")
         self.answered[result.status, result.blame] += 1
 
-    async def _send(self, answer: Answer, give_up_at: float) -> None:
+    async def _send(self, job: Job, received: float, payload: bytes, record: bool = False) -> None:
+        answer = Answer(job.id, payload, (time.monotonic() - received) * 1000, record)
         while True:
             try:
                 return await self._queue.answer([answer])
             except QueueUnavailable as away:
-                if time.monotonic() > give_up_at:
+                if time.monotonic() > received + job.remaining_ms / 1000 + LATE_S:
                     raise
                 await self._pause_for_queue(away)
 
     async def _run(self, job: Job, received: float) -> Result:
         call = unpack_call(job.payload)
-        if job.id in self._slotless and not await self._wait_for_slot(job, call, received):
-            return verdict("expired", error="the deadline passed before the program started")
+        if job.id in self._slotless:
+            claim = Claim(call.tenant, call.priority, job.weight, received - job.waited_ms / 1000)
+            try:
+                async with asyncio.timeout(job.remaining_ms / 1000):
+                    self._slot_of[job.id] = await self._pool.next_slot(claim)
+            except TimeoutError:
+                return verdict("expired", error="the deadline passed before the program started")
+            finally:
+                self._slotless.discard(job.id)
         slot = self._slot_of[job.id]
         starts = job.deliveries - 1  # by workers that were lost
         while True:
@@ -214,18 +217,6 @@ class Consumer:
                 await asyncio.sleep(BUSY_PAUSE_S)
             except TimeoutError:
                 return verdict("expired", error="no warm interpreter before the deadline")
-
-    async def _wait_for_slot(self, job: Job, call: Call, received: float) -> bool:
-        """False if its deadline passes first."""
-        claim = Claim(call.tenant, call.priority, job.weight, received - job.waited_ms / 1000)
-        try:
-            async with asyncio.timeout(job.remaining_ms / 1000):
-                self._slot_of[job.id] = await self._pool.next_slot(claim)
-        except TimeoutError:
-            return False
-        finally:
-            self._slotless.discard(job.id)
-        return True
 
     async def _handle_each(self, take: Callable[[], Awaitable[list[T]]], handle: Callable[[T], None]) -> NoReturn:
         while True:
@@ -250,8 +241,7 @@ class Consumer:
         except Exception as error:  # the outermost handler
             log.exception("a session failed inside the worker")
             reply = Refused("internal", f"{type(error).__name__} in the worker")
-        stay_ms = (time.monotonic() - received) * 1000
-        await self._send(Answer(job.id, pack_sessions(reply), stay_ms), received + job.remaining_ms / 1000 + LATE_S)
+        await self._send(job, received, pack_sessions(reply))
 
     async def _renew_forever(self) -> NoReturn:
         while True:

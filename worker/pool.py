@@ -23,12 +23,11 @@ from worker.config import WorkerConfig
 from worker.languages import LANGUAGES, Compiled, Interpreted
 from worker.profiles import ProfileChoice
 from worker.sandbox import memory, tiers
-from worker.sandbox.execution import IN_ZYGOTE, Execution, Start, input_problem
+from worker.sandbox.execution import Execution, Start, input_problem
 from worker.sandbox.large_results import LargeResults
 from worker.sandbox.runner_client import RunnerClient, SandboxUnavailable
-from worker.sandbox.runner_options import RunnerOptions
-from worker.sandbox.session_member import Member
-from worker.sandbox.session_tree import SessionTree
+from worker.sandbox.runner_limits import RunnerOptions
+from worker.sandbox.session_tree import Member, SessionTree
 from worker.sandbox.verdict import setup_failed, zygote_failed
 from worker.sandbox.zygote_client import HEARTBEAT_S, NotStarted, ZygoteClient
 from worker.sandbox.zygote_client import ZygoteLost as ZygoteLost
@@ -38,19 +37,6 @@ log = logging.getLogger("worker")
 
 FAILURES_BEFORE_RECYCLING = 3
 RUNNER_PAUSE_S, MAX_RUNNER_PAUSE_S = 0.2, 10.0  # backoff between attempts to start a runner; doubled each time
-
-
-def runner_options(config: WorkerConfig) -> RunnerOptions:
-    """Options of a runner that the worker starts itself."""
-    return RunnerOptions(
-        packages=Path(config.packages),
-        uid_base=config.uid_base,
-        min_tier=config.min_tier,
-        max_slots=config.slots,
-        max_sessions=config.max_sessions,
-        mask_layers=tuple(config.mask_layers),
-        fault_injection=config.fault_injection,
-    )
 
 
 class SlotBusy(Exception):
@@ -64,17 +50,19 @@ class Pool(Slots):
         super().__init__(config.slots)
         self.config = config
         self._supervisor = supervisor or Supervisor()
+        self.profiles = list(config.profiles)
         self._choice = ProfileChoice(config.profiles)
         self._zygotes: list[ZygoteClient] = []
         self._change = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
-        self._session_slots = deque(range(config.slots, config.slots + config.max_sessions))  # session slots
+        self.session_slots = deque(range(config.slots, config.slots + config.max_sessions))  # the free ones
         self._numbers = itertools.count(1)
         self._failures: dict[int, int] = {}  # set-up failures in a row, by zygote
         self._failed_profiles: set[str] = set()  # whose last zygote died before it was warm
         self._warming: set[asyncio.Task[None]] = set()
         self._compiled = CompileCache(config.compile_cache_bytes)
         self._results = LargeResults(config.results_bytes, config.max_result_bytes)
+        self.memory_shortfall = ""  # a message if programs in all slots can need more memory than there is where they run
         self.sandbox = Sandbox()
         self.zygote_restarts = 0
 
@@ -96,7 +84,16 @@ class Pool(Slots):
         if config.runner_socket:
             runner = await RunnerClient.join(Path(config.runner_socket))
         else:
-            runner = RunnerClient.start(runner_options(config))
+            options = RunnerOptions(
+                packages=Path(config.packages),
+                uid_base=config.uid_base,
+                min_tier=config.min_tier,
+                max_slots=config.slots,
+                max_sessions=config.max_sessions,
+                mask_layers=tuple(config.mask_layers),
+                fault_injection=config.fault_injection,
+            )
+            runner = RunnerClient.start(options)
         wishes = {
             "slots": config.slots,
             "sessions": config.max_sessions,
@@ -105,23 +102,15 @@ class Pool(Slots):
         }
         try:
             await runner.configure(wishes, self._add_zygote)
-            self._check(runner)
+            tiers.require(config.min_tier, runner.ready.tier, runner.ready.layers, runner.ready.missing)
+            shortfall = memory.shortfall(self.slots, Limits().memory_mb, runner.ready.memory)
+            if config.strict_memory and shortfall:
+                raise SandboxUnavailable(f"{shortfall}. EXEC_STRICT_MEMORY is set, so no program is run")
         except BaseException:
             await runner.close()
             raise
-        self._runner = runner
-        self.sandbox = Sandbox(runner.tier, runner.layers)
-
-    def _check(self, runner: RunnerClient) -> None:
-        """Fail closed: a sandbox below the required tier runs nothing."""
-        wanted = self.config.min_tier
-        if not tiers.at_least(runner.tier, wanted):
-            raise SandboxUnavailable(tiers.shortfall(runner.tier, wanted, runner.layers, runner.missing), runner.missing)
-        if self.config.strict_memory and (shortfall := self._shortfall(runner)):
-            raise SandboxUnavailable(f"{shortfall}. EXEC_STRICT_MEMORY is set, so no program is run")
-
-    def _shortfall(self, runner: RunnerClient) -> str:
-        return memory.shortfall(self.slots, Limits().memory_mb, runner.memory)
+        self._runner, self.memory_shortfall = runner, shortfall
+        self.sandbox = Sandbox(runner.ready.tier, runner.ready.layers)
 
     async def _keep_runner(self) -> NoReturn:
         """Replace a runner that ends. Its zygotes end too; their programs are started again in the zygotes of the next one."""
@@ -130,17 +119,15 @@ class Pool(Slots):
             log.error("the runner ended; starting another one")
             self._drop_zygotes()
             await self._runner.close()
-            await self._start_runner_again()
-
-    async def _start_runner_again(self) -> None:
-        pause_s = RUNNER_PAUSE_S
-        while True:
-            try:
-                return await self._start_runner()
-            except (SandboxUnavailable, OSError) as error:
-                log.error("starting the runner failed: %s; trying again", error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_RUNNER_PAUSE_S)
+            pause_s = RUNNER_PAUSE_S
+            while True:
+                try:
+                    await self._start_runner()
+                    break
+                except (SandboxUnavailable, OSError) as error:
+                    log.error("starting the runner failed: %s; trying again", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_RUNNER_PAUSE_S)
 
     def _drop_zygotes(self) -> None:
         for zygote in self._zygotes:
@@ -156,33 +143,20 @@ class Pool(Slots):
     @property
     def missing(self) -> dict[str, str]:
         """Layer -> why it does not work here."""
-        return self._runner.missing
+        return self._runner.ready.missing
 
     @property
     def memory_mb(self) -> int:
         """Memory of the machine or pod where programs run."""
-        return self._runner.memory.bytes >> 20
-
-    @property
-    def memory_shortfall(self) -> str:
-        """A message if programs in all slots can need more memory than there is where they run; else empty."""
-        return self._shortfall(self._runner)
+        return self._runner.ready.memory.bytes >> 20
 
     @property
     def languages(self) -> list[str]:
         """Languages that the runner has; it may run in another container than the worker."""
-        return list(self._runner.languages)
+        return list(self._runner.ready.languages)
 
     def _command(self, language: str) -> str:
-        return self._runner.languages.get(language) or language
-
-    @property
-    def profiles(self) -> list[str]:
-        return list(self.config.profiles)
-
-    @property
-    def free_session_slots(self) -> int:
-        return len(self._session_slots)
+        return self._runner.ready.languages.get(language) or language
 
     async def start_session(self, profile: str, limits: Limits, env: dict[str, str], files: dict[str, str]) -> Member:
         """Start a session's first process.
@@ -191,25 +165,21 @@ class Pool(Slots):
             ZygoteLost, StartFailed, SessionSlotBusy: It was not started.
         """
         zygote = await self._zygote_of(profile or self._choice.choose(""), sessions=True)
-        index = self._session_slots.popleft()
+        index = self.session_slots.popleft()
         tree = SessionTree(zygote, self._runner, index, limits, self._numbers, self._results)
-        try:
-            return await tree.start(env, files)
-        finally:
-            self._give_back_session_slot(tree, index)
-
-    def _give_back_session_slot(self, tree: SessionTree, index: int) -> None:
-        """When the session has ended. Slots are reused as late as possible: a lost zygote's processes die slowly."""
 
         def give_back(_: object) -> None:
-            self._session_slots.append(index)
+            self.session_slots.append(index)  # reused as late as possible: a lost zygote's processes die slowly
             if tree.zygote.retired and not tree.zygote.sessions:
                 tree.zygote.close()
 
-        if tree.started:
-            tree.ended.add_done_callback(give_back)
-        else:
-            give_back(None)
+        try:
+            return await tree.start(env, files)
+        finally:
+            if tree.started:
+                tree.ended.add_done_callback(give_back)
+            else:
+                give_back(None)
 
     async def run(self, call: Call, slot: int, remaining_s: float, fail_step: int = 0) -> Result:
         """Run one program.
@@ -223,10 +193,9 @@ class Pool(Slots):
         language = LANGUAGES.get(call.language)
         if isinstance(language, Compiled):
             return await self._run_compiled(language, call, slot, remaining_s, fail_step)
-        if isinstance(language, Interpreted):
-            source = f"../{language.source}"
-            return await self._run(call, slot, remaining_s, fail_step, Start([self._command(language.name), source], source))
-        return await self._run(call, slot, remaining_s, fail_step, IN_ZYGOTE)
+        source = f"../{language.source}" if isinstance(language, Interpreted) else ""
+        start = Start([self._command(call.language), source], source) if source else Start()
+        return await self._run(call, slot, remaining_s, fail_step, start)
 
     async def _run_compiled(self, language: Compiled, call: Call, slot: int, remaining_s: float, fail_step: int) -> Result:
         started = time.monotonic()
@@ -260,17 +229,16 @@ class Pool(Slots):
         most = call.limits.file_mb << 22 if kept_here else self.config.max_result_bytes
         execution = Execution(call, remaining_s, next(self._numbers), fail_step, start, most)
         try:
-            try:
-                report = await zygote.run(execution, slot)
-            except NotStarted:
-                raise SlotBusy from None
+            report = await zygote.run(execution, slot)
             if report.step != 0 and report.error == errno.EBUSY:
                 raise SlotBusy
-            if zygote_failed(report, self._runner.steps) or not setup_failed(report):
+            if zygote_failed(report, self._runner.ready.steps) or not setup_failed(report):
                 self._count_failures(zygote, setup_failed(report))
             sandbox = Sandbox(self.sandbox.tier, self.sandbox.layers, zygote.profile)
-            make = partial(execution.result, report, sandbox, self._runner.steps)
+            make = partial(execution.result, report, sandbox, self._runner.ready.steps)
             return await self._results.make(execution.bytes_to_read(), make)
+        except NotStarted:
+            raise SlotBusy from None
         finally:
             execution.close()
 
@@ -284,7 +252,7 @@ class Pool(Slots):
             )
 
     def _all_warm(self) -> bool:
-        return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self.config.profiles)
+        return {zygote.profile for zygote in self._zygotes if zygote.ready} == set(self.profiles)
 
     async def _zygote_of(self, profile: str, *, sessions: bool = False) -> ZygoteClient:
         while (found := self._least_loaded(profile, sessions=sessions)) is None:
@@ -307,7 +275,7 @@ class Pool(Slots):
 
     async def _announce_when_ready(self, zygote: ZygoteClient) -> None:
         try:
-            await zygote.wait_ready()
+            await asyncio.shield(zygote.warmed)
         except asyncio.CancelledError:
             self._failed_profiles.add(zygote.profile)  # the runner starts another one
         else:

@@ -7,7 +7,7 @@ import asyncio
 import platform
 from typing import NamedTuple
 
-from exec_wire import Call, Limits, Result
+from exec_wire import Call, Limits
 from worker.pool import Pool
 
 PATIENCE_S = 60.0
@@ -128,10 +128,6 @@ async def _attack(pool: Pool, slots: asyncio.Queue[int], name: str, attack: Atta
         return f"{name}: {type(error).__name__} {error}"
     finally:
         slots.put_nowait(slot)
-    return _problem(name, attack, result)
-
-
-def _problem(name: str, attack: Attack, result: Result) -> str:
     if result.status == "timeout" and result.blame == "infra" and "timeout" not in attack.ends:
         return f"{name}: this machine is too busy for the self-test"
     is_contained = result.status != "ok" or result.stdout.strip() == "contained"

@@ -6,26 +6,27 @@ it and the records of its finished cells in memory; they end together.
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import Counter
-from typing import NoReturn, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import NamedTuple, NoReturn, Self
 
 import msgspec
 
-from exec_wire import Result, verdict
+from exec_wire import Result, pack, verdict
 from exec_wire.messages import sessions as wire
-from exec_wire.messages.sessions import Cell, Reply, SessionSpec
+from exec_wire.messages.sessions import Cell, Refused, Reply, SessionInfo, SessionSpec
 from exec_wire.supervisor import Supervisor, stop
 from worker.pool import Pool
 from worker.sandbox.cell_run import CellRun
 from worker.sandbox.protocol import ZygoteReport
 from worker.sandbox.runner_client import SandboxUnavailable
-from worker.sandbox.session_member import Member, MemberEnded
-from worker.sandbox.session_tree import NotForkable, SessionSlotBusy, SessionTree, StartFailed
-from worker.sandbox.verdict import Outcome, judge
+from worker.sandbox.session_tree import Member, MemberEnded, NotForkable, SessionSlotBusy, SessionTree, StartFailed
+from worker.sandbox.verdict import judge
 from worker.sandbox.zygote_client import ZygoteLost
-from worker.session import RETRY_AFTER_S, Refusal, Session
 from worker.slots import Claim
 
 log = logging.getLogger("worker")
@@ -34,15 +35,122 @@ CHECKPOINT_BYTES = 16 << 20  # of a folder that a checkpoint copies
 SWEEP_S = 1.0
 IDLE_CPU_S, IDLE_CPU_SHARE = 5.0, 0.1  # CPU time allowed while no cell runs, and how fast it is forgiven
 BUSY_PAUSE_S, BUSY_TRIES = 0.05, 40
+RECORDS, RECORD_BYTES, RECORD_S = 64, 16 << 20, 120.0  # of one session's finished cells
+MAX_QUEUED = 64  # requests of one session that wait or run; the record of such a cell is never dropped
+RETRY_AFTER_S = 5.0
+
+
+class Refusal(Exception):
+    def __init__(self, code: str, detail: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.reply = Refused(code, detail, retry_after_s=retry_after_s)
+
+
+class Record(NamedTuple):
+    """A cell that runs or has run under an idempotency key."""
+
+    code: tuple[str, str]
+    result: asyncio.Future[Result]
+    ends_at: float = math.inf  # of a finished cell
+
+
+class Session:
+    def __init__(self, id: str, member: Member, spec: SessionSpec, parent: str = "", cells: int = 0) -> None:
+        self.id, self.member, self.spec, self.parent, self.cells = id, member, spec, parent, cells
+        self.checkpoint: Member | None = None
+        self.checkpoint_files = False
+        self.running = False
+        self.why_ended = ""
+        self.lost = False
+        self.lock = asyncio.Lock()  # one request at a time, in order of arrival
+        self.pending = 0
+        self.used_at = time.monotonic()
+        self._records: dict[str, Record] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self.member.alive and not self.member.broken
+
+    @property
+    def can_roll_back(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.alive
+
+    @asynccontextmanager
+    async def in_turn(self) -> AsyncIterator[None]:
+        """Use of the session by one request at a time. Restarts its idle time."""
+        if self.pending >= MAX_QUEUED:
+            detail = f"{self.pending} requests of this session wait or run; wait for their answers"
+            raise Refusal("session_queue_full", detail, RETRY_AFTER_S)
+        self.pending += 1
+        try:
+            async with self.lock:
+                try:
+                    yield
+                finally:
+                    self.used_at = time.monotonic()
+        finally:
+            self.pending -= 1
+
+    def info(self, worker: str, files_restored: bool | None = None) -> SessionInfo:
+        return SessionInfo(
+            self.id,
+            "running" if self.running else "idle" if self.alive else "ended",
+            self.parent,
+            self.spec.profile,
+            self.cells,
+            self.can_roll_back,
+            round(time.monotonic() - self.used_at, 3),
+            self.spec.ttl_s,
+            self.member.tree.memory_bytes,
+            self.spec.tags,
+            worker,
+            self.why_ended,
+            files_restored,
+        )
+
+    def recorded(self, cell: Cell) -> asyncio.Future[Result] | None:
+        """The result of the cell with this key. A cell is never run twice: a repeated request waits for the same run."""
+        now = time.monotonic()
+        for key in [key for key, record in self._records.items() if record.ends_at < now]:
+            del self._records[key]
+        record = self._records.get(cell.idempotency_key) if cell.idempotency_key else None
+        if record is not None and record.code != (cell.code, cell.stdin):
+            raise Refusal("idempotency_conflict", "the key was used for another cell of this session")
+        return record.result if record is not None else None
+
+    def record(self, cell: Cell) -> asyncio.Future[Result]:
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if cell.idempotency_key:
+            self._records[cell.idempotency_key] = Record((cell.code, cell.stdin), future)
+        return future
+
+    def finish(self, cell: Cell, future: asyncio.Future[Result], result: Result) -> None:
+        """Keep the record for a while and drop the oldest ones beyond the bounds, but none of a cell that waits or runs."""
+        future.set_result(result)
+        if (record := self._records.pop(cell.idempotency_key, None)) is None:
+            return
+        self._records[cell.idempotency_key] = record._replace(ends_at=time.monotonic() + RECORD_S)
+        finished = [key for key, record in self._records.items() if record.result.done()]
+        while len(finished) > RECORDS or (finished and self._record_bytes() > RECORD_BYTES):
+            del self._records[finished.pop(0)]
+
+    def forget(self, cell: Cell) -> None:
+        """The cell was not run: a repeated request runs it."""
+        self._records.pop(cell.idempotency_key, None)
+
+    def _record_bytes(self) -> int:
+        done = (record.result.result() for record in self._records.values() if record.result.done())
+        return sum(
+            len(result.stdout) + len(result.stderr) + len(result.value or "") + len(pack(result.display)) for result in done
+        )
 
 
 class Sessions:
-    """Use as a context manager."""
-
     def __init__(self, worker: str, pool: Pool, supervisor: Supervisor | None = None) -> None:
         self._worker, self._pool, self._config = worker, pool, pool.config
         self._supervisor = supervisor or Supervisor()
         self._life = secrets.token_hex(4)
+        self.most = self._config.max_sessions
         self._sessions: dict[str, Session] = {}
         self._starting = 0  # sessions that are being started
         self.counts: Counter[str] = Counter({"started": 0, "forks": 0, "rollbacks": 0, "expired": 0, "lost": 0})
@@ -54,10 +162,6 @@ class Sessions:
     async def __aexit__(self, *_: object) -> None:
         await stop([self._sweeper])
         await asyncio.gather(*(tree.kill() for tree in self._trees()), return_exceptions=True)
-
-    @property
-    def most(self) -> int:
-        return self._config.max_sessions
 
     @property
     def live(self) -> int:
@@ -93,7 +197,11 @@ class Sessions:
                 case wire.RollBack():
                     return await self._roll_back(self._find(order.session, order.tenant))
                 case wire.Interrupt():
-                    return self._interrupt(self._find(order.session, order.tenant))
+                    session = self._find(order.session, order.tenant)
+                    session.used_at = time.monotonic()
+                    if session.running and session.alive:
+                        session.member.interrupt()
+                    return wire.Did(session.running)
                 case wire.PutFiles():
                     return await self._files(self._find(order.session, order.tenant), order.files, [])
                 case wire.FetchFiles():
@@ -150,20 +258,17 @@ class Sessions:
         """Ended sessions have no process and do not count; they are kept until a request has seen that, or until they
         expire."""
         own = sum(session.alive and session.spec.tenant == tenant for session in self._sessions.values())
+        own_memory = sum(tree.memory_bytes for tree in self._trees(tenant))
         bounds = (
-            (self.live + self._starting + more, self._config.max_sessions, "sessions on this worker"),
+            (self.live + self._starting + more, self.most, "sessions on this worker"),
             (own + more, self._config.max_sessions_per_tenant, "sessions of this tenant"),
             (self.memory_bytes >> 20, self._config.session_memory_mb, "MB used by sessions on this worker"),
-            (
-                sum(tree.memory_bytes for tree in self._trees(tenant)) >> 20,
-                self._config.session_memory_per_tenant_mb,
-                "MB used by sessions of this tenant",
-            ),
+            (own_memory >> 20, self._config.session_memory_per_tenant_mb, "MB used by sessions of this tenant"),
         )
         for wanted, most, what in bounds:
             if wanted > most:
                 raise Refusal("too_many_sessions", f"{wanted} {what}; {most} is the most", RETRY_AFTER_S)
-        if not self._pool.free_session_slots:
+        if not self._pool.session_slots:
             raise Refusal("too_many_sessions", "no session slot is free on this worker", RETRY_AFTER_S)
 
     async def _fork(self, session: Session, fork: wire.Fork) -> Reply:
@@ -221,11 +326,11 @@ class Sessions:
     async def _run_now(self, session: Session, cell: Cell, remaining_s: float) -> Result:
         if session.spec.auto_checkpoint:
             await self._make_checkpoint(session)
-        wall_s = session.limits.wall_s if cell.wall_s is None else cell.wall_s
+        wall_s = session.member.tree.limits.wall_s if cell.wall_s is None else cell.wall_s
         session.cells += 1
         session.running = True
         try:
-            with CellRun(session.member, cell.code, cell.stdin, session.cells, wall_s, remaining_s) as run:
+            with closing(CellRun(session.member, cell.code, cell.stdin, session.cells, wall_s, remaining_s)) as run:
                 result = await run.run()
         finally:
             session.running = False
@@ -241,9 +346,8 @@ class Sessions:
         if old is not None and old.alive:
             old.kill()
         try:
-            session.checkpoint, session.checkpoint_files = await session.member.tree.checkpoint(
-                session.member, CHECKPOINT_BYTES
-            )
+            made = await session.member.tree.checkpoint(session.member, CHECKPOINT_BYTES)
+            session.checkpoint, session.checkpoint_files = made
         except NotForkable as error:
             log.info("no checkpoint made, the session cannot be forked: %s", error)
         except ZygoteLost:
@@ -270,22 +374,16 @@ class Sessions:
             self.counts["rollbacks"] += 1
             return wire.Told([session.info(self._worker, files)])
 
-    def _interrupt(self, session: Session) -> Reply:
-        session.used_at = time.monotonic()
-        if session.running and session.alive:
-            session.member.interrupt()
-        return wire.Did(session.running)
-
     async def _files(self, session: Session, put: dict[str, str], fetch: list[str]) -> Reply:
         async with session.in_turn():
             self._require_alive(session)
             try:
-                error_text, found = await session.member.tree.files(session.member, put, fetch)
+                found = await session.member.tree.files(session.member, put, fetch)
             except MemberEnded as error:
                 raise Refusal("session_ended", str(error)) from error
-        if error_text:
-            raise Refusal("bad_field", error_text)
-        return wire.Got(found.files, found.missing)
+        if isinstance(found, str):
+            raise Refusal("bad_field", found)
+        return found
 
     def _require_alive(self, session: Session) -> None:
         if session.lost:
@@ -307,7 +405,7 @@ class Sessions:
                 self.counts["lost"] += member is session.member
                 return
             if member is session.member and not session.running and not session.why_ended:
-                how = judge(Outcome(future.result(), 0, 0), session.limits, [])
+                how = judge(future.result(), session.member.tree.limits)
                 session.why_ended = f"its process ended while no cell ran: {member.broken or how.status}"
                 blameless = future.result().oom_kills or not member.broken
                 session.lost = how.blame == "infra" and bool(blameless)  # its runner died, or the machine was out of memory
@@ -337,8 +435,7 @@ class Sessions:
                 self._check_idle_cpu(tree)
 
     def _check_idle_cpu(self, tree: SessionTree) -> None:
-        """Slots limit how much runs. A session that keeps a CPU busy while none of its cells runs bypasses them and is
-        ended."""
+        """A session that keeps a CPU busy while none of its cells runs bypasses the slots that limit how much runs: end it."""
         own = [session for session in self._sessions.values() if session.member.tree is tree]
         used_s, idle = tree.cpu_s, not any(session.pending for session in own)
         grew_s, tree.cpu_seen_s = used_s - tree.cpu_seen_s, used_s

@@ -42,10 +42,8 @@ class WeightedTurns:
 
 
 class FairQueue:
-    """Claims in a fair order."""
-
     def __init__(self) -> None:
-        self._claims: list[Claim] = []
+        self.claims: list[Claim] = []
         self.cells = 0
         self._forget()
 
@@ -53,25 +51,19 @@ class FairQueue:
         self._priorities = WeightedTurns()
         self._tenants = {name: WeightedTurns() for name in PRIORITY_WEIGHTS}
 
-    def __len__(self) -> int:
-        return len(self._claims)
-
-    def __contains__(self, claim: Claim) -> bool:
-        return claim in self._claims
-
     def add(self, claim: Claim) -> None:
-        self._claims.append(claim)
+        self.claims.append(claim)
         self.cells += claim.is_cell
 
     def remove(self, claim: Claim) -> None:
-        self._claims.remove(claim)
+        self.claims.remove(claim)
         self.cells -= claim.is_cell
-        if not self._claims:  # an empty queue forgets past turns
+        if not self.claims:  # an empty queue forgets past turns
             self._forget()
 
     def take(self) -> Claim:
-        priority = self._priorities.take({claim.priority: PRIORITY_WEIGHTS[claim.priority] for claim in self._claims})
-        claims = [claim for claim in self._claims if claim.priority == priority]
+        priority = self._priorities.take({claim.priority: PRIORITY_WEIGHTS[claim.priority] for claim in self.claims})
+        claims = [claim for claim in self.claims if claim.priority == priority]
         tenant = self._tenants[priority].take({claim.tenant: claim.weight for claim in claims})
         first = min((claim for claim in claims if claim.tenant == tenant), key=lambda claim: claim.since)
         self.remove(first)
@@ -99,7 +91,7 @@ class Slots:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        while self._queue:
+        while self._queue.claims:
             claim = self._queue.take()
             if not claim.slot.done():  # else the claim was cancelled
                 claim.slot.set_result(slot)
@@ -120,7 +112,7 @@ class Slots:
         except asyncio.CancelledError:
             if not claim.slot.cancelled():
                 self.give_back(claim.slot.result())
-            elif claim in self._queue:
+            elif claim in self._queue.claims:
                 self._queue.remove(claim)
             raise
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from fastapi import APIRouter, Request
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -26,12 +27,11 @@ from exec_service.dispatch.admission import Admission, ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import CallRequest
 from exec_service.dispatch.workers import WorkerRegistry
-from exec_service.refusals import NotPermitted, Overloaded, Refusal
-from exec_service.telemetry import metrics as metrics_text
-from exec_service.telemetry.metrics import Metrics
+from exec_service.refusals import Overloaded, Refusal
+from exec_service.sessions import permitted
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Cancelled, Result, Selection, encode_json
-from exec_wire.messages.info import Info
+from exec_wire.messages.stats import Info
 
 NDJSON = "application/x-ndjson"
 
@@ -67,10 +67,21 @@ class Endpoint:
         raise NotImplementedError
 
     async def _read(self, scope: Scope, facts: RequestFacts, receive: Receive) -> bytes:
-        body = await read_body(scope, receive, self._config.max_body_bytes, self._dispatch.admission)
+        """The whole JSON body; refused as soon as it is known to be too large, whether announced or not."""
+        max_bytes, dispatch = self._config.max_body_bytes, self._dispatch
+        headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
+        if headers.get(b"content-type") != b"application/json" or b"content-encoding" in headers:
+            check_content_type(scope)
+        announced = headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced) > max_bytes:
+            raise Refusal("body_too_large", f"{int(announced)} bytes; at most {max_bytes} are accepted")
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message["type"] == "http.disconnect" or message.get("more_body", False) or len(body) > max_bytes:
+            body = await _read_parts(message, receive, max_bytes, dispatch.admission)
         facts.body_bytes = len(body)
-        if self._dispatch.draining or self._dispatch.not_ready_because:
-            self._dispatch.check_open()  # before what a call asks for is compared with what is there
+        if dispatch.draining or dispatch.not_ready_because:
+            dispatch.check_open()  # before what a call asks for is compared with what is there
         if len(body) > SMALL_BYTES:
             check_strings(body, self._config.max_strings_per_request)
         return body
@@ -108,11 +119,12 @@ class RunEndpoint(Endpoint):
         async with self._dispatch.run([call], facts.origin) as request:
             facts.calls = 1
             with on_disconnect(request.close, scope):
-                results = await request.take_all()
-            if not results:
+                await request.changed.wait()
+            if request.closed:
                 raise ClientGone
+            [result] = request.arrived
             is_small = request.arrived_bytes <= LARGE_CHARS
-            await self._send_json(encode_json(results[0]) if is_small else await encode(results[0]), send)
+            await self._send_json(encode_json(result) if is_small else await encode(result), send)
 
 
 class BatchEndpoint(Endpoint):
@@ -135,7 +147,7 @@ class BatchEndpoint(Endpoint):
 
     def _check_room(self) -> None:
         """Results that wait for each other are not read, so no other program is started while they take all the room."""
-        if self._dispatch.admission.is_full:
+        if self._dispatch.admission.bytes > self._dispatch.admission.max_bytes:
             words = "the results take more memory than there is before all of them are there; ask for them as a stream"
             raise Overloaded(words, self._config.retry_after_max_s)
 
@@ -148,21 +160,6 @@ class BatchEndpoint(Endpoint):
         if request.closed:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
-    """The whole JSON body; refused as soon as it is known to be too large, whether announced or not."""
-    headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
-    if headers.get(b"content-type") != b"application/json" or b"content-encoding" in headers:
-        check_content_type(scope)
-    announced = headers.get(b"content-length", b"")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise Refusal("body_too_large", f"{int(announced)} bytes; at most {max_bytes} are accepted")
-    message = await receive()
-    if message["type"] == "http.disconnect" or message.get("more_body", False) or len(message["body"]) > max_bytes:
-        return await _read_parts(message, receive, max_bytes, admission)
-    body: bytes = message["body"]
-    return body
 
 
 async def _read_parts(message: Message, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
@@ -182,17 +179,14 @@ async def _read_parts(message: Message, receive: Receive, max_bytes: int, admiss
             message = await receive()
 
 
-def check_content_type(scope: Scope) -> None:
-    """A browser sends a foreign site's form without asking us first, but never as application/json."""
-    media_type = header(scope, b"content-type").split(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise Refusal("wrong_content_type", f"the body must be application/json, not {media_type[:80] or 'unnamed'!r}")
-    if header(scope, b"content-encoding").strip().lower() not in ("", "identity"):
+def check_content_type(scope: Scope, *accepted: str) -> None:
+    """A browser sends a foreign site's form without asking us first, but never as one of these."""
+    headers, accepted = Headers(scope=scope), accepted or ("application/json",)
+    media_type = headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type not in accepted:
+        raise Refusal("wrong_content_type", f"the body must be {accepted[0]}, not {media_type[:80] or 'unnamed'!r}")
+    if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise Refusal("wrong_content_type", "the body must not be compressed")
-
-
-def header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
 def flag(scope: Scope, name: str, *, default: bool) -> bool:
@@ -211,20 +205,18 @@ def hot_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator) 
     ]
 
 
-def plain_routes(
-    config: GatewayConfig, dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: Metrics, *, cluster: bool
-) -> APIRouter:
-    """A gateway of a cluster is ready when it can keep calls, whoever runs them; its metrics are at a port of their own."""
+def plain_routes(config: GatewayConfig, dispatch: Dispatch, worker_registry: WorkerRegistry, *, cluster: bool) -> APIRouter:
+    """A gateway of a cluster is ready when it can keep calls, wherever they run."""
     router = APIRouter()
 
     @router.get("/healthz", summary="Is the process alive?", responses=answers(Health))
     async def healthz() -> Response:
-        return _json(Health("ok"))
+        return json_response(Health("ok"))
 
     @router.get("/readyz", summary="Can it run programs now?", responses=answers(Ready, "not_ready", "draining"))
     async def readyz() -> Response:
         check_ready(dispatch, worker_registry, cluster=cluster)
-        return _json(Ready("ready", worker_registry.tier))
+        return json_response(Ready("ready", worker_registry.tier))
 
     @router.delete(
         "/v1/calls",
@@ -234,37 +226,20 @@ def plain_routes(
     )
     async def cancel(request: Request) -> Response:
         selection = read_selection(request.scope["query_string"])
-        account = account_of(request)
-        if account is not None:
-            try:
+        if (account := account_of(request)) is not None:
+            with permitted(""):
                 selection = account.select(selection)
-            except NotPermitted as refusal:
-                refusal.field = "tenant"
-                raise
-        return _json(Cancelled(await dispatch.cancel(selection)))
+        return json_response(Cancelled(await dispatch.cancel(selection)))
 
     @router.get(
         "/v1/info", summary="What is here: version, isolation, slots, limits", responses=answers(Info, "unauthenticated")
     )
     async def info(request: Request) -> Response:
-        return _json(info_of(config, worker_registry, account_of(request)))
+        return json_response(info_of(config, worker_registry, account_of(request)))
 
     @router.get("/v1/tools", summary="Tools for a model, as OpenAI's chat completions take them", responses=answers(Tools))
     async def tools() -> Response:
-        return _json(TOOLS)
-
-    if not cluster:
-        described = answers(Health, "unauthenticated", "operators_only") | {200: {"content": {"text/plain": {}}}}
-
-        @router.get("/metrics", summary="Prometheus metrics", responses=described)
-        async def metrics_page(request: Request) -> Response:
-            facts: RequestFacts = request.scope["exec"]
-            if not facts.sees_all:
-                words = (
-                    "the metrics show all tenants; use a key made by `exec-service keys add --operator`, or the metrics port"
-                )
-                raise Refusal("operators_only", words)
-            return Response(metrics.text(), headers={"content-type": metrics_text.CONTENT_TYPE})
+        return json_response(TOOLS)
 
     return router
 
@@ -274,5 +249,5 @@ def account_of(request: Request) -> Account | None:
     return facts.origin.account
 
 
-def _json(message: msgspec.Struct) -> Response:
-    return Response(encode_json(message), media_type="application/json")
+def json_response(message: msgspec.Struct, status: int = 200) -> Response:
+    return Response(encode_json(message), status, media_type="application/json")

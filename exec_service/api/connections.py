@@ -1,7 +1,7 @@
 """Limits on HTTP connections: bytes and time of the headers, time of the body, number of connections.
 
 uvicorn limits none of these, and an app sees a request only when its headers are complete. Every HTTP port of the service uses
-this. Admission limits the memory of bodies (`api.calls.read_body`).
+this. Admission limits the memory of bodies (`api.calls.Endpoint`).
 """
 
 from __future__ import annotations

@@ -8,15 +8,11 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message, Scope, Send
+from starlette.types import Scope
 
 from exec_service.refusals import Refusal
 from exec_service.telemetry.metrics import Metrics
 from exec_wire.problems import CONTENT_TYPE, problem
-
-
-async def send_refusal(refusal: Refusal, scope: Scope, send: Send, metrics: Metrics) -> None:
-    await answer(refusal, scope, metrics)(scope, _receive_nothing, send)
 
 
 def answer(
@@ -74,7 +70,3 @@ def error_answerer(metrics: Metrics) -> Callable[[Request, Exception], Awaitable
         return answer(refusal_of(error), request.scope, metrics, dict(headers or {}))
 
     return on_error
-
-
-async def _receive_nothing() -> Message:
-    return {"type": "http.disconnect"}

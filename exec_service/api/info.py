@@ -12,7 +12,7 @@ from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Refusal
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Limits
-from exec_wire.messages.info import Info, LimitValues, RequestLimits, WorkerSummary
+from exec_wire.messages.stats import Info, LimitValues, RequestLimits, WorkerSummary
 
 
 def info_of(config: GatewayConfig, worker_registry: WorkerRegistry, account: Account | None = None) -> Info:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
-from exec_service.api.calls import NDJSON, account_of, header
+from exec_service.api.calls import NDJSON, account_of, check_content_type, json_response
 from exec_service.api.judge import permit_judge, permit_verify
 from exec_service.api.middleware import RequestFacts
 from exec_service.api.responses import answers, query_parameters, schema_of
@@ -29,12 +29,11 @@ from exec_service.api.validation import VERIFY, Validator, Warnings, check_strin
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import ArrivingBody
 from exec_service.dispatch.dispatch import Dispatch
-from exec_service.jobs.files import Draft, JobMeta, NewerJob, NoSuchJob
 from exec_service.jobs.scheduler import JobScheduler, items_done
-from exec_service.jobs.store import JobStore
-from exec_service.refusals import Draining, Overloaded, Refusal
+from exec_service.jobs.store import Draft, JobMeta, JobStore, NewerJob, NoSuchJob
+from exec_service.refusals import Overloaded, Refusal
 from exec_service.tenants.accounts import Account
-from exec_wire.messages.calls import Label, encode_json
+from exec_wire.messages.calls import Label
 from exec_wire.messages.jobs import ENDED, JobItem, JobList, JobRemoved, JobState, JobStatus
 from exec_wire.messages.unknown_fields import Reader, UnknownFields
 
@@ -254,7 +253,7 @@ class Intake:
         if kind == "call":
             call = self._validator.read_call(part, warnings)
             if account is not None:
-                account.permit(call, 0)
+                account.permit(call)
         elif kind == "judge":
             judge = self._validator.read_judge(part, warnings)
             if account is not None:
@@ -354,9 +353,9 @@ class JobEndpoints:
     async def submit(self, request: Request) -> Response:
         facts: RequestFacts = request.scope["exec"]
         jobs, query = self._there, read_query(request.scope["query_string"], SubmitQuery)
-        check_line_type(request)
+        check_content_type(request.scope, *LINE_TYPES)
         if self._dispatch.draining:
-            raise Draining
+            self._dispatch.check_open()
         tenant = facts.origin.account.tenant if facts.origin.account is not None else ""
         with jobs.receiving(tenant):
             await jobs.check_room(tenant, self._config)
@@ -370,10 +369,10 @@ class JobEndpoints:
                     facts.client_gone = True
                     return Response(status_code=400)  # not sent: the caller disconnected
                 meta = await jobs.finish(draft, tenant, self._config)
-        return _json(replace(await asyncio.to_thread(jobs.status, meta), warnings=intake.warnings), 201)
+        return json_response(replace(await asyncio.to_thread(jobs.status, meta), warnings=intake.warnings), 201)
 
     async def jobs(self, request: Request) -> Response:
-        return _json(await asyncio.to_thread(self._there.all, account_of(request)))
+        return json_response(await asyncio.to_thread(self._there.all, account_of(request)))
 
     async def results(self, request: Request, job: str) -> Response:
         query = read_query(request.scope["query_string"], ResultsQuery)
@@ -384,7 +383,7 @@ class JobEndpoints:
         """A route that does this to one of the caller's jobs."""
 
         async def endpoint(request: Request, job: str) -> Response:
-            return _json(await in_thread(act, self._there, await self._own(request, job)))
+            return json_response(await in_thread(act, self._there, await self._own(request, job)))
 
         return endpoint
 
@@ -425,15 +424,3 @@ def job_routes(config: GatewayConfig, dispatch: Dispatch, validator: Validator, 
         options: dict[str, Any] = {"methods": [verb], "name": name, "summary": summary, "responses": responses}
         router.add_api_route(f"/v1/jobs/{{job}}{path}", to.on_job(act), **options)
     return router
-
-
-def check_line_type(request: Request) -> None:
-    media_type = header(request.scope, b"content-type").split(";")[0].strip().lower()
-    if media_type not in LINE_TYPES:
-        raise Refusal("wrong_content_type", f"the body of a job must be {NDJSON}, not {media_type[:80] or 'unnamed'!r}")
-    if header(request.scope, b"content-encoding").strip().lower() not in ("", "identity"):
-        raise Refusal("wrong_content_type", "the body must not be compressed")
-
-
-def _json(message: Struct, status: int = 200) -> Response:
-    return Response(encode_json(message), status, media_type="application/json")

@@ -24,8 +24,7 @@ from exec_service.refusals import Refusal
 from exec_service.sessions import permitted
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Limits, encode_json
-from exec_wire.messages.judging import Judge
-from exec_wire.messages.verifying import Verification, Verify
+from exec_wire.messages.judging import Judge, Verification, Verify
 from exec_wire.supervisor import stop
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -108,7 +107,7 @@ def permit_judge(judge: Judge, account: Account) -> Judge:
     if judge.checker.kind == "program":  # it has the default limits, which may be more than the key allows
         for name in account.allowance.max_limits:
             if (usual := getattr(Limits(), name)) is not None:
-                account.check_limit(name, usual, 0, ".checker")
+                account.check_limit(name, usual, ".checker")
     return account.own(replace(judge, limits=limits, tests=tests))
 
 
@@ -119,8 +118,8 @@ def permit_verify(items: Sequence[Verify], facts: RequestFacts, at: str) -> None
         return
     for index, item in enumerate(items):
         with permitted(at.format(index)):
-            account.check_tenant(item.tenant, index)
-            account.check_limit("wall_s", item.wall_s, index, ".wall_s")
+            account.check_tenant(item.tenant)
+            account.check_limit("wall_s", item.wall_s, ".wall_s")
         account.own(item)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exec_service.api.errors import send_refusal
+from exec_service.api.errors import answer
 from exec_service.api.listening import is_loopback
 from exec_service.api.streaming import ClientGone
 from exec_service.api.web_page import PAGE_ROUTES
@@ -27,7 +27,7 @@ from exec_service.dispatch.requests import Origin
 from exec_service.jobs.store import TOKEN_PREFIX, JobStore
 from exec_service.refusals import Refusal
 from exec_service.telemetry.logs import log_request
-from exec_service.telemetry.metrics import Metrics
+from exec_service.telemetry.metrics import Metrics, route_of
 from exec_service.tenants.accounts import Account
 from exec_service.tenants.keys import Keys, secret_of
 
@@ -38,6 +38,9 @@ QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/stats"})  # po
 OPERATOR_ROUTES = frozenset({"/metrics", "/v1/stats"})  # these can show figures of all tenants
 TOKEN_ROUTES = frozenset({"/v1/batch", "/v1/judge", "/v1/verify"})  # the routes that jobs workers use
 CLIENT_GONE = 499  # never sent; logged if the caller disconnected before the answer
+_LOOKED_AT = frozenset(
+    b"host origin sec-fetch-site sec-fetch-mode sec-fetch-dest x-request-id traceparent authorization".split()
+)
 _SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -82,7 +85,9 @@ class Guard:
         for name, value in scope["headers"]:
             if name in _LOOKED_AT:
                 headers.setdefault(name.decode(), []).append(value.decode("latin-1"))
-        facts = scope["exec"] = RequestFacts(origin_of(headers))
+        facts = scope["exec"] = RequestFacts(
+            origin_of(headers.get("x-request-id", [""])[0], headers.get("traceparent", [""])[0])
+        )
         request_id = facts.origin.request_id.encode()
 
         async def send_marked(message: Message) -> None:
@@ -105,25 +110,27 @@ class Guard:
         except ClientGone:
             facts.client_gone = True
         except Refusal as refusal:
-            await send_refusal(refusal, scope, send_marked, self._metrics)
+            await answer(refusal, scope, self._metrics)(scope, receive, send_marked)
         except Exception:
             # The details go to the log, not to the caller.
             log.exception("unhandled error", extra={"request_id": facts.origin.request_id})
             if facts.status:
                 raise  # an answer has begun: the server breaks the connection, so that it is not taken as complete
             internal = Refusal("internal", "see the service's log for this request id")
-            await send_refusal(internal, scope, send_marked, self._metrics)
+            await answer(internal, scope, self._metrics)(scope, receive, send_marked)
         finally:
             status = CLIENT_GONE if facts.client_gone or not facts.status else facts.status
-            route = self._metrics.request(scope["path"], status)
+            route = route_of(scope["path"])
+            self._metrics.requests.counts[route, str(status)] += 1
             usual = logging.DEBUG if scope["path"] in QUIET_ROUTES else logging.INFO
             level = logging.WARNING if facts.code or status >= 500 else usual
             if log.isEnabledFor(level):
-                log_http(level, scope["method"], route, status, time.monotonic() - began, facts)
+                log_request(level, facts, time.monotonic() - began, method=scope["method"], route=route, status=status)
 
     async def _check_key(self, keys: Keys, scope: Scope, headers: dict[str, list[str]]) -> None:
         authorization = headers.get("authorization", [""])[0]
-        if not authorization and self._is_keyless(scope["path"]):
+        path = _SLASHES.sub("/", scope["path"])  # some clients of adapters send //run, see `exec_service.compat`
+        if not authorization and any(pattern.match(path) for pattern in self._keyless):
             check_origin(headers, scope["method"])
         elif scope["path"] not in OPEN_ROUTES:
             facts: RequestFacts = scope["exec"]
@@ -139,24 +146,6 @@ class Guard:
                 raise Refusal("unauthenticated", "no running bulk job has this ticket")
             return keys.account_of(tenant)
         return keys.account(authorization)
-
-    def _is_keyless(self, path: str) -> bool:
-        path = _SLASHES.sub("/", path)  # some of these clients send //run, see `exec_service.compat`
-        return any(pattern.match(path) for pattern in self._keyless)
-
-
-def log_http(level: int, method: str, route: str, status: int, duration_s: float, facts: RequestFacts) -> None:
-    log_request(
-        level,
-        method=method,
-        route=route,
-        status=status,
-        duration_s=duration_s,
-        origin=facts.origin,
-        code=facts.code,
-        calls=facts.calls,
-        body_bytes=facts.body_bytes,
-    )
 
 
 @lru_cache(256)
@@ -202,18 +191,9 @@ def split_host(text: str) -> tuple[str, int] | None:
     return parts.hostname, 80 if port is None else port
 
 
-def origin_of(headers: dict[str, list[str]]) -> Origin:
-    given = headers.get("x-request-id", [""])[0]
-    traceparent = headers.get("traceparent", [""])[0]
+def origin_of(request_id: str, traceparent: str) -> Origin:
+    """Of what the caller sent."""
     return Origin(
-        given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8),
+        request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8),
         traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
-
-
-_LOOKED_AT = frozenset(
-    {
-        *(b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"),
-        *(b"x-request-id", b"traceparent", b"authorization"),
-    }
-)

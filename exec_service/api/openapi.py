@@ -1,43 +1,97 @@
-"""The OpenAPI document: FastAPI's own routes, and the plain ASGI routes with the schemas of their messages."""
+"""The OpenAPI document: FastAPI's own routes, the plain ASGI routes with the schemas of their messages, and those of adapters.
 
-from collections.abc import Mapping
+`exec_service/api/reference.py` has the order, the names and the examples.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
+from starlette.routing import Route
 
 from exec_service.api.calls import NDJSON, Health, Ready, Results
-from exec_service.api.responses import REF, answers, schema_of
+from exec_service.api.reference import ENTRIES, SERVICE, Entry
+from exec_service.api.responses import REF, answers, query_parameters, schema_of
 from exec_service.api.tools import Tools
-from exec_wire.messages.calls import Batch, Call, Cancelled, Result
-from exec_wire.messages.info import Info
+from exec_wire.messages.calls import Batch, Call, Cancelled, Result, Selection
 from exec_wire.messages.jobs import JobItem, JobList, JobRemoved, JobResult, JobStatus
-from exec_wire.messages.judging import Judge, Judgement
+from exec_wire.messages.judging import Judge, Judgement, Verification, Verify, VerifyBatch
 from exec_wire.messages.sessions import Cell, Ended, Files, Fork, Interrupted, SessionInfo, SessionList, SessionSpec, Tenant
-from exec_wire.messages.stats import RunStats, Stats
-from exec_wire.messages.verifying import Verification, Verify, VerifyBatch
-from exec_wire.problems import Problem
+from exec_wire.messages.stats import Info, RunStats, Stats
+from exec_wire.problems import CONTENT_TYPE, Problem
 
 _HOT_PROBLEMS = (
     "bad_json unauthenticated foreign_tenant beyond_limits foreign_origin body_too_large too_many_calls wrong_content_type "
     "bad_field overloaded tenant_busy rate_limited internal draining not_ready"
 ).split()
 _MESSAGES = (
-    *(SessionSpec, SessionInfo, SessionList, Cell, Fork, Files, Tenant, Interrupted, Ended),
     *(Call, Batch, Result, Results, Judge, Judgement, Verify, VerifyBatch, Verification),
+    *(SessionSpec, SessionInfo, SessionList, Cell, Fork, Files, Tenant, Interrupted, Ended),
     *(JobItem, JobResult, JobStatus, JobList, JobRemoved),
     *(Cancelled, Info, Health, Ready, Problem, Tools, Stats, RunStats),
 )
 
 
-def openapi_of(app: FastAPI) -> dict[str, Any]:
+def openapi_of(app: FastAPI, adapters: Iterable[Route]) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    document["paths"] = _hot_paths() | document["paths"]
+    components: dict[str, Any] = {}
+    paths = _hot_paths() | document["paths"] | _adapter_paths(adapters, components)
+    found = {f"{verb.upper()} {path}": operation for path, verbs in paths.items() for verb, operation in verbs.items()}
+    document["paths"] = {}
+    order = {route: number for number, route in enumerate(ENTRIES)}
+    for route in sorted(found, key=lambda route: order.get(route, len(order))):
+        verb, path = route.split()
+        document["paths"].setdefault(path, {})[verb.lower()] = _described(found[route], ENTRIES.get(route))
+    sections = [operation["tags"][0] for verbs in document["paths"].values() for operation in verbs.values()]
+    document["tags"] = [{"name": name} for name in dict.fromkeys(sections)]
     _, schemas = msgspec.json.schema_components(_MESSAGES, ref_template=REF)
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    document["components"] = {
+        "schemas": schemas | components,
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "needed where the service has keys"}},
+    }
+    document["security"] = [{}, {"key": []}]
     return document
+
+
+def _described(operation: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
+    entry = entry or Entry(SERVICE, operation["operationId"])  # a test asks for its own
+    for parameter in operation.get("parameters", []):
+        if parameter["name"] in entry.values:
+            parameter["example"] = entry.values[parameter["name"]]
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        content["example"] = entry.example
+    if operation["responses"].get("422", {}).get("content", {}).get("application/json"):
+        del operation["responses"]["422"]  # FastAPI's own, which is never sent
+    return operation | {"operationId": entry.name, "tags": [entry.section]}
+
+
+def _adapter_paths(routes: Iterable[Route], components: dict[str, Any]) -> dict[str, Any]:
+    """The routes of adapters; the schemas of their requests are added to `components`."""
+    paths: dict[str, Any] = {}
+    for route in routes:
+        [verb] = (route.methods or set()) - {"HEAD"}
+        entry = ENTRIES.get(f"{verb} {route.path}") or Entry(SERVICE, f"{verb.lower()}{route.path.replace('/', '_')}")
+        problem = {"description": "A refusal", "content": {CONTENT_TYPE: {"schema": schema_of(Problem)}}}
+        answer = {"description": "As that service answers", "content": {"application/json": {"schema": {}}}}
+        operation = _operation(entry.name, entry.summary, None, {200: answer, "default": problem})
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
+        ] + [
+            {"name": name, "in": "header", "schema": {"type": "string", "default": value}}
+            for name, value in entry.headers.items()
+        ]
+        if verb == "POST":
+            schema: dict[str, Any] = {"type": "object"}
+            if (message := getattr(route.endpoint, "request", None)) is not None:
+                prefix = entry.section.removeprefix("Clients of ").title().replace("-", "")
+                [schema], own = msgspec.json.schema_components([message], ref_template=REF.replace("{", prefix + "{"))
+                components |= {prefix + name: one | {"title": prefix + name} for name, one in own.items()}
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths.setdefault(route.path, {})[verb.lower()] = operation
+    return paths
 
 
 def _hot_paths() -> dict[str, Any]:
@@ -76,14 +130,16 @@ def _session_paths() -> dict[str, Any]:
         ("/{id}/rollback", "post", "Undo the last cell", Tenant, answers(SessionInfo, *used, "no_checkpoint")),
         ("/{id}/interrupt", "post", "Stop the running cell", Tenant, answers(Interrupted, *one)),
         ("/{id}/files", "put", "Put files into a session's folder", Files, answers(Files, *alive)),
-        ("/{id}/files", "get", "Read files: ?path=…&path=…", None, answers(Files, *alive, "bad_query")),
+        ("/{id}/files", "get", "Read files of a session's folder", None, answers(Files, *alive, "bad_query")),
     ]
+    tags = [one for one in query_parameters(Selection) if one["name"] not in ("request", "index")]
+    files = {"name": "path", "in": "query", "schema": {"type": "array", "items": {"type": "string"}}}
+    queries = {("", "get"): tags, ("/{id}/files", "get"): [files]}
     paths: dict[str, Any] = {}
     for path, verb, summary, body, responses in routes:
-        name = f"{verb}_session{path.replace('/{id}', '').replace('/', '_')}" if path else f"{verb}_sessions"
-        operation = _operation(name, summary, body, responses)
-        if path:
-            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation = _operation("", summary, body, responses)
+        ids = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}] if path else []
+        operation["parameters"] = ids + queries.get((path, verb), [])
         paths.setdefault(f"/v1/sessions{path}", {})[verb] = operation
     return paths
 

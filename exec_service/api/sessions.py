@@ -11,10 +11,10 @@ from msgspec import Struct
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from exec_service.api.calls import Endpoint, check_content_type
+from exec_service.api.calls import Endpoint
 from exec_service.api.encoding import encode
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.streaming import ClientGone, cancel_on_disconnect
+from exec_service.api.streaming import cancel_on_disconnect
 from exec_service.api.validation import CELL, FORK, TENANT, Validator, read, read_selection
 from exec_service.config import GatewayConfig
 from exec_service.dispatch.dispatch import Dispatch
@@ -67,20 +67,13 @@ class SessionEndpoint(Endpoint):
         super().__init__(config, dispatch, validator)
         self._act, self._reader = act, reader
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        facts: RequestFacts = scope["exec"]
-        try:
-            body = b""
-            if scope["method"] in ("POST", "PUT"):
-                check_content_type(scope)
-                body = await self._read(scope, facts, receive)
-            asked = Request(scope["path_params"].get("id", ""), body, scope["query_string"], facts.origin)
-            with self._dispatch.reserve(1, len(body), facts.origin):
-                facts.calls = 1
-                answer = await cancel_on_disconnect(self._ask(asked), scope)
-                await self._send_json(await encode(with_warnings(answer, asked.origin.warnings)), send)
-        except ClientGone:
-            facts.client_gone = True
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        body = await self._read(scope, facts, receive) if scope["method"] in ("POST", "PUT") else b""
+        asked = Request(scope["path_params"].get("id", ""), body, scope["query_string"], facts.origin)
+        with self._dispatch.reserve(1, len(body), facts.origin):
+            facts.calls = 1
+            answer = await cancel_on_disconnect(self._ask(asked), scope)
+            await self._send_json(await encode(with_warnings(answer, asked.origin.warnings)), send)
 
     async def _ask(self, asked: Request) -> Struct:
         ids = (asked.id,) if asked.id else ()

@@ -13,10 +13,14 @@ from exec_service.api.responses import answers, query_parameters, schema_of
 from exec_service.api.validation import read_query
 from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.workers import WorkerRegistry
-from exec_service.refusals import NotPermitted
+from exec_service.refusals import Refusal
+from exec_service.sessions import permitted
 from exec_service.telemetry.live_stats import LiveStats
+from exec_service.telemetry.metrics import CONTENT_TYPE, Metrics
 from exec_wire.messages.calls import GivenLabel, Label, encode_json
 from exec_wire.messages.stats import Depths, RunStats, Stats
+
+OPERATORS_ONLY = "the metrics show all tenants; use a key made by `exec-service keys add --operator`, or the metrics port"
 
 
 class StatsQuery(Struct, frozen=True, kw_only=True):
@@ -27,8 +31,9 @@ class StatsQuery(Struct, frozen=True, kw_only=True):
     tenant: Label | UnsetType = UNSET
 
 
-def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, live_stats: LiveStats) -> APIRouter:
-    router = APIRouter()
+def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: Metrics, *, cluster: bool) -> APIRouter:
+    """The metrics of a gateway of a cluster are at a port of their own."""
+    router, live_stats = APIRouter(), metrics.live_stats
 
     @router.get(
         "/v1/stats",
@@ -45,6 +50,15 @@ def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, live_stats
             else live_stats.run(query.run, tenant or "")
         )
         return Response(encode_json(found), media_type="application/json", headers={"cache-control": "no-store"})
+
+    if not cluster:
+        described = answers(Stats, "unauthenticated", "operators_only") | {200: {"content": {"text/plain": {}}}}
+
+        @router.get("/metrics", summary="Prometheus metrics", responses=described)
+        async def metrics_page(request: Request) -> Response:
+            if not request.scope["exec"].sees_all:
+                raise Refusal("operators_only", OPERATORS_ONLY)
+            return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     return router
 
@@ -80,11 +94,8 @@ def _tenant_of(query: StatsQuery, request: Request) -> str | None:
     if account is None or facts.sees_all:
         return None if query.tenant is UNSET else query.tenant
     if query.tenant is not UNSET:
-        try:
+        with permitted(""):
             account.check_tenant(query.tenant)
-        except NotPermitted as refusal:
-            refusal.field = "tenant"
-            raise
     return account.tenant
 
 

@@ -23,10 +23,9 @@ from exec_service.refusals import Refusal
 from exec_wire.messages import bounds
 from exec_wire.messages.bounds import WrongField, quote
 from exec_wire.messages.calls import Batch, Call, Limits, Selection
-from exec_wire.messages.judging import Judge, Test
+from exec_wire.messages.judging import Judge, Test, Verify, VerifyBatch
 from exec_wire.messages.sessions import Cell, Fetch, Files, Fork, SessionSpec, Tenant
 from exec_wire.messages.unknown_fields import Reader, UnknownFields, items, members, strict
-from exec_wire.messages.verifying import Verify, VerifyBatch
 
 MAX_DETAIL_CHARS = 300
 SMALL_BYTES = 256 << 10  # a smaller body cannot have too many parts to decode at once

@@ -148,20 +148,17 @@ async def check_pool(pool: Pool) -> None:
         raise SandboxUnavailable("the self-test failed:\n  " + "\n  ".join(problems))
 
 
-def open_queue(url: str) -> RedisQueue:
-    from exec_wire.queue.redis import RedisQueue
-
-    if not url:
-        raise ConfigError("no job queue is set: give --redis redis://HOST:6379/0 or EXEC_REDIS; `exec-service up` needs none")
-    try:
-        return RedisQueue(url)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"the URL of the job queue is wrong: {error}") from None
-
-
 def start_cluster_process(redis: str) -> tuple[RedisQueue, str, asyncio.Event, Supervisor]:
     """The job queue, the name of this process, the event that stops it, and the supervisor of its tasks."""
-    queue, stop, supervisor = open_queue(redis), stop_on_signals(), Supervisor()
+    from exec_wire.queue.redis import RedisQueue
+
+    if not redis:
+        raise ConfigError("no job queue is set: give --redis redis://HOST:6379/0 or EXEC_REDIS; `exec-service up` needs none")
+    try:
+        queue = RedisQueue(redis)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the URL of the job queue is wrong: {error}") from None
+    stop, supervisor = stop_on_signals(), Supervisor()
     supervisor.on_give_up(stop.set)
     # A new name for every start: a restarted process never takes over the name of the one before.
     return queue, f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}", stop, supervisor

@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 
 NAME = "embedded"
 GREETING = """
-exec-service is ready on {url} (sandbox tier {tier}, {slots} slots). Try:
-
+exec-service is ready on {url} (sandbox tier {tier}, {slots} slots, gRPC: {grpc}). Try:
   curl -s {url}/v1/run{key} -H 'content-type: application/json' -d '{{"code": "print(6 * 7)"}}'
-
-Playground, sessions, live view: {url}     The API: {url}/docs     gRPC: {grpc}     Stop with Ctrl-C.
+Playground, sessions, live view: {url}   API reference: {url}/docs   Stop with Ctrl-C.
 """
 WEAK = """
 WARNING: the sandbox is of tier {tier}: {meaning}.
@@ -104,7 +102,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
     reserved = 16 * (worker_config.slots + worker_config.max_sessions)  # descriptors that the worker needs at most
     async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, contextlib.AsyncExitStack() as stack:
         if metrics_port := gateway_config.metrics_port:
-            app = MetricsApp(gateway.metrics.text, lambda: gateway.not_ready_because)
+            app = MetricsApp(gateway.metrics.text, lambda: gateway.dispatch.not_ready_because)
             await stack.enter_async_context(metrics_server(app, gateway_config.metrics_host, metrics_port, supervisor))
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result, reserved=reserved))
         try:
@@ -112,7 +110,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
             if not serving.done():
                 await _work(worker_config, queue, gateway, url.result(), stop, serving)
         except SandboxUnavailable as error:
-            gateway.not_ready_because = str(error)
+            gateway.dispatch.not_ready_because = str(error)
             say(NO_SANDBOX.format(why=error, url=url.result(), command=own_command()), logging.ERROR)
             await asyncio.wait({serving})
         finally:

@@ -20,7 +20,7 @@ from exec_service.judging.verify import bytes_of as bytes_of_verify
 from exec_service.judging.verify import verify
 from exec_service.refusals import Refusal
 from exec_wire.messages.calls import Call, Result, Status
-from exec_wire.messages.verifying import Verification, Verify
+from exec_wire.messages.judging import Verification, Verify
 
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 

@@ -17,10 +17,9 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from exec_service.api import tools
-from exec_service.api.calls import check_content_type, read_body
+from exec_service.api.calls import Endpoint
 from exec_service.api.middleware import RequestFacts
-from exec_service.api.streaming import ClientGone, cancel_on_disconnect
-from exec_service.api.validation import check_strings
+from exec_service.api.streaming import cancel_on_disconnect
 from exec_service.compat.adapter import Adapter, GatewayParts
 from exec_service.config import package_version
 from exec_service.dispatch.requests import Origin
@@ -38,8 +37,9 @@ A = TypeVar("A", bound=Struct)
 CELL_BYTES = 4096  # charged for a request to a session, besides its code
 
 
-class McpEndpoint:
+class McpEndpoint(Endpoint):
     def __init__(self, parts: GatewayParts) -> None:
+        super().__init__(parts.config, parts.dispatch, parts.validator)
         self._parts, self._adapter = parts, Adapter("mcp", parts)
         self._starting = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
@@ -51,17 +51,10 @@ class McpEndpoint:
             tools.END.name: (tools.SessionArguments, self._end),
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        facts: RequestFacts = scope["exec"]
-        check_content_type(scope)
-        try:
-            body = await read_body(scope, receive, self._parts.config.max_body_bytes, self._parts.dispatch.admission)
-            facts.body_bytes = len(body)
-            check_strings(body, self._parts.config.max_strings_per_request)
-            manager = await self._started()
-            await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), scope)
-        except ClientGone:
-            facts.client_gone = True
+    async def _answer(self, scope: Scope, facts: RequestFacts, receive: Receive, send: Send) -> None:
+        body = await self._read(scope, facts, receive)
+        manager = await self._started()
+        await cancel_on_disconnect(manager.handle_request(scope, _replay(body), send), scope)
 
     async def _started(self) -> StreamableHTTPSessionManager:
         async with self._starting:
@@ -99,7 +92,7 @@ class McpEndpoint:
             return await self._use(asked.name, asked.arguments or {}, facts)
         except Refusal as refusal:
             self._parts.metrics.rejected(refusal.code)
-            return _answer(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
+            return _told(f"{PROBLEMS[refusal.code][1]}: {refusal.detail}".removesuffix(": "), failed=True)
 
     async def _use(self, name: str, given: dict[str, Any], facts: RequestFacts) -> CallToolResult:
         if name == tools.PYTHON.name:
@@ -121,7 +114,7 @@ class McpEndpoint:
     async def _start(self, _: tools.StartArguments, origin: Origin) -> CallToolResult:
         spec = SessionSpec(self._adapter.profile, tenant=self._adapter.tenant, auto_checkpoint=True)
         session = await self._parts.sessions.create(spec, origin)
-        return _answer(session.id, {"session": session.id}, failed=False)
+        return _told(session.id, {"session": session.id}, failed=False)
 
     async def _run_cell(self, given: tools.CellArguments, origin: Origin) -> CallToolResult:
         cell = Cell(given.code, stdin=given.input, tenant=self._adapter.tenant)
@@ -130,17 +123,17 @@ class McpEndpoint:
     async def _fork(self, given: tools.ForkArguments, origin: Origin) -> CallToolResult:
         made = await self._parts.sessions.fork(given.session, Fork(given.n, tenant=self._adapter.tenant), origin)
         ids = [session.id for session in made.sessions]
-        return _answer("\n".join(ids), {"sessions": ids}, failed=False)
+        return _told("\n".join(ids), {"sessions": ids}, failed=False)
 
     async def _roll_back(self, given: tools.SessionArguments, origin: Origin) -> CallToolResult:
         session = await self._parts.sessions.roll_back(given.session, Tenant(self._adapter.tenant), origin)
         files = "" if session.files_restored else "; the files stay as the cell left them"
         text = f"the session is in its state before the last cell{files}"
-        return _answer(text, {"files_restored": session.files_restored}, failed=False)
+        return _told(text, {"files_restored": session.files_restored}, failed=False)
 
     async def _end(self, given: tools.SessionArguments, origin: Origin) -> CallToolResult:
         await self._parts.sessions.end(given.session, Tenant(self._adapter.tenant), origin)
-        return _answer("ended", {"ended": True}, failed=False)
+        return _told("ended", {"ended": True}, failed=False)
 
 
 def read(given: dict[str, Any], kind: type[A]) -> A:
@@ -179,10 +172,10 @@ def tool_result(result: Result) -> CallToolResult:
     if result.state_kept is not None:
         facts["state_kept"] = result.state_kept
     pictures = [shown.data["image/png"] for shown in result.display if "image/png" in shown.data]
-    return _answer(result.tool_text(tools.TEXT_CHARS), facts, pictures, failed=result.blame in ("infra", "client"))
+    return _told(result.tool_text(tools.TEXT_CHARS), facts, pictures, failed=result.blame in ("infra", "client"))
 
 
-def _answer(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str] = (), *, failed: bool) -> CallToolResult:
+def _told(text: str, facts: dict[str, Any] | None = None, pictures: Sequence[str] = (), *, failed: bool) -> CallToolResult:
     from mcp_types import CallToolResult, ImageContent, TextContent
 
     images = [ImageContent(type="image", data=picture, mime_type="image/png") for picture in pictures]

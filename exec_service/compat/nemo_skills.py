@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from exec_service.api.calls import header
 from exec_service.api.errors import answer
 from exec_service.api.middleware import RequestFacts
 from exec_service.compat.adapter import Adapter, AdapterEndpoint, GatewayParts, deadline, get, limits, post, raise_if_infra
@@ -88,7 +88,7 @@ class ExecuteEndpoint(AdapterEndpoint):
 
 
 def session_name(scope: Scope) -> str:
-    name = header(scope, b"x-session-id")
+    name = Headers(scope=scope).get("x-session-id", "")
     if not name:
         raise Refusal("bad_field", "X-Session-ID header required for ipython sessions")
     if len(name) > NAME_CHARS:

@@ -6,6 +6,7 @@ slowly use up admission rather than memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,30 +18,44 @@ if TYPE_CHECKING:
 RATE_WINDOW_S = 10
 
 
-class CompletionRate:
-    """Calls and bytes given back per second, over the last `RATE_WINDOW_S`."""
+class InFlight:
+    """Calls and bytes that are charged now, and how many were given back per second over the last `RATE_WINDOW_S`."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], max_bytes: float = math.inf) -> None:
+        self.calls = 0
+        self.bytes = 0
+        self.max_bytes = max_bytes
+        self.on_room: Callable[[], object] = lambda: None  # called when `bytes` are no more than `max_bytes` again
         self._clock = clock
         self._since = clock()
-        self.seconds = [[0, 0, 0] for _ in range(RATE_WINDOW_S + 1)]  # a ring of [whole second, calls, bytes]
+        self._seconds = [[0, 0, 0] for _ in range(RATE_WINDOW_S + 1)]  # a ring of [whole second, calls, bytes]
 
-    def note(self, calls: int, bytes_: int) -> None:
+    def charge(self, calls: int, bytes_: int = 0) -> None:
+        self.calls += calls
+        self.bytes += bytes_
+
+    def give_back(self, calls: int, bytes_: int = 0) -> None:
+        """These were completed."""
+        was_full = self.bytes > self.max_bytes
+        self.calls -= calls
+        self.bytes -= bytes_
         second = int(self._clock())
-        counts = self.seconds[second % len(self.seconds)]
+        counts = self._seconds[second % len(self._seconds)]
         if counts[0] != second:
             counts[:] = second, 0, 0
         counts[1] += calls
         counts[2] += bytes_
+        if was_full and self.bytes <= self.max_bytes:
+            self.on_room()
 
     def per_s(self) -> tuple[float, float]:
         now = self._clock()
-        recent = [counts for counts in self.seconds if counts[0] >= now - RATE_WINDOW_S]
+        recent = [counts for counts in self._seconds if counts[0] >= now - RATE_WINDOW_S]
         span_s = min(RATE_WINDOW_S, max(1.0, now - self._since))
         return sum(counts[1] for counts in recent) / span_s, sum(counts[2] for counts in recent) / span_s
 
 
-class Admission:
+class Admission(InFlight):
     """`max_arriving`: how many of the bytes unfinished bodies may take; all if not given."""
 
     def __init__(
@@ -51,14 +66,11 @@ class Admission:
         clock: Callable[[], float],
         max_arriving: int | None = None,
     ) -> None:
-        self.max_calls, self.max_bytes = max_calls, max_bytes
+        super().__init__(clock, max_bytes)
+        self.max_calls = max_calls
         self.max_arriving = max_bytes if max_arriving is None else max_arriving
-        self.calls = 0
-        self.bytes = 0
         self.arriving = 0  # of these bytes
-        self.on_room: Callable[[], object] = lambda: None  # called when it is not full any more
         self._retry_after_max_s = retry_after_max_s
-        self.rate = CompletionRate(clock)
 
     def check(self, calls: int, bytes_: int = 0) -> None:
         """Raise `Overloaded` if this does not fit now."""
@@ -72,31 +84,9 @@ class Admission:
             self._retry_after_s(over_calls, over_bytes),
         )
 
-    @property
-    def is_full(self) -> bool:
-        """Whether unread results take more than all of it: then no program is started that would add another."""
-        return self.bytes > self.max_bytes
-
-    def charge(self, calls: int, bytes_: int) -> None:
-        self.calls += calls
-        self.bytes += bytes_
-
-    def give_back(self, calls: int, bytes_: int) -> None:
-        was_full = self.bytes > self.max_bytes
-        self.calls -= calls
-        self.bytes -= bytes_
-        self.rate.note(calls, bytes_)
-        if was_full and not self.is_full:
-            self.on_room()
-
-    def give_back_unused(self, calls: int, bytes_: int) -> None:
-        """Give back a part of a reservation that completed nothing."""
-        self.calls -= calls
-        self.bytes -= bytes_
-
-    def _retry_after_s(self, over_calls: int, over_bytes: int) -> float:
+    def _retry_after_s(self, over_calls: float, over_bytes: float) -> float:
         """The time until the excess is gone at the rate of the last seconds; the longest wait if nothing completes."""
-        calls_per_s, bytes_per_s = self.rate.per_s()
+        calls_per_s, bytes_per_s = self.per_s()
         waits = [1.0]
         for over, per_s in ((over_calls, calls_per_s), (over_bytes, bytes_per_s)):
             if over > 0:
@@ -160,6 +150,6 @@ class Reservation:
         calls, bytes_ = min(calls, self._calls), min(bytes_, self._bytes)
         self._calls -= calls
         self._bytes -= bytes_
-        self._admission.give_back_unused(calls, bytes_)
+        self._admission.charge(-calls, -bytes_)
         if self._account is not None:
-            self._account.give_back_unused(calls)
+            self._account.charge(-calls)

@@ -48,8 +48,10 @@ class CallGroup:
                 return verdict("cancelled")
             if (left_s := self._left_s(call)) <= 0:
                 return verdict("expired", error="the deadline passed before this was run")
-            with self._dispatch.accept([msgspec.structs.replace(call, deadline_s=left_s)], self.origin, self._room) as request:
-                result = (await request.take_all())[0]
+            calls = [msgspec.structs.replace(call, deadline_s=left_s)]
+            async with self._dispatch.run(calls, self.origin, room=self._room) as request:
+                await request.changed.wait()
+                result = request.arrived[0]
         if result.status == "cancelled":  # who cancels by tags means also what is not in the line yet
             self._cancelled.add((call.tenant, call.tags))
         return result

@@ -31,7 +31,11 @@ class CallTable:
         assert job.state in (JobState.WAITING, JobState.RELEASED)
         job.tickets.append(ticket)
         ticket.job = job
-        self.deadlines.set(ticket, ticket.deadline_at)
+        self.set_deadline(ticket, ticket.deadline_at)
+
+    def set_deadline(self, ticket: Ticket, at: float) -> None:
+        ticket.due.discard(ticket)
+        ticket.due = self.deadlines.set(ticket, at)
 
     def release(self, jobs: Sequence[PendingJob], now: float) -> None:
         """The fair queue has handed these out."""
@@ -81,7 +85,7 @@ class CallTable:
 
     def leave(self, ticket: Ticket) -> PendingJob | None:
         """The ticket needs no result from its job. Returns the job if nobody else does and the queue may have it."""
-        self.deadlines.remove(ticket)
+        ticket.due.discard(ticket)
         job, ticket.job = ticket.job, None
         if job is None:
             return None

@@ -21,43 +21,36 @@ class Deadlines(Generic[H]):
     def __init__(self, overdue: Callable[[H], None], clock: Callable[[], float]) -> None:
         self._overdue, self._clock = overdue, clock
         self._buckets: dict[int, set[H]] = {}
-        self._tick_of: dict[H, int] = {}
         self._ticks: list[int] = []  # a heap of the buckets' keys
         self._timer: asyncio.TimerHandle | None = None
         self.rings_at = math.inf  # when the timer rings: nothing is overdue before
 
     def __len__(self) -> int:
-        return len(self._tick_of)
+        return sum(map(len, self._buckets.values()))
 
-    def set(self, item: H, at: float) -> None:
-        if item in self._tick_of:
-            self.remove(item)
+    def set(self, item: H, at: float) -> set[H]:
+        """Returns the bucket of the item. Discarding the item from its bucket removes the deadline."""
         buckets, ticks = self._buckets, self._ticks
-        tick = self._tick_of[item] = int(at / TICK_S) + 1  # the end of its bucket: never early
+        tick = int(at / TICK_S) + 1  # the end of its bucket: never early
         if tick in buckets:
-            buckets[tick].add(item)
-            return
+            bucket = buckets[tick]
+            bucket.add(item)
+            return bucket
         while ticks and not buckets[ticks[0]]:
             del buckets[heapq.heappop(ticks)]
-        buckets[tick] = {item}
+        bucket = buckets[tick] = {item}
         heapq.heappush(ticks, tick)
         if tick * TICK_S < self.rings_at:
             self._arm()
-
-    def remove(self, item: H) -> None:
-        tick = self._tick_of.pop(item, None)
-        if tick is not None and tick in self._buckets:  # not there while `run_due` reports this bucket
-            self._buckets[tick].discard(item)
+        return bucket
 
     def run_due(self) -> None:
         """Report what is overdue now, without waiting for the timer."""
         now_tick = int(self._clock() / TICK_S)
         while self._ticks and self._ticks[0] <= now_tick:
-            for item in self._buckets.pop(heapq.heappop(self._ticks)):
-                # A report may have removed others of the same bucket.
-                if self._tick_of.get(item, now_tick + 1) <= now_tick:
-                    del self._tick_of[item]
-                    self._overdue(item)
+            bucket = self._buckets.pop(heapq.heappop(self._ticks))
+            while bucket:  # a report may remove others of the same bucket
+                self._overdue(bucket.pop())
         self._arm()
 
     def close(self) -> None:

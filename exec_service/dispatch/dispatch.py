@@ -28,10 +28,10 @@ from exec_service.dispatch.release import RETRY_S, Release
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest, Origin
 from exec_service.dispatch.tickets import JobState, Key, PendingJob, Ticket
 from exec_service.dispatch.workers import WorkerRegistry
-from exec_service.refusals import Draining, IdempotencyConflict, NotPermitted, NotReady, Overloaded
+from exec_service.refusals import NotPermitted, Overloaded, Refusal
 from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
-from exec_wire.messages.calls import Call, Result, Selection, Tags, unpack_result, verdict
+from exec_wire.messages.calls import Call, Result, Tags, unpack_result, verdict
 from exec_wire.queue.protocol import Answer, GatewayQueue, QueueUnavailable, class_of, record_name
 from exec_wire.supervisor import Supervisor, stop
 
@@ -63,13 +63,8 @@ class Dispatch:
         supervisor: Supervisor | None = None,
     ) -> None:
         self._supervisor = supervisor or Supervisor()
-        self._config, self._queue, self._worker_registry, self._metrics, self._clock = (
-            config,
-            queue,
-            worker_registry,
-            metrics,
-            clock,
-        )
+        self._config, self._queue, self._worker_registry = config, queue, worker_registry
+        self._metrics, self._clock = metrics, clock
         arriving = max(config.max_bytes // 2, config.max_body_bytes)  # the rest is for requests that come in one piece
         self.admission = Admission(config.max_calls, config.max_bytes, config.retry_after_max_s, clock, arriving)
         self.table = CallTable(
@@ -77,7 +72,9 @@ class Dispatch:
             Idempotency(config.idempotency_ttl_s, config.idempotency_max_bytes, clock),
             Deadlines(self._supervisor.guarded("deadlines", self._overdue), clock),
         )
+        self.waiting, self.released = self.table.waiting, self.table.released
         self._cancellation = Cancellation(self.table, queue, self._cancel, clock)
+        self.cancel = self._cancellation.cancel
         self.release = Release(self.table, queue, worker_registry, self.admission, metrics, self._give_up, clock)
         self.admission.on_room = self.release.work.set
         self.draining, self.draining_because = False, ""  # the reason if nobody asked for it
@@ -93,24 +90,49 @@ class Dispatch:
     # -- the life of a call -----------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def run(self, calls: Sequence[Call], origin: Origin = ANONYMOUS, field: str = "$") -> AsyncIterator[CallRequest]:
+    async def run(
+        self,
+        calls: Sequence[Call],
+        origin: Origin = ANONYMOUS,
+        field: str = "$",
+        *,
+        room: Reservation | None = None,
+        expecting: bool = False,
+    ) -> AsyncIterator[CallRequest]:
         """Run the calls of one request. The block reads their results (`CallRequest.take`); leaving it cancels the rest.
 
-        Raises a `Refusal` for all of the calls or for none; `field` is the path of a call, with {} for its index.
+        Args:
+            field: the path of a call, with {} for its index, for a `Refusal` of all of the calls.
+            room: the calls are admitted already.
+            expecting: more calls `join` the request later.
         """
         if self._queue.shared:
             await self.look_up(calls, origin)  # results that other gateways recorded for the same idempotency keys
-        request = self.accept(calls, origin, field=field)  # admission, idempotency, registration, a place in the fair queue
+        request = CallRequest(origin, self.admission, self._metrics, self._clock, expecting)
+        requests = self.table.requests.setdefault(origin.request_id, set())
+        requests.add(request)
         try:
-            # `Release` hands jobs to the workers by credit; `_read_answers_forever` stamps, records and delivers their results.
+            self.accept(request, calls, field, room=room)  # admission, idempotency, tickets, a place in the fair queue
+            # `Release` hands jobs to the workers by credit; `_read_answers_forever` records and delivers their results.
             yield request
-        finally:
-            self._end(request)  # cancels what is pending and returns the room
+        finally:  # the caller has everything or is gone: cancel what is pending and give back the rest
+            request.closed = True
+            for ticket in request.pending:
+                self._metrics.finished(verdict("cancelled"), origin.adapter, ticket.tenant, ticket.tags, answered=False)
+                self._leave(ticket)
+            request.pending.clear()
+            self.admission.give_back(request.calls, request.bytes)
+            if origin.account is not None:
+                origin.account.give_back(request.calls)
+            requests.discard(request)
+            if not requests:
+                del self.table.requests[origin.request_id]
+            self._emptied.set()
 
     async def join(self, request: CallRequest, calls: Sequence[Call], first_index: int, field: str) -> None:
-        """As `run`, for more calls of a request that `open_request` opened."""
+        """As `run`, for more calls of a request that is expecting them."""
         await self.look_up(calls, request.origin)
-        self.accept(calls, request.origin, request=request, first_index=first_index, field=field)
+        self.accept(request, calls, field, first_index=first_index)
 
     async def look_up(self, calls: Sequence[Call], origin: Origin) -> None:
         """Learn the results of other gateways' calls with the same keys."""
@@ -130,32 +152,21 @@ class Dispatch:
                 self.table.idempotency.adopt(key, record[:FINGERPRINT_BYTES], record[FINGERPRINT_BYTES:])
 
     def accept(
-        self,
-        calls: Sequence[Call],
-        origin: Origin,
-        room: Reservation | None = None,
-        *,
-        request: CallRequest | None = None,
-        first_index: int = 0,
-        field: str = "$",
-    ) -> CallRequest:
-        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them. Those of a `room` are admitted."""
-        admission, account, count = self.admission, origin.account, len(calls)
+        self, request: CallRequest, calls: Sequence[Call], field: str, *, room: Reservation | None = None, first_index: int = 0
+    ) -> None:
+        """Take responsibility for all of `calls`, or raise a `Refusal` and for none of them."""
+        admission, account, table, count = self.admission, request.origin.account, self.table, len(calls)
         if room is None:
             if self.draining or self.not_ready_because:
                 self.check_open()
             if admission.calls + count > admission.max_calls:  # before the work of packing
                 self._refuse(count, 0)
-        try:
-            if account is not None:
-                calls = _permitted(calls, account, reserved=room is not None, lower=bool(origin.adapter))
-            programs = [_pack_sorted(_with(call, **_NOT_SENT)) for call in calls]
-            if [call for call in calls if call.idempotency_key]:
-                self._check_keys(calls, programs)
-        except (IdempotencyConflict, NotPermitted) as refusal:
-            refusal.field = field.format(refusal.index) + refusal.inside
-            raise
+        if account is not None and calls:
+            calls = _permitted(calls, account, field, reserved=room is not None, lower=bool(request.origin.adapter))
+        programs = [_pack_sorted(_with(call, **_NOT_SENT)) for call in calls]
         bytes_ = sum(map(len, programs))
+        if [call for call in calls if call.idempotency_key]:
+            self._check_keys(calls, programs, field)
         if room is not None:
             room.use(count, bytes_)
         elif admission.calls + count > admission.max_calls or admission.bytes + bytes_ > admission.max_bytes:
@@ -164,14 +175,31 @@ class Dispatch:
             (account.take_up if room is None else account.charge)(count)
         admission.calls += count
         admission.bytes += bytes_
-        if request is None:
-            request = CallRequest(origin, self._end, admission)
-            self.table.requests.setdefault(origin.request_id, set()).add(request)
-        self._register(request, calls, programs, first_index)
+        request.calls, request.bytes, now = request.calls + count, request.bytes + bytes_, self._clock()
+        for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
+            ticket = Ticket(request, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
+            request.pending.add(ticket)
+            key = Key(call.tenant, call.idempotency_key) if call.idempotency_key else None
+            known = table.idempotency.find(key, program) if key is not None else None
+            if self._stopping:
+                request.deliver(ticket, _shut_down(), 0)
+            elif isinstance(known, Record):
+                request.deliver(ticket, unpack_result(known.payload), len(known.payload))
+            elif known is not None:
+                table.join(known, ticket)
+            else:  # indexed before it is released: a fast worker may answer at once
+                needs = class_of(call.language, call.require_tier)
+                job = PendingJob(next(self._ids), program, needs, key, call.priority, call.tenant, tickets=[ticket])
+                ticket.job = table.jobs[job.id] = job
+                if key is not None:
+                    table.idempotency.start(job)
+                table.waiting.put(job)
+                ticket.due = table.deadlines.set(ticket, ticket.deadline_at)
+            if self._cancellation.early and self._cancellation.was_early(ticket):
+                self._cancel(ticket)
         self.release.work.set()
-        return request
 
-    def _check_keys(self, calls: Sequence[Call], programs: list[bytes]) -> None:
+    def _check_keys(self, calls: Sequence[Call], programs: list[bytes], field: str) -> None:
         """A key stands for one program, also within a request."""
         here: dict[Key, bytes] = {}
         for index, (call, program) in enumerate(zip(calls, programs, strict=True)):
@@ -180,35 +208,11 @@ class Dispatch:
             key = Key(call.tenant, call.idempotency_key)
             try:
                 self.table.idempotency.find(key, program)
+                if here.setdefault(key, program) != program:
+                    raise PayloadDiffers
             except PayloadDiffers:
-                raise IdempotencyConflict(index) from None
-            if here.setdefault(key, program) != program:
-                raise IdempotencyConflict(index)
-
-    def _register(self, request: CallRequest, calls: Sequence[Call], programs: list[bytes], first_index: int) -> None:
-        """Give each call a ticket for the job of the same key, or for a new job; deliver a recorded result at once."""
-        table, now = self.table, self._clock()
-        for index, (call, program) in enumerate(zip(calls, programs, strict=True), first_index):
-            ticket = Ticket(request, index, call.id, now, now + call.deadline_s, len(program), call.tags, call.tenant)
-            request.pending.add(ticket)
-            key = Key(call.tenant, call.idempotency_key) if call.idempotency_key else None
-            job = table.idempotency.find(key, program) if key is not None else None
-            if self._stopping:
-                self._deliver(ticket, _shut_down(), 0)
-            elif isinstance(job, Record):
-                self._deliver(ticket, unpack_result(job.payload), len(job.payload))
-            elif job is not None:
-                table.join(job, ticket)
-            else:  # indexed before it is released: a fast worker may answer at once
-                needs = class_of(call.language, call.require_tier)
-                job = PendingJob(next(self._ids), program, needs, key, call.priority, call.tenant, tickets=[ticket])
-                ticket.job = table.jobs[job.id] = job
-                if key is not None:
-                    table.idempotency.start(job)
-                table.waiting.put(job)
-                table.deadlines.set(ticket, ticket.deadline_at)
-            if self._cancellation.early and self._cancellation.was_early(ticket):
-                self._cancel(ticket)
+                at = f"{field.format(index)}.idempotency_key"
+                raise Refusal("idempotency_conflict", "the key was used for a call with another payload", field=at) from None
 
     async def _read_answers_forever(self) -> NoReturn:
         while True:
@@ -231,7 +235,8 @@ class Dispatch:
             return None if asked.done() else asked.set_result(answer)
         job = self.table.jobs.get(answer.id)
         if job is None:
-            return self._metrics.late()
+            self._metrics.late_answers.counts[()] += 1
+            return None
         try:
             result = unpack_result(answer.payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -247,28 +252,12 @@ class Dispatch:
             self.table.idempotency.finish(job, answer.payload, result.blame)
         for position, ticket in enumerate(self.table.finish(job)):
             own = read_result(answer) if position else result
-            self._deliver(ticket, own, len(answer.payload), answer.stay_ms)
+            ticket.request.deliver(ticket, own, len(answer.payload), answer.stay_ms)
         self.release.work.set()
 
     def _is_early(self, job: PendingJob) -> bool:
         """Only the clock of the queue's server can have jumped: ours says that there is time left."""
         return self._queue.shared and not job.cancelling and self._clock() < job.deadline_at - EARLY_S
-
-    def _deliver(self, ticket: Ticket, result: Result, bytes_: int, stay_ms: float = 0.0) -> None:
-        """Stamp the result as this caller's own, count it and hand it over."""
-        request, origin = ticket.request, ticket.request.origin
-        result.id, result.index = ticket.label, ticket.index
-        result.request_id, result.traceparent = origin.request_id, origin.traceparent
-        if origin.warnings:
-            result.warnings = origin.warnings.pop(ticket.index, [])
-        total_ms = (self._clock() - ticket.accepted_at) * 1000
-        result.timings.total_ms = round(total_ms, 3)
-        result.timings.queue_ms = round(max(0.0, total_ms - stay_ms), 3)
-        self.table.deadlines.remove(ticket)
-        self.admission.bytes += bytes_ - ticket.bytes  # from now on it is the result that takes room
-        ticket.bytes = bytes_
-        self._metrics.finished(result, origin.adapter, ticket.tenant, ticket.tags)
-        request.deliver(ticket, result)
 
     # -- admission --------------------------------------------------------------------------------------------------------
 
@@ -276,16 +265,6 @@ class Dispatch:
     def away_because(self) -> str:
         """Not empty while the queue is unavailable: the reason."""
         return self.release.unavailable_because
-
-    @property
-    def waiting(self) -> FairQueue:
-        """Jobs that wait for credit."""
-        return self.table.waiting
-
-    @property
-    def released(self) -> dict[PendingJob, float]:
-        """Jobs with the queue or the workers, and since when."""
-        return self.table.released
 
     @property
     def window(self) -> int:
@@ -301,9 +280,10 @@ class Dispatch:
     def check_open(self) -> None:
         """Raise a `Refusal` if no call would be accepted, whatever it is."""
         if self.draining:
-            raise Draining(self.draining_because)
+            why = f": {self.draining_because}" if self.draining_because else ""
+            raise Refusal("draining", f"the service finishes accepted calls and admits no new ones{why}")
         if self.not_ready_because:
-            raise NotReady(self.not_ready_because, self._config.retry_after_max_s)
+            raise Refusal("not_ready", self.not_ready_because, retry_after_s=self._config.retry_after_max_s)
 
     def check_ready(self) -> None:
         """Raise a `Refusal` if no call can be kept: while the queue is unavailable, only as many as there is room for."""
@@ -318,13 +298,6 @@ class Dispatch:
         room = Reservation(self.admission, origin.account, calls, bytes_, self._vacated)
         self._rooms.add(room)
         return room
-
-    def open_request(self, origin: Origin) -> CallRequest:
-        """A request that calls join over time, by `accept`."""
-        self.check_open()
-        request = CallRequest(origin, self._end, self.admission, expecting=True)
-        self.table.requests.setdefault(origin.request_id, set()).add(request)
-        return request
 
     @contextmanager
     def asking(self, id: str) -> Iterator[asyncio.Future[Answer]]:
@@ -343,29 +316,7 @@ class Dispatch:
             if not self.away_because:
                 raise
             detail = f"{self.away_because}; no more calls can be kept: {overloaded.detail}"
-            raise NotReady(detail, overloaded.retry_after_s or self._config.retry_after_max_s) from None
-
-    def _end(self, request: CallRequest) -> None:
-        """The caller has everything or is gone: cancel what is pending and give back the rest."""
-        if request.closed:
-            return
-        request.closed = True
-        origin, requests, (calls, bytes_) = request.origin, self.table.requests, request.taken
-        calls, bytes_ = calls + len(request.arrived) + len(request.pending), bytes_ + request.arrived_bytes
-        for ticket in request.pending:
-            bytes_ += ticket.bytes
-            self._metrics.cancelled(origin.adapter, ticket.tenant, ticket.tags)
-            self._leave(ticket)
-        request.pending.clear()
-        request.arrived.clear()
-        self.admission.give_back(calls, bytes_)
-        if origin.account is not None:
-            origin.account.give_back(calls)
-        requests[origin.request_id].discard(request)
-        if not requests[origin.request_id]:
-            del requests[origin.request_id]
-        request.changed.set()
-        self._emptied.set()
+            raise Refusal("not_ready", detail, retry_after_s=overloaded.retry_after_s) from None
 
     def _vacated(self, room: Reservation) -> None:
         self._rooms.discard(room)
@@ -377,20 +328,16 @@ class Dispatch:
         job = ticket.job
         if job is None:
             if ticket in ticket.request.pending:  # its answer came and could not be delivered
-                self._deliver(ticket, verdict("internal_error", error="the worker's answer could not be delivered"), 0)
+                ticket.request.deliver(ticket, verdict("internal_error", error="the worker's answer could not be delivered"), 0)
             return
         if job.state is JobState.WAITING:
             self._give_up(ticket, verdict("expired", error="the deadline passed while the call waited for a slot"))
         elif not ticket.in_grace:
             # The worker kills by the same deadline; its answer needs a moment.
             ticket.in_grace = True
-            self.table.deadlines.set(ticket, ticket.deadline_at + self._config.answer_grace_s)
+            self.table.set_deadline(ticket, ticket.deadline_at + self._config.answer_grace_s)
         else:
             self._give_up(ticket, verdict("worker_lost", error="no worker answered by the deadline"))
-
-    async def cancel(self, selection: Selection) -> int:
-        """Cancel the selected calls, here and at other gateways; returns how many."""
-        return await self._cancellation.cancel(selection)
 
     def _cancel(self, ticket: Ticket) -> bool:
         job = ticket.job
@@ -401,7 +348,7 @@ class Dispatch:
             self.table.start_cancel(job)
             self.release.cancel(job)
             ticket.in_grace = True
-            self.table.deadlines.set(ticket, self._clock() + self._config.answer_grace_s)
+            self.table.set_deadline(ticket, self._clock() + self._config.answer_grace_s)
         else:
             self._give_up(ticket, verdict("cancelled"))
         return True
@@ -410,7 +357,7 @@ class Dispatch:
         """Answer without the worker."""
         cancelling = ticket.job is not None and ticket.job.cancelling
         self._leave(ticket)
-        self._deliver(ticket, verdict("cancelled") if cancelling else result, 0)
+        ticket.request.deliver(ticket, verdict("cancelled") if cancelling else result, 0)
 
     def _leave(self, ticket: Ticket) -> None:
         unwanted = self.table.leave(ticket)
@@ -460,12 +407,18 @@ class Dispatch:
                 self._give_up(ticket, _shut_down())
 
 
-def _permitted(calls: Sequence[Call], account: Account, *, reserved: bool, lower: bool) -> Sequence[Call]:
+def _permitted(calls: Sequence[Call], account: Account, field: str, *, reserved: bool, lower: bool) -> Sequence[Call]:
     """The calls as the tenant's own. Those of a reservation were checked when it was made, or came through an adapter, whose
     clients cannot name all limits: theirs are lowered to what the key allows."""
     if reserved:
         return [account.own(account.lowered(call) if lower else call) for call in calls]
-    permitted = [account.permit(call, index) for index, call in enumerate(calls)]
+    permitted = []
+    for index, call in enumerate(calls):
+        try:
+            permitted.append(account.permit(call))
+        except NotPermitted as refusal:
+            refusal.field = field.format(index) + refusal.inside
+            raise
     account.check(len(calls))  # after that: a call that is never allowed is not told to come again
     return permitted
 

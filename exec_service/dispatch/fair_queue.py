@@ -98,55 +98,42 @@ class FairQueue:
             self.put(job, next(self._front))
             self._priorities[job.priority].lines[job.tenant].jobs[job.needs].move_to_end(job, last=False)
 
-    def take(self, credit: Credit, bulk: Credit | None = None) -> list[PendingJob]:
-        """The jobs that there is credit for, in the order in which they shall be released. Uses up the credit.
-
-        Jobs of bulk need credit of `bulk` too, if it is given.
-        """
-        taken: list[PendingJob] = []
-        while credit.most > 0 and self.count:
-            for priority in sorted(self._priorities.values(), key=_by_turn):
-                needed = (credit, bulk) if bulk is not None and priority is self._priorities["bulk"] else (credit,)
-                found = self._next_line(priority, needed)
-                if found is not None:
-                    break
-                priority.turn = max(priority.turn, self._now)  # a priority without jobs to release saves no turns
-            else:
+    def take(self, credit: Credit, bulk: Credit | None = None) -> PendingJob | None:
+        """The next job that there is credit for. Uses up its credit, for a job of bulk also that of `bulk`, if it is given."""
+        if credit.most <= 0 or not self.count:
+            return None
+        for priority in sorted(self._priorities.values(), key=_by_turn):
+            needed = (credit, bulk) if bulk is not None and priority is self._priorities["bulk"] else (credit,)
+            with_jobs, fitting = list[_Line](), list[str]()  # the lines in turn; the classes of the last one that have credit
+            while priority.order and not fitting:
+                line = heapq.heappop(priority.order)[2]
+                first = sorted((next(iter(jobs.values())), needs) for needs, jobs in line.jobs.items() if jobs)
+                line.listed = bool(first)
+                with_jobs += [line] if first else []
+                fitting = [needs for _, needs in first if all(one.most > 0 and one.of.get(needs, 0) > 0 for one in needed)]
+            if fitting:
+                self._now, priority.now = priority.turn, line.turn
+                priority.turn += 1 / priority.weight
+                line.turn += 1 / line.weight  # the lines before it keep their turn
+            for passed in with_jobs:
+                heapq.heappush(priority.order, (passed.turn, next(_numbers), passed))
+            if fitting:
                 break
-            line, needs = found
-            for one in needed:
-                one.most -= 1
-                one.of[needs] -= 1
-            self._now, priority.now = priority.turn, line.turn
-            priority.turn += 1 / priority.weight
-            line.turn += 1 / line.weight
-            heapq.heappush(priority.order, (line.turn, next(_numbers), line))
-            taken.append(line.jobs[needs].popitem(last=False)[0])
-            self.count -= 1
+            priority.turn = max(priority.turn, self._now)  # a priority without jobs to release saves no turns
+            if not with_jobs:
+                priority.lines, priority.now = {}, 0.0
+        else:
+            return None
+        for one in needed:
+            one.most -= 1
+            one.of[fitting[0]] -= 1
+        job, _ = line.jobs[fitting[0]].popitem(last=False)
+        self.count -= 1
         if not self.count:  # nobody waits, so nobody has had too much
             for priority in self._priorities.values():
                 priority.lines, priority.order, priority.now = {}, [], 0.0
             self.classes.clear()
-        return taken
-
-    def _next_line(self, priority: _Priority, needed: tuple[Credit, ...]) -> tuple[_Line, str] | None:
-        """The line whose turn it is, and the class of its job. Lines without credit keep their turn."""
-        passed: list[_Line] = []
-        found: tuple[_Line, str] | None = None
-        while priority.order and found is None:
-            line = heapq.heappop(priority.order)[2]
-            first = sorted((next(iter(jobs.values())), needs) for needs, jobs in line.jobs.items() if jobs)
-            line.listed = bool(first)
-            passed += [line] if first else []
-            for _, needs in first:
-                if all(one.most > 0 and one.of.get(needs, 0) > 0 for one in needed):
-                    found = passed.pop(), needs
-                    break
-        for line in passed:
-            heapq.heappush(priority.order, (line.turn, next(_numbers), line))
-        if not passed and found is None:
-            priority.lines, priority.now = {}, 0.0
-        return found
+        return job
 
     def remove(self, job: PendingJob) -> None:
         line = self._priorities[job.priority].lines.get(job.tenant)

@@ -6,6 +6,7 @@ Jobs that the queue refused or lost are published again. While the queue is unav
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NoReturn
 
 from exec_service.dispatch.admission import Admission
@@ -35,13 +36,8 @@ class Release:
         clock: Callable[[], float],
     ) -> None:
         """`give_up` answers a ticket without a worker."""
-        self._table, self._queue, self._worker_registry, self._admission, self._metrics = (
-            table,
-            queue,
-            worker_registry,
-            admission,
-            metrics,
-        )
+        self._table, self._queue, self._worker_registry = table, queue, worker_registry
+        self._admission, self._metrics = admission, metrics
         self._give_up, self._clock = give_up, clock
         self.unavailable_because = ""  # not empty while the queue is unavailable: the reason
         self.to_cancel: list[str] = []  # ids of jobs that nobody waits for
@@ -68,6 +64,8 @@ class Release:
         self._reached = self._reached and not unavailable_because
 
     async def release_forever(self) -> NoReturn:
+        """Publish waiting jobs whenever there is credit for them."""
+        table, registry, admission = self._table, self._worker_registry, self._admission
         self.work.set()  # after a failure there is work left
         while True:
             await self.work.wait()
@@ -75,7 +73,20 @@ class Release:
             try:
                 if self.to_cancel:
                     await self._send_cancels()
-                await self._release()
+                if self._clock() >= table.deadlines.rings_at:  # an overdue job must not be started, even if the loop was late
+                    table.deadlines.run_due()
+                while table.waiting.count and admission.bytes <= admission.max_bytes:
+                    window, window_for, classes = registry.window, registry.window_for, table.waiting.classes
+                    most = min(RELEASED_AT_ONCE, window - len(table.released))
+                    credit = Credit(most, {needs: window_for.get(needs, 0) - table.released_of[needs] for needs in classes})
+                    # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
+                    of_bulk = {needs: max(window_for.get(needs, 0) - 1, 1) - table.bulk_released_of[needs] for needs in classes}
+                    bulk = Credit(max(window - 1, 1) - sum(table.bulk_released_of.values()), of_bulk)
+                    jobs = list(iter(partial(table.waiting.take, credit, bulk), None))
+                    if not jobs:
+                        break
+                    table.release(jobs, self._clock())
+                    await self._publish(jobs)
                 if self._reached and self.unavailable_because:
                     self.queue_is("")
                 continue
@@ -84,48 +95,30 @@ class Release:
             await asyncio.sleep(RETRY_S)
             self.work.set()
 
-    async def _release(self) -> None:
-        """Publish waiting jobs while there is credit for them."""
-        table, registry, admission = self._table, self._worker_registry, self._admission
-        if self._clock() >= table.deadlines.rings_at:  # an overdue job must not be started, even if the loop was late
-            table.deadlines.run_due()
-        while table.waiting.count and admission.bytes <= admission.max_bytes:
-            window, window_for, classes = registry.window, registry.window_for, table.waiting.classes
-            most = min(RELEASED_AT_ONCE, window - len(table.released))
-            credit = Credit(most, {needs: window_for.get(needs, 0) - table.released_of[needs] for needs in classes})
-            # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
-            of_bulk = {needs: max(window_for.get(needs, 0) - 1, 1) - table.bulk_released_of[needs] for needs in classes}
-            jobs = table.waiting.take(credit, Credit(max(window - 1, 1) - sum(table.bulk_released_of.values()), of_bulk))
-            if not jobs:
-                return
-            table.release(jobs, self._clock())
-            for at, part in portions(jobs) if len(jobs) > 1 else ((0, jobs),):
-                try:
-                    await self._publish(part)
-                except BaseException:
-                    self._take_back(jobs[at:])
-                    raise
-
     async def _publish(self, jobs: list[PendingJob]) -> None:
-        now, queue, waiting, messages = self._clock(), self._queue, self._table.waiting, []
-        for job in jobs:
-            if job not in self._table.released:
-                continue  # it was given up meanwhile
-            job.publications += 1
-            first = job.tickets[0]
-            deadline_at = first.deadline_at if len(job.tickets) == 1 else job.deadline_at
-            left_ms, waited_ms = max(0, round((deadline_at - now) * 1000)), round((now - first.accepted_at) * 1000)
-            record = record_name(job.key.tenant, job.key.key) if job.key and queue.shared else ""
-            weight = waiting.weight_of(job.tenant) if waiting.tenant_weight is not None else 1.0
-            message = Job(job.id, job.payload, left_ms, queue.name, job.needs, job.publications, record, waited_ms, weight)
-            messages.append(message)
-        try:
-            await queue.publish(messages)
-        except QueueUnavailable as unavailable:
-            if not unavailable.sent:
-                for job in jobs:
-                    job.publications -= 1
-            raise
+        """In parts, each of which the queue takes or refuses as a whole."""
+        queue, waiting = self._queue, self._table.waiting
+        for at, part in portions(jobs) if len(jobs) > 1 else ((0, jobs),):
+            now, messages = self._clock(), []
+            try:
+                for job in part:
+                    if job not in self._table.released:
+                        continue  # it was given up meanwhile
+                    job.publications += 1
+                    first, times = job.tickets[0], job.publications
+                    deadline_at = first.deadline_at if len(job.tickets) == 1 else job.deadline_at
+                    left_ms, waited_ms = max(0, round((deadline_at - now) * 1000)), round((now - first.accepted_at) * 1000)
+                    record = record_name(job.key.tenant, job.key.key) if job.key and queue.shared else ""
+                    weight = waiting.weight_of(job.tenant) if waiting.tenant_weight is not None else 1.0
+                    message = Job(job.id, job.payload, left_ms, queue.name, job.needs, times, record, waited_ms, weight)
+                    messages.append(message)
+                await queue.publish(messages)
+            except BaseException as error:
+                if isinstance(error, QueueUnavailable) and not error.sent:
+                    for job in part:
+                        job.publications -= 1
+                self._take_back(jobs[at:])
+                raise
 
     def _take_back(self, jobs: list[PendingJob]) -> None:
         """The queue may or may not have these; they are published again, and the first answer wins."""
@@ -176,7 +169,7 @@ class Release:
         lost = [old[id] for id in await self._queue.missing(list(old)) if old[id].state is JobState.RELEASED]
         if lost:
             log.warning("the queue lost %d calls; they are published again", len(lost))
-            self._metrics.republished(len(lost))
+            self._metrics.republished.counts[()] += len(lost)
             self.publish_again(lost)
 
     def _is_forgetful(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from exec_service.dispatch.admission import Admission
 from exec_service.dispatch.tickets import Ticket
+from exec_service.telemetry.metrics import Metrics
 from exec_service.tenants.accounts import Account
 from exec_wire.messages.calls import Call, Result
 
@@ -37,38 +39,47 @@ ANONYMOUS = Origin()
 
 @dataclass(eq=False, slots=True)
 class CallRequest:
-    """One accepted request. Results arrive here; one reader takes all that are there.
-
-    Use as a context manager: leaving it cancels whatever is pending.
-    """
+    """One accepted request. Results arrive here; one reader takes all that are there."""
 
     origin: Origin
-    end: Callable[[CallRequest], None]  # cancels what is pending and gives back the rest
     admission: Admission
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
     expecting: bool = False  # more calls may join, until `expect_no_more`
+    calls: int = 0  # charged to admission
+    bytes: int = 0  # charged to admission
     pending: set[Ticket] = field(default_factory=set)
     closed: bool = False
     arrived: list[Result] = field(default_factory=list)
     arrived_bytes: int = 0
     taken: tuple[int, int] = (0, 0)  # calls and bytes that the reader of `take` is writing out
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # results can be taken, or the caller is gone
     _due_at: float = 0.0  # when the reader may come again, if something is pending then
     _bell: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> CallRequest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end(self)
-
     def close(self) -> None:
-        """The caller has everything or is gone."""
-        self.end(self)
+        """The caller is gone: its reader takes nothing more."""
+        self.closed = True
+        self.changed.set()
 
-    def deliver(self, ticket: Ticket, result: Result) -> None:
+    def deliver(self, ticket: Ticket, result: Result, bytes_: int, stay_ms: float = 0.0) -> None:
+        """Stamp the result as this caller's own, count it and hand it over."""
+        origin = self.origin
+        result.id, result.index = ticket.label, ticket.index
+        result.request_id, result.traceparent = origin.request_id, origin.traceparent
+        if origin.warnings:
+            result.warnings = origin.warnings.pop(ticket.index, [])
+        total_ms = (self.clock() - ticket.accepted_at) * 1000
+        result.timings.total_ms = round(total_ms, 3)
+        result.timings.queue_ms = round(max(0.0, total_ms - stay_ms), 3)
+        self.admission.bytes += bytes_ - ticket.bytes  # from now on it is the result that takes room
+        self.bytes += bytes_ - ticket.bytes
+        ticket.bytes = bytes_
+        self.metrics.finished(result, origin.adapter, ticket.tenant, ticket.tags)
+        ticket.due.discard(ticket)
         self.pending.discard(ticket)
         self.arrived.append(result)
-        self.arrived_bytes += ticket.bytes
+        self.arrived_bytes += bytes_
         if self.pending:
             self.wake_reader()
         else:
@@ -94,13 +105,21 @@ class CallRequest:
 
         Results that were taken before count as delivered: the reader comes again when it has written them.
         """
-        self.give_back(*self.taken)
-        self.taken = (0, 0)
+        if self.taken[0]:
+            calls, bytes_ = self.taken
+            self.calls -= calls
+            self.bytes -= bytes_
+            self.admission.give_back(calls, bytes_)
+            if self.origin.account is not None:
+                self.origin.account.give_back(calls)
+            self.taken = (0, 0)
         while not (self.arrived and self._is_due()) and (self.pending or self.expecting) and not self.closed:
             if self.arrived:
                 self.wake_reader()  # it is not due yet, and nobody else may ring
             await self.changed.wait()
             self.changed.clear()
+        if self.closed:
+            return []
         self._due_at = asyncio.get_running_loop().time() + PACE_S
         taken, self.arrived = self.arrived, []
         self.taken, self.arrived_bytes = (len(taken), self.arrived_bytes), 0
@@ -119,10 +138,3 @@ class CallRequest:
             if self.pending:
                 check()
         return sorted(self.arrived, key=_by_index)
-
-    def give_back(self, calls: int, bytes_: int) -> None:
-        """Admission has room for these again."""
-        if calls:
-            self.admission.give_back(calls, bytes_)
-            if self.origin.account is not None:
-                self.origin.account.give_back(calls)

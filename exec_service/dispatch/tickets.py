@@ -64,4 +64,5 @@ class Ticket:
     tags: Tags  # cancellation selects by these; workers never see them
     tenant: str
     job: PendingJob | None = None  # None once it has its result
+    due: set[Ticket] = field(default_factory=set)  # the tickets of `Deadlines` that are due at the same time; it is one of them
     in_grace: bool = False  # its deadline has passed; the worker's answer may still come

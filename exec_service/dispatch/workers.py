@@ -57,9 +57,6 @@ class WorkerRegistry:
         known = {layer for worker in self.workers for layer in (*worker.layers, *worker.missing_layers)}
         return {layer: all(layer in worker.layers for worker in self.workers) for layer in sorted(known)}
 
-    def workers_of(self, tier: str) -> int:
-        return sum(worker.tier == tier for worker in self.workers)
-
     def has(self, worker: str) -> bool:
         return any(worker == known.id for known in self.workers)
 

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, CallerError, InfraFailure, Policy, ProtocolError, Unavailable
-from exec_service.jobs.files import Heartbeat, NewerJob
-from exec_service.jobs.store import JobStore
+from exec_service.jobs.store import Heartbeat, JobStore, NewerJob
 from exec_wire.messages.jobs import JobError, JobItem, JobResult, decode_item
 from exec_wire.supervisor import stop
 

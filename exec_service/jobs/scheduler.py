@@ -17,8 +17,7 @@ from typing import NoReturn, Protocol
 from msgspec import Struct, field
 
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
-from exec_service.jobs.files import Heartbeat, JobMeta, NewerJob, NoSuchJob
-from exec_service.jobs.store import JobStore
+from exec_service.jobs.store import Heartbeat, JobMeta, JobStore, NewerJob, NoSuchJob
 from exec_wire.messages.jobs import ENDED
 from exec_wire.queue.protocol import QueueUnavailable
 

@@ -19,25 +19,171 @@ import contextlib
 import hmac
 import os
 import re
+import secrets
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import msgspec
+from msgspec import Struct
 
 from exec_service.config import ConfigError
-from exec_service.jobs import files
 from exec_wire.messages.calls import encode_json
 from exec_wire.messages.jobs import JobResult, JobState, decode_job_result
 
+FOLDERS = ("chunks", "results", "outcomes", "partial", "running")
+FORMAT_VERSION = 1  # of a job's folder; a change that older gateways or jobs workers cannot read raises it
 TOKEN_PREFIX = "exj_"
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{12}")
 DRAFT_S = 86400.0  # a draft without a change for this long was abandoned
 _encode_lines = msgspec.json.Encoder().encode_lines
-_decode_heartbeat = msgspec.json.Decoder(files.Heartbeat).decode
+
+
+class JobMeta(Struct, frozen=True):
+    id: str
+    tenant: str
+    created: str
+    chunks: list[int]  # the number of items in each
+    name: str = ""
+    version: int = 1
+
+    @property
+    def items(self) -> int:
+        return sum(self.chunks)
+
+
+class Heartbeat(Struct, frozen=True):
+    """How far a chunk is. `count` grows with every heartbeat, so that a watcher sees a stalled runner without a clock."""
+
+    runner: str
+    count: int
+    done: int
+
+
+class _Version(Struct):
+    version: int = 1
+
+
+class NoSuchJob(Exception):
+    """There is no job of this id."""
+
+
+class NewerJob(NoSuchJob):
+    """A newer version of exec-service wrote the folder."""
+
+
+_decode_version = msgspec.json.Decoder(_Version).decode
+_decode_meta = msgspec.json.Decoder(JobMeta).decode
+_decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 _decode_outcomes = msgspec.json.Decoder(dict[str, int]).decode
+
+
+def read_meta(folder: Path) -> JobMeta:
+    """Raises `NoSuchJob` or `NewerJob`; `ValueError` if the file is damaged."""
+    try:
+        content = (folder / "meta.json").read_bytes()
+    except FileNotFoundError:
+        raise NoSuchJob(folder.name) from None
+    if (version := _decode_version(content).version) > FORMAT_VERSION:
+        raise NewerJob(
+            f"bulk job {folder.name} has folder format {version}, this process reads up to {FORMAT_VERSION}: "
+            "upgrade this gateway or jobs worker"
+        )
+    return _decode_meta(content)
+
+
+def outcome(result: JobResult) -> str:
+    """One word for how an item ended."""
+    if result.call is not None:
+        return result.call.status
+    if result.judge is not None:
+        return result.judge.verdict
+    if result.verify is not None:
+        return {True: "equal", False: "unequal", None: result.verify.status}[result.verify.equal]
+    return result.error.code if result.error is not None else "nothing"
+
+
+def write_file(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write beside it and rename: a reader sees the whole file or none. `durable`: it survives a power failure."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def read_text(path: Path) -> str:
+    """Empty if there is no such file."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Split at newlines only: JSON allows a carriage return as white space."""
+    return [line for line in path.read_bytes().split(b"\n") if line]
+
+
+def chunk_numbers(folder: Path) -> set[int]:
+    """Of the files in a folder, without those that are being written."""
+    try:
+        return {int(stem) for entry in os.scandir(folder) if (stem := entry.name.partition(".")[0]).isdigit()}
+    except FileNotFoundError:
+        return set()
+
+
+def idle_s(folder: Path, *inside: str) -> float:
+    """Seconds since a file was added to or removed from the folder, or these folders inside it."""
+    times = []
+    for name in (".", *inside):
+        with contextlib.suppress(FileNotFoundError):
+            times.append((folder / name).stat().st_mtime)
+    return time.time() - max(times, default=0.0)
+
+
+class Draft:
+    """A bulk job that is being received. No reader sees it before `finish`; leaving without `finish` removes the files."""
+
+    def __init__(self, folder: Path, tenant: str, name: str) -> None:
+        self.id = f"{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(6)}"
+        self._folder, self._path, self._tenant, self._name = folder, folder / f".new-{self.id}", tenant, name
+        self._sizes: list[int] = []
+        for inside in FOLDERS:
+            (self._path / inside).mkdir(parents=True, mode=0o700)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    @property
+    def items(self) -> int:
+        return sum(self._sizes)
+
+    def add_chunk(self, lines: list[bytes]) -> None:
+        self._sizes.append(len(lines))
+        write_file(self._path / "chunks" / f"{len(self._sizes):05}.jsonl", b"\n".join(lines) + b"\n")
+
+    def finish(self) -> JobMeta:
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        meta = JobMeta(self.id, self._tenant, created, self._sizes, self._name, FORMAT_VERSION)
+        write_file(self._path / "token", secrets.token_hex(32).encode())
+        write_file(self._path / "meta.json", encode_json(meta))
+        self._path.rename(self._folder / self.id)
+        return meta
 
 
 class JobStore:
@@ -52,8 +198,8 @@ class JobStore:
         self._counted: dict[str, tuple[set[int], Counter[str]]] = {}  # by job: chunks, and how their items ended
         self._counting = threading.Lock()  # each caller of `outcomes` is a thread of its own
 
-    def draft(self, tenant: str, name: str = "") -> files.Draft:
-        return files.Draft(self.folder, tenant, name)
+    def draft(self, tenant: str, name: str = "") -> Draft:
+        return Draft(self.folder, tenant, name)
 
     def ids(self) -> list[str]:
         """The oldest first."""
@@ -61,17 +207,17 @@ class JobStore:
 
     def path(self, job: str) -> Path:
         if not _ID.fullmatch(job):
-            raise files.NoSuchJob(job)
+            raise NoSuchJob(job)
         return self.folder / job
 
     def _file(self, job: str, folder: str, chunk: int) -> Path:
         return self.path(job) / folder / f"{chunk:05}.jsonl"
 
-    def meta(self, job: str) -> files.JobMeta:
-        return files.read_meta(self.path(job))
+    def meta(self, job: str) -> JobMeta:
+        return read_meta(self.path(job))
 
-    def state(self, meta: files.JobMeta, done: int | None = None) -> JobState:
-        text = files.read_text(self.path(meta.id) / "state")
+    def state(self, meta: JobMeta, done: int | None = None) -> JobState:
+        text = read_text(self.path(meta.id) / "state")
         if text == "cancelled":
             return "cancelled"
         if (len(self.chunks_done(meta.id)) if done is None else done) == len(meta.chunks):
@@ -84,7 +230,7 @@ class JobStore:
         if state == "running":
             path.unlink(missing_ok=True)
         else:
-            files.write_file(path, state.encode())
+            write_file(path, state.encode())
 
     def is_to_run(self, job: str) -> bool:
         """False if it was paused, cancelled or removed."""
@@ -92,13 +238,13 @@ class JobStore:
         return path.exists() and not (path / "state").exists()
 
     def trouble(self, job: str) -> str:
-        return files.read_text(self.path(job) / "trouble")
+        return read_text(self.path(job) / "trouble")
 
     def set_trouble(self, job: str, reason: str) -> None:
         path = self.path(job) / "trouble"
         with contextlib.suppress(FileNotFoundError):  # the job was removed, or has no trouble
             if reason:
-                files.write_file(path, reason.encode())
+                write_file(path, reason.encode())
             else:
                 path.unlink()
 
@@ -114,23 +260,23 @@ class JobStore:
     def sweep(self) -> None:
         """Remove the remains of gateways that died while they received or removed a job."""
         for entry in os.scandir(self.folder):
-            if entry.name.startswith((".new-", ".gone-")) and files.idle_s(Path(entry), "chunks") > DRAFT_S:
+            if entry.name.startswith((".new-", ".gone-")) and idle_s(Path(entry), "chunks") > DRAFT_S:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def idle_s(self, job: str) -> float:
         """Since a chunk was finished or the state changed."""
-        return files.idle_s(self.path(job), "results")
+        return idle_s(self.path(job), "results")
 
     # -- token ------------------------------------------------------------------------------------------------------------
 
     def token(self, job: str) -> str:
-        secret = files.read_text(self.path(job) / "token")
+        secret = read_text(self.path(job) / "token")
         return f"{TOKEN_PREFIX}{job}.{secret}" if secret else ""
 
     def tenant_of(self, token: str) -> str | None:
         """The tenant of the job that this token belongs to; None if the token is unknown or the job has ended."""
         job = token.removeprefix(TOKEN_PREFIX).partition(".")[0]
-        with contextlib.suppress(files.NoSuchJob):
+        with contextlib.suppress(NoSuchJob):
             known = self.token(job)
             if known and hmac.compare_digest(known.encode(), token.encode("utf-8", "surrogatepass")):
                 return self.meta(job).tenant
@@ -142,36 +288,36 @@ class JobStore:
     # -- chunks -----------------------------------------------------------------------------------------------------------
 
     def chunks_done(self, job: str) -> set[int]:
-        return files.chunk_numbers(self.path(job) / "results")
+        return chunk_numbers(self.path(job) / "results")
 
     def is_done(self, job: str, chunk: int) -> bool:
         return self._file(job, "results", chunk).exists()
 
     def items(self, job: str, chunk: int) -> list[bytes]:
-        return files.read_lines(self._file(job, "chunks", chunk))
+        return read_lines(self._file(job, "chunks", chunk))
 
     def save(self, job: str, chunk: int, results: Iterable[JobResult]) -> None:
         """The chunk is done, unless another runner was faster."""
         ordered = sorted(results, key=lambda result: result.item)
         if self.is_done(job, chunk):
             return
-        files.write_file(self._file(job, "outcomes", chunk), encode_json(Counter(map(files.outcome, ordered))))
-        files.write_file(self._file(job, "results", chunk), _encode_lines(ordered))
+        write_file(self._file(job, "outcomes", chunk), encode_json(Counter(map(outcome, ordered))))
+        write_file(self._file(job, "results", chunk), _encode_lines(ordered))
         self._file(job, "partial", chunk).unlink(missing_ok=True)
 
     def save_partial(self, job: str, chunk: int, results: Iterable[JobResult]) -> None:
-        files.write_file(self._file(job, "partial", chunk), _encode_lines(sorted(results, key=lambda result: result.item)))
+        write_file(self._file(job, "partial", chunk), _encode_lines(sorted(results, key=lambda result: result.item)))
 
     def partial(self, job: str, chunk: int) -> list[JobResult]:
         try:
-            return [decode_job_result(line) for line in files.read_lines(self._file(job, "partial", chunk))]
+            return [decode_job_result(line) for line in read_lines(self._file(job, "partial", chunk))]
         except FileNotFoundError:
             return []
 
     def partly_done(self, job: str) -> dict[int, int]:
         """Chunks whose runner stopped before the end, and how many items of each are done."""
         found = {}
-        for chunk in files.chunk_numbers(self.path(job) / "partial"):
+        for chunk in chunk_numbers(self.path(job) / "partial"):
             with contextlib.suppress(FileNotFoundError):  # finished in the meantime
                 found[chunk] = self._file(job, "partial", chunk).read_bytes().count(b"\n")
         return found
@@ -186,7 +332,7 @@ class JobStore:
                     counted.add(chunk)
             if not self.path(job).exists():
                 del self._counted[job]
-                raise files.NoSuchJob(job)
+                raise NoSuchJob(job)
             return dict(outcomes)
 
     def forget_outcomes_except(self, jobs: Iterable[str]) -> None:
@@ -202,7 +348,7 @@ class JobStore:
 
     # -- heartbeats -------------------------------------------------------------------------------------------------------
 
-    def begin(self, job: str, chunk: int, heartbeat: files.Heartbeat) -> bool:
+    def begin(self, job: str, chunk: int, heartbeat: Heartbeat) -> bool:
         """False if another runner has the chunk."""
         try:
             with open(self._file(job, "running", chunk), "xb") as file:
@@ -211,20 +357,20 @@ class JobStore:
             return False
         return True
 
-    def heartbeat(self, job: str, chunk: int, heartbeat: files.Heartbeat) -> None:
+    def heartbeat(self, job: str, chunk: int, heartbeat: Heartbeat) -> None:
         with contextlib.suppress(FileNotFoundError):  # the job was removed; `is_to_run` tells the runner
-            files.write_file(self._file(job, "running", chunk), encode_json(heartbeat), durable=False)
+            write_file(self._file(job, "running", chunk), encode_json(heartbeat), durable=False)
 
     def end(self, job: str, chunk: int) -> None:
         self._file(job, "running", chunk).unlink(missing_ok=True)
 
-    def running(self, job: str) -> dict[int, files.Heartbeat]:
+    def running(self, job: str) -> dict[int, Heartbeat]:
         heartbeats = {}
-        for chunk in files.chunk_numbers(self.path(job) / "running"):
+        for chunk in chunk_numbers(self.path(job) / "running"):
             try:
                 heartbeats[chunk] = _decode_heartbeat(self._file(job, "running", chunk).read_bytes())
             except FileNotFoundError:  # ended in the meantime
                 continue
             except msgspec.DecodeError:  # `begin` has not written yet, or its process died there
-                heartbeats[chunk] = files.Heartbeat("", 0, 0)
+                heartbeats[chunk] = Heartbeat("", 0, 0)
         return heartbeats

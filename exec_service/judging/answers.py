@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from exec_service.judging.checkers import LONGEST_NUMBER, close
-from exec_wire.messages.verifying import Verify
+from exec_wire.messages.judging import Verify
 
 BOX_CHARS, BOX_TRIES = 10_000, 8  # the longest content of a box; how many boxes are tried, from the last
 TEXT_CHARS = 10_000  # at the end of a text, in which a number or a letter is searched
@@ -101,18 +101,11 @@ def equal_numbers(answer: str, item: Verify) -> bool:
     wanted, got = read_number(item.truth), read_number(answer)
     if wanted is None:
         raise NotComparable("there is no number in the truth")
-    if got is None or got == wanted:
-        return got is not None
-    if item.abs_tol is None and item.rel_tol is None:
-        if isinstance(got, int) and isinstance(wanted, int):
-            return False
-        abs_tol = rel_tol = DEFAULT_TOLERANCE
-    else:
-        abs_tol, rel_tol = item.abs_tol or 0.0, item.rel_tol or 0.0
-    try:
-        return close(float(got), float(wanted), abs_tol, rel_tol)
-    except OverflowError:
+    if got is None:
         return False
+    whole = isinstance(got, int) and isinstance(wanted, int)
+    tolerance = DEFAULT_TOLERANCE if item.abs_tol is None and item.rel_tol is None and not whole else 0.0
+    return close(got, wanted, item.abs_tol or tolerance, item.rel_tol or tolerance)
 
 
 def read_number(text: str) -> float | None:

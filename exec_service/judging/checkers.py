@@ -66,12 +66,16 @@ def number(token: str) -> float | None:
     return None if math.isinf(value) and "inf" not in token.lower() else value
 
 
-def close(got: float, wanted: float, abs_tol: float, rel_tol: float) -> bool:
-    if got == wanted:
+def close(got: float, wanted: float, abs_tol: float = 0.0, rel_tol: float = 0.0) -> bool:
+    if got == wanted or (got != got and wanted != wanted):  # exact for integers beyond 2^53 too; or both nan
         return True
-    if not (math.isfinite(got) and math.isfinite(wanted)):
-        return math.isnan(got) and math.isnan(wanted)
-    return abs(got - wanted) <= max(abs_tol, rel_tol * abs(wanted))
+    if not (abs_tol or rel_tol):
+        return False
+    try:
+        got, wanted = float(got), float(wanted)
+    except OverflowError:
+        return False
+    return math.isfinite(got) and math.isfinite(wanted) and abs(got - wanted) <= max(abs_tol, rel_tol * abs(wanted))
 
 
 def _close_tokens(checker: Checker) -> Callable[[str, str], bool]:
@@ -91,7 +95,7 @@ async def same_value(checker: Checker, got: Any, wanted: Any) -> bool:
     while pairs:
         a, b = pairs.pop()
         if _is_number(a) and _is_number(b):
-            if not _close_numbers(a, b, abs_tol, rel_tol):
+            if not close(a, b, abs_tol, rel_tol):
                 return False
         elif type(a) is not type(b):
             return False
@@ -113,14 +117,3 @@ async def same_value(checker: Checker, got: Any, wanted: Any) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _close_numbers(a: float, b: float, abs_tol: float, rel_tol: float) -> bool:
-    if a == b:  # exact for integers beyond 2^53 too
-        return True
-    if not (abs_tol or rel_tol):
-        return a != a and b != b  # both nan
-    try:
-        return close(float(a), float(b), abs_tol, rel_tol)
-    except OverflowError:
-        return False

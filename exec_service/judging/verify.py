@@ -10,7 +10,7 @@ import msgspec
 from exec_service.dispatch.call_group import CallGroup
 from exec_service.judging.answers import Extracted, NotComparable, as_latex, equal, extract
 from exec_wire.messages.calls import Call, Limits, Result, Timings, cut_middle
-from exec_wire.messages.verifying import Verification, Verify
+from exec_wire.messages.judging import Verification, Verify
 
 MATH_CHARS = 32_768  # at the end of a text, in which Math-Verify searches the answer
 SHOWN_CHARS = 1000

@@ -5,14 +5,15 @@ of requests, also those that expect one: so a message is read only when the call
 after which nothing may fork; what is exec'd may.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import msgspec
@@ -23,24 +24,22 @@ from msgspec.structs import force_setattr
 
 from exec_service.api.encoding import LARGE_CHARS, portions, write_proto
 from exec_service.api.info import check_ready, info_of
-from exec_service.api.middleware import origin_of
+from exec_service.api.middleware import RequestFacts, origin_of
 from exec_service.api.streaming import or_keep_alive
 from exec_service.api.validation import SMALL_BYTES, Validator, Warnings, make_selection
-from exec_service.config import GatewayConfig
 from exec_service.dispatch.admission import ArrivingBody
-from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.requests import CallRequest, Origin
-from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Refusal
 from exec_service.rpc.reflection import Reflection, served
 from exec_service.rpc.session_methods import SESSION_METHODS, SessionMethod
-from exec_service.sessions import SessionRouter, with_warnings
+from exec_service.sessions import with_warnings
 from exec_service.telemetry.logs import log_request
-from exec_service.telemetry.metrics import Metrics
-from exec_service.tenants.keys import Keys
 from exec_wire import proto
 from exec_wire.messages.calls import Call, Result, encode_json
 from exec_wire.problems import PROBLEMS, Problem, problem
+
+if TYPE_CHECKING:
+    from exec_service.app import Gateway
 
 log = logging.getLogger("exec_service.grpc")
 requests_log = logging.getLogger("exec_service.requests")
@@ -65,7 +64,6 @@ HEALTH_READS, HEALTH_READ_S = 2, 1.0  # messages of callers without a key that a
 # A message that has not come by then is charged as the largest: gRPC does not show how much of it is here. The time is counted
 # in turns of the event loop, so that a gateway that is slow to read messages does not charge its callers for it.
 SLOW_S, SLOW_TURNS = 5.0, 10
-_METADATA = frozenset({"authorization", "x-request-id", "traceparent"})
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -86,10 +84,9 @@ _OWN_CODES = {
     "tier_unavailable": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-_calls: ContextVar[list[int]] = ContextVar("calls")  # accepted of this request: one number that grows
-
 Context = Any  # grpc.aio.ServicerContext, which has no types
 T = TypeVar("T")
+Work = Callable[[RequestFacts, Context], Awaitable[T]]  # of one method
 
 
 def status_code(code: str) -> Any:
@@ -102,27 +99,11 @@ class ClientGone(Exception):
 
 
 class GrpcServer:
-    def __init__(
-        self,
-        config: GatewayConfig,
-        dispatch: Dispatch,
-        worker_registry: WorkerRegistry,
-        metrics: Metrics,
-        keys: Keys | None,
-        router: SessionRouter,
-        *,
-        cluster: bool = False,
-    ) -> None:
-        self._router = router
-        self._config, self._dispatch, self._worker_registry, self._metrics, self._keys = (
-            config,
-            dispatch,
-            worker_registry,
-            metrics,
-            keys,
-        )
-        self._validator = Validator(worker_registry, config)
-        self._cluster = cluster
+    def __init__(self, gateway: Gateway) -> None:
+        self._config, self._dispatch, self._worker_registry = gateway.config, gateway.dispatch, gateway.worker_registry
+        self._metrics, self._keys, self._router = gateway.metrics, gateway.keys, gateway.sessions
+        self._validator = Validator(gateway.worker_registry, gateway.config)
+        self._cluster = gateway.cluster
         self._server: Any = None
         self._readers: set[asyncio.Task[None]] = set()  # of open streams
         self._health_reads = 0
@@ -157,74 +138,52 @@ class GrpcServer:
             await self._server.stop(grace_s)
 
     def _methods(self) -> Any:
-        return grpc.method_handlers_generic_handler(
-            proto.SERVICE,
-            {
-                "Run": grpc.stream_unary_rpc_method_handler(self._run),
-                "RunBatch": grpc.stream_stream_rpc_method_handler(self._run_batch),
-                "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
-                "Cancel": grpc.stream_unary_rpc_method_handler(self._cancel),
-                "Info": grpc.stream_unary_rpc_method_handler(self._info),
-                **{
-                    name: grpc.stream_unary_rpc_method_handler(self._session_handler(name, method))
-                    for name, method in SESSION_METHODS.items()
-                },
-            },
-        )
-
-    def _session_handler(self, name: str, method: SessionMethod) -> Callable[[object, Context], Awaitable[bytes]]:
-        async def handle(_: object, context: Context) -> bytes:
-            async def ask(origin: Origin) -> bytes:
-                request = await self._message(context)
-                asked = self._read(method.request, request)
-                with self._dispatch.reserve(1, len(request), origin):
-                    answer = await method.ask(self._router, self._validator, asked, origin)
-                answer = with_warnings(answer, origin.warnings)
-                return await write_proto([answer], lambda: method.answer.write(**proto.plain(answer)))
-
-            return await self._serve(name, context, ask)
-
-        return handle
+        streams: dict[str, Work[None]] = {"RunBatch": self._run_batch, "Stream": self._stream}
+        unary: dict[str, Work[bytes]] = {"Run": self._run, "Cancel": self._cancel, "Info": self._info}
+        unary |= {name: partial(self._ask_session, method) for name, method in SESSION_METHODS.items()}
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(partial(self._serve, name, work)) for name, work in unary.items()
+        }
+        for name, work in streams.items():
+            handlers[name] = grpc.stream_stream_rpc_method_handler(partial(self._serve, name, work))
+        return grpc.method_handlers_generic_handler(proto.SERVICE, handlers)
 
     # -- methods ----------------------------------------------------------------------------------------------------------
 
-    async def _run(self, _: object, context: Context) -> bytes:
-        async def run(origin: Origin) -> bytes:
-            call = self._validator.read_call(self._read(proto.CALL, await self._message(context)), origin.warnings)
-            async with self._running([call], origin, context) as request:
-                [result] = await request.take_all()
-                if request.arrived_bytes <= LARGE_CHARS:
-                    return proto.RESULT.write(**proto.plain(result))
-                return await asyncio.to_thread(lambda: proto.RESULT.write(**proto.plain(result)))
+    async def _run(self, facts: RequestFacts, context: Context) -> bytes:
+        fields = self._read(proto.CALL, await self._message(context))
+        call = self._validator.read_call(fields, facts.origin.warnings)
+        self._shorten_deadlines([call], context)
+        async with self._dispatch.run([call], facts.origin) as request:
+            facts.calls = 1
+            await request.changed.wait()
+            [result] = request.arrived
+            if request.arrived_bytes <= LARGE_CHARS:
+                return proto.RESULT.write(**proto.plain(result))
+            return await asyncio.to_thread(lambda: proto.RESULT.write(**proto.plain(result)))
 
-        return await self._serve("Run", context, run)
+    async def _run_batch(self, facts: RequestFacts, context: Context) -> None:
+        fields = self._read(proto.CALL_BATCH, await self._message(context))
+        calls = self._validator.read_batch({"calls": []} | fields, facts.origin.warnings)
+        self._shorten_deadlines(calls, context)
+        async with self._dispatch.run(calls, facts.origin, "$.calls[{}]") as request:
+            facts.calls = len(calls)
+            await self._write_all(request, context, asyncio.Lock())
 
-    async def _run_batch(self, _: object, context: Context) -> None:
-        async def run(origin: Origin) -> None:
-            fields = self._read(proto.CALL_BATCH, await self._message(context))
-            calls = self._validator.read_batch({"calls": []} | fields, origin.warnings)
-            async with self._running(calls, origin, context, "$.calls[{}]") as request:
-                await self._write_all(request, context, asyncio.Lock())
+    async def _stream(self, facts: RequestFacts, context: Context) -> None:
+        writing = asyncio.Lock()  # gRPC takes one message at a time
+        async with self._dispatch.run([], facts.origin, expecting=True) as request:
+            reader = asyncio.create_task(self._read_stream(request, facts, context, writing))
+            self._readers.add(reader)
+            try:
+                await self._write_all(request, context, writing)
+                with suppress(asyncio.CancelledError):  # by `finish_streams`
+                    await reader
+            finally:
+                reader.cancel()
+                self._readers.discard(reader)
 
-        await self._serve("RunBatch", context, run)
-
-    async def _stream(self, _: object, context: Context) -> None:
-        async def run(origin: Origin) -> None:
-            writing = asyncio.Lock()  # gRPC takes one message at a time
-            with self._dispatch.open_request(origin) as request:
-                reader = asyncio.create_task(self._read_stream(request, context, writing))
-                self._readers.add(reader)
-                try:
-                    await self._write_all(request, context, writing)
-                    with suppress(asyncio.CancelledError):  # by `finish_streams`
-                        await reader
-                finally:
-                    reader.cancel()
-                    self._readers.discard(reader)
-
-        await self._serve("Stream", context, run)
-
-    async def _read_stream(self, request: CallRequest, context: Context, writing: asyncio.Lock) -> None:
+    async def _read_stream(self, request: CallRequest, facts: RequestFacts, context: Context, writing: asyncio.Lock) -> None:
         sent = 0
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
@@ -232,6 +191,7 @@ class GrpcServer:
                 count = len(fields.get("calls", ()))
                 try:
                     await self._join(request, fields, context, sent)
+                    facts.calls += count
                 except Refusal as refusal:
                     if refusal.code == "unauthenticated":
                         raise
@@ -255,28 +215,29 @@ class GrpcServer:
             for index in known:
                 request.origin.warnings.pop(index, None)
             raise
-        _calls.get()[0] += len(calls)
 
-    async def _cancel(self, _: object, context: Context) -> bytes:
-        async def cancel(origin: Origin) -> bytes:
-            request = await self._message(context)
-            if len(request) > SMALL_BYTES:  # a packed list becomes large before it is counted
-                raise Refusal("bad_message", f"a selection of {len(request)} bytes; at most {SMALL_BYTES} are read")
-            try:
-                selection = make_selection(proto.SELECTION.read(request))
-            except proto.NotProto as error:
-                raise Refusal("bad_message", str(error)) from None
-            if origin.account is not None:
-                selection = origin.account.select(selection)
-            return proto.CANCELLED.write(cancelled=await self._dispatch.cancel(selection))
+    async def _cancel(self, facts: RequestFacts, context: Context) -> bytes:
+        request = await self._message(context)
+        if len(request) > SMALL_BYTES:  # a packed list becomes large before it is counted
+            raise Refusal("bad_message", f"a selection of {len(request)} bytes; at most {SMALL_BYTES} are read")
+        try:
+            selection = make_selection(proto.SELECTION.read(request))
+        except proto.NotProto as error:
+            raise Refusal("bad_message", str(error)) from None
+        if facts.origin.account is not None:
+            selection = facts.origin.account.select(selection)
+        return proto.CANCELLED.write(cancelled=await self._dispatch.cancel(selection))
 
-        return await self._serve("Cancel", context, cancel)
+    async def _info(self, facts: RequestFacts, _: Context) -> bytes:
+        return proto.INFO.write(**proto.plain(info_of(self._config, self._worker_registry, facts.origin.account)))
 
-    async def _info(self, _: object, context: Context) -> bytes:
-        async def info(origin: Origin) -> bytes:
-            return proto.INFO.write(**proto.plain(info_of(self._config, self._worker_registry, origin.account)))
-
-        return await self._serve("Info", context, info)
+    async def _ask_session(self, method: SessionMethod, facts: RequestFacts, context: Context) -> bytes:
+        request, origin = await self._message(context), facts.origin
+        asked = self._read(method.request, request)
+        with self._dispatch.reserve(1, len(request), origin):
+            answer = await method.ask(self._router, self._validator, asked, origin)
+        answer = with_warnings(answer, origin.warnings)
+        return await write_proto([answer], lambda: method.answer.write(**proto.plain(answer)))
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
@@ -321,15 +282,6 @@ class GrpcServer:
         except proto.NotProto as error:
             raise Refusal("bad_message", str(error)) from None
 
-    @asynccontextmanager
-    async def _running(
-        self, calls: Sequence[Call], origin: Origin, context: Context, field: str = "$"
-    ) -> AsyncIterator[CallRequest]:
-        self._shorten_deadlines(calls, context)
-        async with self._dispatch.run(calls, origin, field) as request:
-            _calls.get()[0] += len(calls)
-            yield request
-
     def _shorten_deadlines(self, calls: Sequence[Call], context: Context) -> None:
         """Nobody waits for a call longer than for its request."""
         left_s = context.time_remaining()
@@ -339,7 +291,8 @@ class GrpcServer:
                     force_setattr(call, "deadline_s", max(left_s, 0.001))
 
     def _account(self, context: Context) -> Any:
-        return None if self._keys is None else self._keys.account(_metadata(context).get("authorization", [""])[0])
+        metadata = dict(reversed(context.invocation_metadata() or ()))
+        return None if self._keys is None else self._keys.account(metadata.get("authorization", ""))
 
     async def _check_key(self, context: Context) -> None:
         try:
@@ -362,7 +315,8 @@ class GrpcServer:
         self, refusal: Refusal, origin: Origin, index: int, calls: int, context: Context, writing: asyncio.Lock
     ) -> None:
         self._metrics.rejected(refusal.code)
-        self._log("Stream", status_code(refusal.code).name, refusal.code, origin, 0.0, calls)
+        facts = RequestFacts(origin, calls=calls, code=refusal.code)
+        log_request(logging.WARNING, facts, 0.0, method="gRPC", route="Stream", status=status_code(refusal.code).name)
         refused = {"index": index, "calls": calls, "problem": proto.plain(_problem(refusal, origin))}
         await self._write(proto.RESULT_BATCH.write(refused=[refused]), context, writing)
 
@@ -375,32 +329,33 @@ class GrpcServer:
 
     # -- around every method ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, method: str, context: Context, work: Callable[[Origin], Awaitable[T]]) -> T:
+    async def _serve(self, method: str, work: Work[T], _: object, context: Context) -> T:
         began = time.monotonic()
-        origin = origin_of(_metadata(context))
-        code, problem_code = "CANCELLED", ""
-        _calls.set([0])
+        metadata = dict(reversed(context.invocation_metadata() or ()))  # of several with one name the first counts
+        facts = RequestFacts(origin_of(metadata.get("x-request-id", ""), metadata.get("traceparent", "")))
+        status = "CANCELLED"
         try:
-            context.set_trailing_metadata((("x-request-id", origin.request_id),))
+            context.set_trailing_metadata((("x-request-id", facts.origin.request_id),))
             if self._keys is not None:
-                origin = msgspec.structs.replace(origin, account=self._account(context))
-            answer = await work(origin)
-            code = "OK"
+                facts.origin = msgspec.structs.replace(facts.origin, account=self._account(context))
+            answer = await work(facts, context)
+            status = "OK"
             return answer
         except Refusal as refusal:
-            code, problem_code = status_code(refusal.code).name, refusal.code
-            await self._abort(context, refusal, origin)
+            status, facts.code = status_code(refusal.code).name, refusal.code
+            await self._abort(context, refusal, facts.origin)
         except ClientGone:
             await context.abort(grpc.StatusCode.CANCELLED, "the client read nothing for too long")
         except Exception:
             # The outermost catch: the details go to the log, not to the caller.
-            log.exception("unhandled error", extra={"request_id": origin.request_id})
-            code, problem_code = "INTERNAL", "internal"
-            await self._abort(context, Refusal("internal", "see the service's log for this request id"), origin)
+            log.exception("unhandled error", extra={"request_id": facts.origin.request_id})
+            status, facts.code = "INTERNAL", "internal"
+            await self._abort(context, Refusal("internal", "see the service's log for this request id"), facts.origin)
         finally:
-            self._metrics.grpc_request(method, code)
-            if problem_code or requests_log.isEnabledFor(logging.INFO):
-                self._log(method, code, problem_code, origin, time.monotonic() - began, _calls.get()[0])
+            self._metrics.grpc_requests.counts[method, status] += 1
+            level = logging.WARNING if facts.code else logging.INFO
+            if requests_log.isEnabledFor(level):
+                log_request(level, facts, time.monotonic() - began, method="gRPC", route=method, status=status)
         raise AssertionError("abort raises")
 
     async def _abort(self, context: Context, refusal: Refusal, origin: Origin) -> None:
@@ -413,18 +368,6 @@ class GrpcServer:
         )
         where = f" ({told.field})" if told.field else ""
         await context.abort(status_code(refusal.code), f"{told.detail or told.title}{where}", trailing)
-
-    def _log(self, method: str, code: str, problem_code: str, origin: Origin, duration_s: float, calls: int) -> None:
-        log_request(
-            logging.WARNING if problem_code else logging.INFO,
-            method="gRPC",
-            route=method,
-            status=code,
-            duration_s=duration_s,
-            origin=origin,
-            code=problem_code,
-            calls=calls,
-        )
 
     # -- health: open, as /readyz is --------------------------------------------------------------------------------------
 
@@ -479,14 +422,6 @@ class GrpcServer:
 
 def _result_batch(results: list[Result]) -> bytes:
     return proto.RESULT_BATCH.write(results=[proto.plain(result) for result in results])
-
-
-def _metadata(context: Context) -> dict[str, list[str]]:
-    wanted: dict[str, list[str]] = {}
-    for name, value in context.invocation_metadata() or ():
-        if name in _METADATA and isinstance(value, str):
-            wanted.setdefault(name, []).append(value)
-    return wanted
 
 
 def _problem(refusal: Refusal, origin: Origin) -> Problem:

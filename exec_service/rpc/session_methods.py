@@ -5,84 +5,40 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from exec_service.api.validation import CELL, FORK, SELECTION, TENANT, Validator, read
+from exec_service.api.validation import CELL, FORK, SELECTION, TENANT, Validator, Warnings, read
 from exec_service.dispatch.requests import Origin
 from exec_service.sessions import SessionRouter
 from exec_wire import proto
-from exec_wire.messages.sessions import Tenant
+from exec_wire.messages.unknown_fields import Reader
 
 
 class SessionMethod(NamedTuple):
-    """A method of sessions: what comes, who does it, what goes."""
+    """A method of sessions: what comes, what goes, who does it, and how the request is read."""
 
     request: proto.Message
     answer: proto.Message
-    ask: Callable[[SessionRouter, Validator, dict[str, Any], Origin], Awaitable[Struct]]
+    act: Callable[..., Awaitable[Struct]]
+    reader: Callable[[Validator, dict[str, Any], Warnings], Struct] | Reader[Any]
+    part: str = ""  # the field of a `SessionRequest` that is read
+
+    async def ask(self, router: SessionRouter, validator: Validator, asked: dict[str, Any], origin: Origin) -> Struct:
+        ids = (asked.get("session", ""),) if self.part else ()
+        fields = asked.get(self.part, {}) if self.part else asked
+        if isinstance(self.reader, Reader):
+            return await self.act(router, *ids, read(self.reader, fields, origin.warnings), origin)
+        return await self.act(router, *ids, self.reader(validator, fields, origin.warnings), origin)
 
 
+_ONE = proto.SESSION_REQUEST
 SESSION_METHODS = {
-    "CreateSession": SessionMethod(
-        proto.SESSION_SPEC,
-        proto.SESSION_INFO,
-        lambda router, check, asked, origin: router.create(check.read_session(asked, origin.warnings), origin),
-    ),
-    "ListSessions": SessionMethod(
-        proto.SELECTION,
-        proto.SESSION_LIST,
-        lambda router, _, asked, origin: router.list(read(SELECTION, asked, origin.warnings), origin),
-    ),
-    **{
-        name: SessionMethod(proto.SESSION_REQUEST, answer, ask)
-        for name, answer, ask in (
-            ("GetSession", proto.SESSION_INFO, lambda router, _, asked, origin: router.look(*_who(asked, origin), origin)),
-            ("EndSession", proto.ENDED, lambda router, _, asked, origin: router.end(*_who(asked, origin), origin)),
-            (
-                "RollBackSession",
-                proto.SESSION_INFO,
-                lambda router, _, asked, origin: router.roll_back(*_who(asked, origin), origin),
-            ),
-            (
-                "InterruptSession",
-                proto.INTERRUPTED,
-                lambda router, _, asked, origin: router.interrupt(*_who(asked, origin), origin),
-            ),
-            (
-                "RunCell",
-                proto.RESULT,
-                lambda router, _, asked, origin: router.run(
-                    _id(asked), read(CELL, asked.get("cell", {}), origin.warnings), origin
-                ),
-            ),
-            (
-                "ForkSession",
-                proto.SESSION_LIST,
-                lambda router, _, asked, origin: router.fork(
-                    _id(asked), read(FORK, asked.get("fork", {}), origin.warnings), origin
-                ),
-            ),
-            (
-                "PutFiles",
-                proto.FILES,
-                lambda router, check, asked, origin: router.put(
-                    _id(asked), check.read_files(asked.get("files", {}), origin.warnings), origin
-                ),
-            ),
-            (
-                "FetchFiles",
-                proto.FILES,
-                lambda router, check, asked, origin: router.fetch(
-                    _id(asked), check.make_fetch(asked.get("fetch", {}), origin.warnings), origin
-                ),
-            ),
-        )
-    },
+    "CreateSession": SessionMethod(proto.SESSION_SPEC, proto.SESSION_INFO, SessionRouter.create, Validator.read_session),
+    "ListSessions": SessionMethod(proto.SELECTION, proto.SESSION_LIST, SessionRouter.list, SELECTION),
+    "GetSession": SessionMethod(_ONE, proto.SESSION_INFO, SessionRouter.look, TENANT, "tenant"),
+    "EndSession": SessionMethod(_ONE, proto.ENDED, SessionRouter.end, TENANT, "tenant"),
+    "RollBackSession": SessionMethod(_ONE, proto.SESSION_INFO, SessionRouter.roll_back, TENANT, "tenant"),
+    "InterruptSession": SessionMethod(_ONE, proto.INTERRUPTED, SessionRouter.interrupt, TENANT, "tenant"),
+    "RunCell": SessionMethod(_ONE, proto.RESULT, SessionRouter.run, CELL, "cell"),
+    "ForkSession": SessionMethod(_ONE, proto.SESSION_LIST, SessionRouter.fork, FORK, "fork"),
+    "PutFiles": SessionMethod(_ONE, proto.FILES, SessionRouter.put, Validator.read_files, "files"),
+    "FetchFiles": SessionMethod(_ONE, proto.FILES, SessionRouter.fetch, Validator.make_fetch, "fetch"),
 }
-
-
-def _id(asked: dict[str, Any]) -> str:
-    id: str = asked.get("session", "")
-    return id
-
-
-def _who(asked: dict[str, Any], origin: Origin) -> tuple[str, Tenant]:
-    return _id(asked), read(TENANT, asked.get("tenant", {}), origin.warnings)

@@ -36,12 +36,6 @@ class Sketch:
     counts: Counter[int] = field(default_factory=Counter)
     most: float = 0.0
 
-    def add(self, ms: float) -> None:
-        bucket = round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80
-        self.counts[bucket] += 1
-        if ms > self.most:
-            self.most = ms
-
     def merge(self, other: Sketch) -> None:
         self.counts.update(other.counts)
         self.most = max(self.most, other.most)
@@ -70,19 +64,12 @@ class Second:
         return SecondStats(**counts, p50_ms=total.p50, p99_ms=total.p99)
 
 
+@dataclass(eq=False, slots=True)
 class Step:
-    __slots__ = ("queue", "slot_ms", "statuses", "total")
-
-    def __init__(self) -> None:
-        self.statuses: Counter[tuple[str, Blame]] = Counter()
-        self.queue, self.total = Sketch(), Sketch()
-        self.slot_ms = 0.0
-
-    def note(self, result: Result) -> None:
-        self.statuses[result.status, result.blame] += 1
-        self.queue.add(result.timings.queue_ms)
-        self.total.add(result.timings.total_ms)
-        self.slot_ms += result.timings.start_ms + result.timings.run_ms
+    statuses: Counter[tuple[str, Blame]] = field(default_factory=Counter)
+    queue: Sketch = field(default_factory=Sketch)
+    total: Sketch = field(default_factory=Sketch)
+    slot_ms: float = 0.0
 
     def stats(self, number: int | None) -> StepStats:
         statuses: Counter[str] = Counter()
@@ -96,23 +83,27 @@ class Step:
         return StepStats(number, calls, dict(statuses), dict(blames), *rates, *times, round(self.slot_ms / 1000, 3))
 
 
+@dataclass(eq=False, slots=True)
 class Run:
     """One training run; its steps in the order of their first call."""
 
-    def __init__(self) -> None:
-        self.blames: Counter[Blame] = Counter()
-        self.steps: OrderedDict[int | None, Step] = OrderedDict()
-        self.last_step: int | None = None
-        self.seen_at = 0.0
+    blames: Counter[Blame] = field(default_factory=Counter)
+    steps: OrderedDict[int | None, Step] = field(default_factory=OrderedDict)
+    last_step: int | None = None
+    seen_at: float = 0.0
 
-    def note(self, result: Result, step: int | None, now: float) -> None:
+    def note(self, result: Result, number: int | None, now: float) -> Step:
+        """Count the result, and return its step, which has its times."""
         self.blames[result.blame] += 1
-        self.last_step, self.seen_at = step, now
-        if step not in self.steps:
-            self.steps[step] = Step()
+        self.last_step, self.seen_at = number, now
+        if number not in self.steps:
+            self.steps[number] = Step()
             if len(self.steps) > STEPS_KEPT:
                 self.steps.popitem(last=False)
-        self.steps[step].note(result)
+        step = self.steps[number]
+        step.statuses[result.status, result.blame] += 1
+        step.slot_ms += result.timings.start_ms + result.timings.run_ms
+        return step
 
 
 class LiveStats:
@@ -123,20 +114,18 @@ class LiveStats:
         self._failures: dict[bool, deque[tuple[float, Failure]]] = {ours: deque(maxlen=FAILURES_KEPT) for ours in (True, False)}
         self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
-    def note(self, result: Result, tenant: str, tags: Tags) -> None:
+    def note(self, result: Result, tenant: str, tags: Tags, *, answered: bool = True) -> None:
         now, timings, seconds = self._clock(), result.timings, self._seconds
         if not seconds or seconds[-1].at != int(now):
             seconds.append(Second(int(now)))
         second = seconds[-1]
         second.blames[result.blame] += 1
-        times = [("queue", timings.queue_ms), ("total", timings.total_ms)]
+        if not answered:
+            return
+        stages = second.stages
+        times = [(stages["queue"], timings.queue_ms), (stages["total"], timings.total_ms)]
         if timings.run_ms:  # it ran
-            times += ("start", timings.start_ms), ("run", timings.run_ms)
-        for stage, ms in times:
-            sketch = second.stages[stage]
-            sketch.counts[round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80] += 1
-            if ms > sketch.most:
-                sketch.most = ms
+            times += (stages["start"], timings.start_ms), (stages["run"], timings.run_ms)
         if tenant in second.calls or len(second.calls) < TENANTS_KEPT:
             second.calls[tenant] += 1
             second.slot_ms[tenant] = second.slot_ms.get(tenant, 0.0) + timings.start_ms + timings.run_ms
@@ -148,13 +137,12 @@ class LiveStats:
             self._runs.move_to_end(key)
             if len(self._runs) > RUNS_KEPT:
                 self._runs.popitem(last=False)
-            run.note(result, tags.step, now)
-
-    def note_cancelled(self) -> None:
-        at = int(self._clock())
-        if not self._seconds or self._seconds[-1].at != at:
-            self._seconds.append(Second(at))
-        self._seconds[-1].blames["client"] += 1
+            step = run.note(result, tags.step, now)
+            times += (step.queue, timings.queue_ms), (step.total, timings.total_ms)
+        for sketch, ms in times:
+            sketch.counts[round(_PER_OCTAVE * log2(ms)) if ms > 0.001 else -80] += 1
+            if ms > sketch.most:
+                sketch.most = ms
 
     @property
     def uptime_s(self) -> float:

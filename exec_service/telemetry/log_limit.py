@@ -40,8 +40,10 @@ class RepeatLimit(logging.Filter):
             window.left_out += 1
             is_first = window.left_out == 1
         if is_first:
+            timer = threading.Timer(self._window_s, self._report, (*key[:3], window))  # whether or not more is logged
+            timer.daemon = True
             with suppress(RuntimeError):  # no thread can be started now
-                self._report_later(record, window)
+                timer.start()
         return False
 
     def _window_of(self, key: tuple[object, ...]) -> _Window:
@@ -56,12 +58,5 @@ class RepeatLimit(logging.Filter):
             window = self._windows[key] = _Window(now + self._window_s)
         return window
 
-    def _report_later(self, record: logging.LogRecord, window: _Window) -> None:
-        """At the end of the window, whether or not more is logged."""
-
-        def report(logger: str = record.name, level: int = record.levelno, text: str = str(record.msg)[:200]) -> None:
-            logging.getLogger(logger).log(level, "left out %d more messages like this: %s", window.left_out, text)
-
-        timer = threading.Timer(self._window_s, report)
-        timer.daemon = True
-        timer.start()
+    def _report(self, logger: str, level: int, text: str, window: _Window) -> None:
+        logging.getLogger(logger).log(level, "left out %d more messages like this: %s", window.left_out, text)

@@ -19,7 +19,7 @@ from exec_service.telemetry.log_limit import RepeatLimit
 from exec_service.telemetry.log_writer import LEVELS, LogWriter, StderrReader
 
 if TYPE_CHECKING:
-    from exec_service.dispatch.requests import Origin
+    from exec_service.api.middleware import RequestFacts
     from exec_wire.messages.calls import Result
 
 requests = logging.getLogger("exec_service.requests")
@@ -69,13 +69,14 @@ def say(text: str, level: int = logging.INFO) -> None:
         _writer.emit(logging.makeLogRecord(record))
 
 
-def log_request(level: int, *, origin: Origin, duration_s: float, **fields: str | int) -> None:
+def log_request(level: int, facts: RequestFacts, duration_s: float, **fields: str | int) -> None:
     """One line per finished request: method, route, status, calls, body_bytes and, if it was refused, the problem code."""
-    if requests.isEnabledFor(level):
-        fields |= {"request_id": origin.request_id, "traceparent": origin.traceparent}
-        fields["tenant"] = origin.account.tenant if origin.account is not None else ""
-        given = {name: value for name, value in fields.items() if value}
-        requests.log(level, "request", extra=given | {"duration_ms": round(duration_s * 1000, 3)})
+    origin = facts.origin
+    fields |= {"code": facts.code, "calls": facts.calls, "body_bytes": facts.body_bytes}
+    fields |= {"request_id": origin.request_id, "traceparent": origin.traceparent}
+    fields["tenant"] = origin.account.tenant if origin.account is not None else ""
+    given = {name: value for name, value in fields.items() if value}
+    requests.log(level, "request", extra=given | {"duration_ms": round(duration_s * 1000, 3)})
 
 
 def log_infra(result: Result, tenant: str) -> None:

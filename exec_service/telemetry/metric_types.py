@@ -5,9 +5,10 @@ Here only one event loop writes, so a dictionary is enough: all metrics of a cal
 """
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -16,20 +17,13 @@ from exec_service.telemetry.logs import dropped_lines
 from exec_wire.supervisor import Supervisor
 
 Labels = tuple[str, ...]
+M = TypeVar("M", CounterMetricFamily, GaugeMetricFamily)
 OTHER = "other"
 NONE = "none"  # for a call that names none: Prometheus treats an empty label as missing
 
 
-def counter_of(name: str, help: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    """A counter with one label, of numbers that are counted elsewhere."""
-    family = CounterMetricFamily(name, help, labels=[label])
-    for value, count in counts.items():
-        family.add_metric([value], count)
-    return family
-
-
-def gauge_of(name: str, help: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, help, labels=[label])
+def labelled(family: M, values: Mapping[str, float]) -> M:
+    """The family, which has one label, with its values by that label."""
     for value, number in values.items():
         family.add_metric([value], number)
     return family
@@ -37,7 +31,7 @@ def gauge_of(name: str, help: str, label: str, values: Mapping[str, float]) -> G
 
 def process_metrics(supervisor: Supervisor) -> Iterator[CounterMetricFamily]:
     help = "Unexpected failures of long-lived tasks of this process, each of which was restarted"
-    yield counter_of("exec_task_failures", help, "task", supervisor.failures)
+    yield labelled(CounterMetricFamily("exec_task_failures", help, labels=["task"]), supervisor.failures)
     help = "Log lines that were dropped because standard error was not read fast enough"
     yield CounterMetricFamily("exec_log_lines_dropped", help, dropped_lines())
 
@@ -110,22 +104,13 @@ class FastCounter(Collector):
         yield family
 
 
-class _Rows(dict[str, list[float]]):
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__()
-        self._length = len(bounds) + 2
-
-    def __missing__(self, value: str) -> list[float]:
-        return self.setdefault(value, [0.0] * self._length)
-
-
 class FastHistogram(Collector):
     """A histogram of seconds with one label. A row has the count of each bucket, not cumulative, the count beyond the bounds,
     and the sum."""
 
     def __init__(self, name: str, help: str, label: str, bounds: Sequence[float]) -> None:
         self._name, self._help, self._label, self._bounds = name, help, label, bounds
-        self.rows = _Rows(bounds)
+        self.rows: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(bounds) + 2))
 
     def forget(self, value: str) -> None:
         self.rows.pop(value, None)

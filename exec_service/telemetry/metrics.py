@@ -4,34 +4,33 @@ Labels are bounded: names that callers choose (runs, tenants) are labels for the
 metric has two such labels, since series multiply. Steps are no label: `GET /v1/stats?run=…` has them (`live_stats`).
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache
-from typing import TypeVar, get_args
+from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily as gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from exec_service.api.web_page import PAGE_ROUTES
-from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.telemetry.live_stats import LiveStats
 from exec_service.telemetry.logs import log_infra
-from exec_service.telemetry.metric_types import (
-    NONE,
-    BoundedLabels,
-    FastCounter,
-    FastHistogram,
-    counter_of,
-    gauge_of,
-    process_metrics,
-)
+from exec_service.telemetry.metric_types import NONE, BoundedLabels, FastCounter, FastHistogram, labelled, process_metrics
 from exec_service.telemetry.tracing import Traces
 from exec_wire.messages.calls import BLAME, Blame, Result, Tags
 from exec_wire.problems import PROBLEMS
 from exec_wire.queue.protocol import TIERS, GatewayQueue
 from exec_wire.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from exec_service.dispatch.dispatch import Dispatch
+    from exec_service.dispatch.workers import WorkerRegistry
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -52,14 +51,6 @@ SESSION_EVENTS = {
     "rollbacks": "Sessions rolled back to their checkpoint",
     "expired": "Sessions ended because nobody used them",
     "lost": "Sessions lost with their zygote",
-}
-GAUGES = {
-    "in_flight": "Calls accepted and not yet delivered",
-    "in_flight_bytes": "Bytes of accepted calls and undelivered results",
-    "waiting": "Calls that wait in the gateway for a credit",
-    "released": "Calls released to workers and unanswered",
-    "queue_up": "1 if the job queue is available",
-    "queue_oldest_seconds": "How long the call that waits longest for a credit has waited",
 }
 RUNS = TENANTS = 20  # with a label of their own
 IDLE_S = 300.0  # for which a name keeps its label
@@ -90,28 +81,23 @@ class Metrics:
         self._tenant_call = self._counter("exec_tenant_calls", "Calls by tenant", "tenant", "blame", rest=BLAMES)
         self._tenant_slot = self._counter("exec_tenant_slot_seconds", "Time that programs held a slot, by tenant", "tenant")
         self._rejected = self._counter("exec_rejected", "Requests refused, by problem code", "reason")
-        self._request = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
-        self._grpc_request = self._counter("exec_grpc_requests", "gRPC requests by method and status code", "method", "code")
-        self._late = self._counter("exec_late_answers", "Answers dropped because their call was already answered or cancelled")
-        self._republished = self._counter("exec_republished", "Calls published again because the queue had lost them")
-        self._late.begin()
-        self._republished.begin()
+        self.requests = self._counter("exec_http_requests", "HTTP requests by route and status code", "route", "code")
+        self.grpc_requests = self._counter("exec_grpc_requests", "gRPC requests by method and status code", "method", "code")
+        self.late_answers = self._counter(
+            "exec_late_answers", "Answers dropped because their call was already answered or cancelled"
+        )
+        self.republished = self._counter("exec_republished", "Calls published again because the queue had lost them")
+        self.late_answers.begin()
+        self.republished.begin()
         for status, blame in ENDS:
             self._call.begin(status, blame)
         for code in PROBLEMS:
             self._rejected.begin(code)
 
-    def watch(self, worker_registry: WorkerRegistry, **gauges: Callable[[], float]) -> None:
-        """Gauges that are read at each scrape: a function for each name of `GAUGES`."""
-        for name, read in gauges.items():
-            Gauge(f"exec_{name}", GAUGES[name], registry=self.registry).set_function(read)
-        self.registry.register(WorkersCollector(worker_registry))
-
-    def watch_tasks(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
-        self.registry.register(FaultsCollector(supervisor, queue))
-
-    def finished(self, result: Result, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
-        """Count a result; log it if the blame is `infra`."""
+    def finished(
+        self, result: Result, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS, *, answered: bool = True
+    ) -> None:
+        """Count a result; log it if the blame is `infra`. Not `answered`: the caller left before it."""
         timings, status, blame = result.timings, result.status, result.blame
         run = self._runs.label(tags.run) if tags.run else NONE
         of_tenant = self._tenants.label(tenant) if tenant else NONE
@@ -119,6 +105,9 @@ class Metrics:
         self._adapter_call.counts[adapter or NO_ADAPTER, status, blame] += 1
         self._run_call.counts[run, status, blame] += 1
         self._tenant_call.counts[of_tenant, blame] += 1
+        self.live_stats.note(result, tenant, tags, answered=answered)
+        if not answered:
+            return
         stages = self._stage.rows
         times = [
             (stages["queue"], timings.queue_ms),
@@ -132,38 +121,13 @@ class Metrics:
         for row, ms in times:
             row[bisect_left(STAGE_BUCKETS_S, ms / 1000)] += 1
             row[-1] += ms / 1000
-        self.live_stats.note(result, tenant, tags)
         if blame == "infra":
             log_infra(result, tenant)
         if self.traces is not None:
             self.traces.call(result, adapter or NO_ADAPTER, tenant, tags)
 
-    def cancelled(self, adapter: str = "", tenant: str = "", tags: Tags = NO_TAGS) -> None:
-        """Count a call whose caller left before its result."""
-        end = "cancelled", "client"
-        self._call.counts[end] += 1
-        self._adapter_call.counts[(adapter or NO_ADAPTER, *end)] += 1
-        self._run_call.counts[(self._runs.label(tags.run), *end)] += 1
-        self._tenant_call.counts[self._tenants.label(tenant), "client"] += 1
-        self.live_stats.note_cancelled()
-
-    def late(self) -> None:
-        self._late.counts[()] += 1
-
-    def republished(self, calls: int) -> None:
-        self._republished.counts[()] += calls
-
     def rejected(self, code: str) -> None:
         self._rejected.counts[(code,)] += 1
-
-    def request(self, path: str, code: int) -> str:
-        """Count a request and return the label of its route; unknown paths share one label."""
-        route = route_of(path)
-        self._request.counts[route, str(code)] += 1
-        return route
-
-    def grpc_request(self, method: str, code: str) -> None:
-        self._grpc_request.counts[method, code] += 1
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -197,36 +161,36 @@ def route_of(path: str) -> str:
     return path if path in ROUTES else "other"
 
 
-class WorkersCollector(Collector):
-    """What the live workers report in their heartbeats."""
+class GatewayCollector(Collector):
+    """What is read at each scrape: calls of this gateway, the heartbeats of live workers, and counts that should stay at 0."""
 
-    def __init__(self, worker_registry: WorkerRegistry) -> None:
-        self._worker_registry = worker_registry
+    def __init__(
+        self, dispatch: Dispatch, worker_registry: WorkerRegistry, supervisor: Supervisor, queue: GatewayQueue
+    ) -> None:
+        self._dispatch, self._worker_registry, self._supervisor, self._queue = dispatch, worker_registry, supervisor, queue
 
     def collect(self) -> Iterator[Metric]:
-        worker_registry, workers = self._worker_registry, self._worker_registry.workers
-        yield GaugeMetricFamily("exec_workers", "Live workers", len(workers))
-        yield GaugeMetricFamily("exec_slots", "Slots of all live workers", worker_registry.slots)
-        tiers = {tier: worker_registry.workers_of(tier) for tier in TIERS}
-        yield gauge_of("exec_sandbox_tier", "Live workers by the isolation tier they offer", "tier", tiers)
-        help = "1 if every live worker has this layer of isolation"
-        yield gauge_of("exec_sandbox_layer", help, "layer", worker_registry.layer_everywhere())
-        sessions = {worker.id: worker.sessions for worker in workers}
-        yield gauge_of("exec_sessions", "Live sessions and forks of sessions", "worker", sessions)
-        memory = {worker.id: worker.session_memory_bytes for worker in workers}
-        yield gauge_of("exec_session_memory_bytes", "Memory in use by sessions", "worker", memory)
+        dispatch, registry, workers = self._dispatch, self._worker_registry, self._worker_registry.workers
+        admission, oldest = dispatch.admission, "How long the call that waits longest for a credit has waited"
+        yield gauge("exec_in_flight", "Calls accepted and not yet delivered", admission.calls)
+        yield gauge("exec_in_flight_bytes", "Bytes of accepted calls and undelivered results", admission.bytes)
+        yield gauge("exec_waiting", "Calls that wait in the gateway for a credit", len(dispatch.waiting))
+        yield gauge("exec_released", "Calls released to workers and unanswered", len(dispatch.released))
+        yield gauge("exec_queue_up", "1 if the job queue is available", not dispatch.away_because)
+        yield gauge("exec_queue_oldest_seconds", oldest, dispatch.oldest_wait_s)
+        yield gauge("exec_workers", "Live workers", len(workers))
+        yield gauge("exec_slots", "Slots of all live workers", registry.slots)
+        tiers = dict.fromkeys(TIERS, 0) | Counter(worker.tier for worker in workers if worker.tier in TIERS)
+        yield labelled(gauge("exec_sandbox_tier", "Live workers by the isolation tier they offer", labels=["tier"]), tiers)
+        layers = gauge("exec_sandbox_layer", "1 if every live worker has this layer of isolation", labels=["layer"])
+        yield labelled(layers, registry.layer_everywhere())
+        sessions = gauge("exec_sessions", "Live sessions and forks of sessions", labels=["worker"])
+        yield labelled(sessions, {worker.id: worker.sessions for worker in workers})
+        memory = gauge("exec_session_memory_bytes", "Memory in use by sessions", labels=["worker"])
+        yield labelled(memory, {worker.id: worker.session_memory_bytes for worker in workers})
         for event, help in SESSION_EVENTS.items():
-            counts = {worker.id: worker.session_counts.get(event, 0) for worker in workers}
-            yield counter_of(f"exec_sessions_{event}", help, "worker", counts)
-
-
-class FaultsCollector(Collector):
-    """Counts that should stay at 0: failed tasks, unreadable messages, dropped log lines."""
-
-    def __init__(self, supervisor: Supervisor, queue: GatewayQueue) -> None:
-        self._supervisor, self._queue = supervisor, queue
-
-    def collect(self) -> Iterator[Metric]:
+            events = CounterMetricFamily(f"exec_sessions_{event}", help, labels=["worker"])
+            yield labelled(events, {worker.id: worker.session_counts.get(event, 0) for worker in workers})
         yield from process_metrics(self._supervisor)
-        help = "Messages from workers and other gateways that could not be read, by kind"
-        yield counter_of("exec_unreadable_messages", help, "kind", self._queue.unreadable)
+        unreadable = "Messages from workers and other gateways that could not be read, by kind"
+        yield labelled(CounterMetricFamily("exec_unreadable_messages", unreadable, labels=["kind"]), self._queue.unreadable)

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from exec_service.telemetry.metric_types import counter_of, process_metrics
+from exec_service.telemetry.metric_types import labelled, process_metrics
 from exec_wire.supervisor import Supervisor
 from worker.consumer import Consumer
 from worker.echo import EchoPool
@@ -41,6 +41,6 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily("exec_worker_started_again", again, consumer.started_again)
         yield CounterMetricFamily("exec_worker_zygote_restarts", "Zygotes replaced", pool.zygote_restarts)
         help = "Entries of the job queue that could not be read, by kind"
-        yield counter_of("exec_worker_unreadable_entries", help, "kind", consumer.unreadable)
+        yield labelled(CounterMetricFamily("exec_worker_unreadable_entries", help, labels=["kind"]), consumer.unreadable)
         if self._supervisor is not None:
             yield from process_metrics(self._supervisor)

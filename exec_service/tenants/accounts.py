@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from exec_service.dispatch.admission import CompletionRate
+from exec_service.dispatch.admission import InFlight
 from exec_service.refusals import NotPermitted, Refusal
 from exec_wire.messages.calls import Call, Limits, Priority, Selection
 from exec_wire.queue.protocol import GatewayInfo, TenantUse
@@ -36,7 +36,7 @@ class Allowance(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
     max_priority: Priority = "train"  # a call with a higher one gets this
 
 
-class Account:
+class Account(InFlight):
     """Of one tenant, while the gateway runs; `allowance` changes with the key file."""
 
     def __init__(
@@ -46,10 +46,9 @@ class Account:
         retry_after_max_s: float = MINUTE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(clock)
         self.tenant, self.allowance = tenant, allowance
-        self.calls = 0  # in flight
-        self._retry_after_max_s, self._clock = retry_after_max_s, clock
-        self._rate = CompletionRate(clock)
+        self._retry_after_max_s = retry_after_max_s
         self._spent = 0.0  # calls of this minute; refills to 0 within a minute
         self._spent_at = clock()
         self._spending = 1  # gateways that accepted calls of the tenant in this minute
@@ -66,18 +65,6 @@ class Account:
         self._refill()
         self._spent += calls
         self.charge(calls)
-
-    def charge(self, calls: int) -> None:
-        """Count them as in flight until `give_back`."""
-        self.calls += calls
-
-    def give_back(self, calls: int) -> None:
-        self.calls -= calls
-        self._rate.note(calls, 0)
-
-    def give_back_unused(self, calls: int) -> None:
-        """Give back calls of a reservation that did not run."""
-        self.calls -= calls
 
     def use(self) -> TenantUse | None:
         """What this gateway tells the others; None if nothing is in use."""
@@ -106,7 +93,7 @@ class Account:
         if not most or over <= 0:
             return
         self._fits_at_all(calls, most, "in flight")
-        per_s, _ = self._rate.per_s()
+        per_s, _ = self.per_s()
         wait_s = min(self._retry_after_max_s, max(1.0, over / per_s if per_s else self._retry_after_max_s))
         more = f", and {elsewhere} at other gateways or reserved for them" if elsewhere else ""
         detail = f"this key may have {most} calls in flight; it has {self.calls}{more}; {calls} more do not fit"
@@ -142,10 +129,10 @@ class Account:
         self._refill()
         self.allowance = allowance
 
-    def permit(self, call: Call, index: int) -> Call:
+    def permit(self, call: Call) -> Call:
         """The call as one of this tenant. Raises `NotPermitted` with the field that is not allowed."""
-        self.check_tenant(call.tenant, index)
-        limits = self.permit_limits(call.limits, index)
+        self.check_tenant(call.tenant)
+        limits = self.permit_limits(call.limits)
         return self.own(call if limits is call.limits else msgspec.structs.replace(call, limits=limits))
 
     def own(self, message: M) -> M:
@@ -156,24 +143,24 @@ class Account:
             force_setattr(message, "priority", max(priority, self.allowance.max_priority, key=PRIORITIES.index))
         return message
 
-    def check_tenant(self, tenant: str, index: int = 0) -> None:
+    def check_tenant(self, tenant: str) -> None:
         if tenant not in ("", self.tenant):
-            raise NotPermitted("foreign_tenant", "this key belongs to another tenant", index, ".tenant")
+            raise NotPermitted("foreign_tenant", "this key belongs to another tenant", ".tenant")
 
-    def permit_limits(self, limits: Limits, index: int = 0, at: str = ".limits") -> Limits:
+    def permit_limits(self, limits: Limits, at: str = ".limits") -> Limits:
         """The given limits; a default CPU time, which follows from the wall time, is lowered to the key's."""
-        self.check_limits(limits, index, at)
+        self.check_limits(limits, at)
         return self.lowered_limits(limits) if limits.cpu_s is None and "cpu_s" in self.allowance.max_limits else limits
 
-    def check_limits(self, limits: Limits, index: int = 0, at: str = ".limits") -> None:
+    def check_limits(self, limits: Limits, at: str = ".limits") -> None:
         for name in self.allowance.max_limits:
             if (value := getattr(limits, name)) is not None:
-                self.check_limit(name, value, index, f"{at}.{name}")
+                self.check_limit(name, value, f"{at}.{name}")
 
-    def check_limit(self, name: LimitName, value: float, index: int, inside: str) -> None:
+    def check_limit(self, name: LimitName, value: float, inside: str) -> None:
         most = self.allowance.max_limits.get(name, value)
         if value > most:
-            raise NotPermitted("beyond_limits", f"{name} is {value:g}; with this key at most {most:g}", index, inside)
+            raise NotPermitted("beyond_limits", f"{name} is {value:g}; with this key at most {most:g}", inside)
 
     def lowered(self, call: Call) -> Call:
         """With every limit lowered to the key's."""

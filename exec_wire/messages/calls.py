@@ -256,8 +256,6 @@ def verdict(status: Status, *, infra: bool = False, starts: int = 1, **fields: o
 
 
 encode_json = msgspec.json.Encoder().encode
-decode_call = msgspec.json.Decoder(Call).decode
-decode_batch = msgspec.json.Decoder(Batch).decode
 decode_result = msgspec.json.Decoder(Result).decode
 pack = msgspec.msgpack.Encoder().encode
 unpack_call = msgspec.msgpack.Decoder(Call).decode

@@ -6,8 +6,7 @@ import msgspec
 from msgspec import Struct, field
 
 from exec_wire.messages.calls import Call, Result
-from exec_wire.messages.judging import Judge, Judgement
-from exec_wire.messages.verifying import Verification, Verify
+from exec_wire.messages.judging import Judge, Judgement, Verification, Verify
 
 JobState = Literal["running", "paused", "cancelled", "done"]
 ENDED: frozenset[JobState] = frozenset({"cancelled", "done"})

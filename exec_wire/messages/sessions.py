@@ -214,12 +214,9 @@ class SessionId(NamedTuple):
     life: str  # of the worker: a new one after each start
     secret: str
 
-    def __str__(self) -> str:
-        return f"{base64.urlsafe_b64encode(self.worker.encode()).decode().rstrip('=')}.{self.life}.{self.secret}"
-
 
 def new_session_id(worker: str, life: str) -> str:
-    return str(SessionId(worker, life, secrets.token_urlsafe(18)))
+    return f"{base64.urlsafe_b64encode(worker.encode()).decode().rstrip('=')}.{life}.{secrets.token_urlsafe(18)}"
 
 
 def read_session_id(text: str) -> SessionId | None:

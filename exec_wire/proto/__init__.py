@@ -171,15 +171,11 @@ def _reader(name: str, of_callers: bool = False) -> Read:
         for name, read_all in lists:
             if values := getattr(message, name):
                 fields[name] = read_all(values)
-        return fields
-
-    def read_all_of_it(message: Any) -> dict[str, Any]:
-        fields = read(message)
-        if len(unknown := UnknownFieldSet(message)):
+        if of_callers and len(unknown := UnknownFieldSet(message)):
             fields.update((f"field {part.field_number}", None) for part in unknown)
         return fields
 
-    return read_all_of_it if of_callers else read
+    return read
 
 
 def _list_reader(owner: str, kind: str, of_callers: bool) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from hiredis import HiredisError, Reader, pack_command
@@ -167,20 +167,12 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-class _Exchange:
+class _Exchange(NamedTuple):
     """Commands under way, and the answers that have come."""
 
-    __slots__ = ("answers", "count", "done")
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.answers: list[Any] = []
-        self.done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-
-    def fail(self, error: Exception) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-            self.done.exception()  # the caller may be gone
+    commands: int
+    answers: list[Any]
+    done: asyncio.Future[list[Any]]
 
 
 class Link:
@@ -218,13 +210,13 @@ class Link:
         """As `call`, but returns a `ServerError` among the answers."""
         while (connection := self._connection) is None:
             await self._connect()
-        exchange = _Exchange(len(commands))
+        loop, limit_s = asyncio.get_running_loop(), block_s + ANSWER_S
+        exchange = _Exchange(len(commands), [], loop.create_future())
         self._exchanges.append(exchange)
         if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush, connection)
+            loop.call_soon(self._flush, connection)
         self._outgoing.append(_packed(*commands))
-        limit_s = block_s + ANSWER_S
-        timer = asyncio.get_running_loop().call_later(limit_s, connection.lose, f"no answer within {limit_s} s")
+        timer = loop.call_later(limit_s, connection.lose, f"no answer within {limit_s} s")
         try:
             return await exchange.done
         finally:
@@ -257,7 +249,7 @@ class Link:
             return connection.lose("an answer without a command")
         exchange = self._exchanges[0]
         exchange.answers.append(answer)
-        if len(exchange.answers) == exchange.count:
+        if len(exchange.answers) == exchange.commands:
             self._exchanges.popleft()
             if not exchange.done.done():  # else the caller is gone
                 exchange.done.set_result(exchange.answers)
@@ -267,7 +259,9 @@ class Link:
         self._outgoing = []
         exchanges, self._exchanges = self._exchanges, deque()
         for exchange in exchanges:
-            exchange.fail(QueueUnavailable(f"{self._server.name}: {why}", sent=True))
+            if not exchange.done.done():
+                exchange.done.set_exception(QueueUnavailable(f"{self._server.name}: {why}", sent=True))
+                exchange.done.exception()  # the caller may be gone
 
     def _translated(self, words: str) -> QueueUnavailable:
         """The meaning of an error of the server. An unknown one may have come after the server did a part of the work."""

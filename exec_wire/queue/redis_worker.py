@@ -189,7 +189,10 @@ class RedisWorkerEnd:
                 await self._give_to(newer)
             if unaddressed:
                 self._count_unaddressed(len(unaddressed))
-                await self._remove(unaddressed)
+                streams = Streams()
+                for entry in unaddressed:
+                    streams.add(entry.stream, entry.id)
+                await self._commands.call(script("remove", streams.keys, GROUP, *streams.arguments))
         except QueueUnavailable as error:  # return the readable jobs all the same
             log.warning("%s; unreadable entries stay until their leases expire", error)
         return jobs
@@ -237,12 +240,6 @@ class RedisWorkerEnd:
         for entry, consumer in entries:
             streams.add(entry.stream, entry.id, entry.deliveries - 1, consumer)
         await self._commands.call(script("hand_back", streams.keys, GROUP, self._name, 2 * LEASE_MS, *streams.arguments))
-
-    async def _remove(self, entries: Sequence[Entry]) -> None:
-        streams = Streams()
-        for entry in entries:
-            streams.add(entry.stream, entry.id)
-        await self._commands.call(script("remove", streams.keys, GROUP, *streams.arguments))
 
     # -- leases -----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ give it as many cores as this machine has.
 
 import argparse
 import contextlib
-import http.client
 import os
 import random
 import sys
@@ -24,14 +23,15 @@ from typing import NamedTuple
 import msgspec
 
 from loadtest.bench.agent import STARVED, Outcome, as_shown, difference
-from loadtest.bench.arms import ARMS, ENDPOINTS, Arm, ArmFailed, Run, attach_arm, info, open_arm
-from loadtest.bench.figures import TARGET, Idle, Results, RunRecord, judge, page_text, summarise
-from loadtest.support import meter, results
+from loadtest.bench.arms import ARMS, ENDPOINTS, Arm, ArmFailed, attach_arm, info, open_arm
+from loadtest.bench.figures import TARGET, Idle, Results, draw, judge, page_text, record, summarise
+from loadtest.support import meter, results, steady_load
 from loadtest.support.results import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, percentile, some_of
 from loadtest.support.workload import MIXES, Program, Workload, deal
 from worker.config import default_slots
 
 MODULE = "loadtest.bench"
+PAGE = "docs/results/bench.md"
 SLOW_ARMS = ("spawn", "nsjail")
 PROTOCOLS = {"code-judge": "long-batch", "sandboxfusion": "run_code"}  # and the agent that speaks it
 IDLE_PAUSE_S = (0.005, 0.03)
@@ -59,10 +59,10 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_UNAVAILABLE
     try:
         found = measure(options)
-    except ArmFailed as error:
+    except (ArmFailed, steady_load.WrongResult) as error:
         print(f"\nbench: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
-    results.write_page(page_text(found), options.page)
+    results.write_page(page_text(found, draw(found, options.page) if options.page else ""), options.page)
     results.write_json(found, options.json)
     return EXIT_FAILED if found.mismatches else 0
 
@@ -79,13 +79,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workload", type=Path, metavar="PATH", help="another module with calls(n, seed, mix)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures as JSON")
-    parser.add_argument("--page", type=Path, metavar="PATH", help="write a Markdown page")
+    parser.add_argument(
+        "--page", type=Path, metavar="PATH", help=f"for a Markdown page and a plot (default for a full run: {PAGE})"
+    )
     given = parser.parse_args(argv)
     given.repeats = given.repeats or (2 if given.quick else 5)
     given.mix = given.mix or (["rollout", "std"] if given.quick else list(MIXES))
     given.sizes = QUICK if given.quick else FULL
     if given.calls:
         given.sizes = {mix: Size(given.calls, size.rounds) for mix, size in given.sizes.items()}
+    if not (given.page or given.quick or given.calls or given.target or given.workload):
+        given.page = results.ROOT / PAGE
     given.workload = Workload.from_file(given.workload) if given.workload else Workload.own()
     given.idle_calls = 40 if given.quick else 200
     given.about = results.about(MODULE, argv)
@@ -107,14 +111,8 @@ def unavailable(options: argparse.Namespace) -> str:
     return ""
 
 
-class Progress:
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._started = total, 0, time.monotonic()
-
-    def __call__(self, words: str, *, step: bool = False) -> None:
-        self._done += step
-        seconds = time.monotonic() - self._started
-        print(f"bench: [{self._done}/{self._total} {seconds:.0f} s] {words}", file=sys.stderr, flush=True)
+def say(words: str) -> None:
+    print(f"bench: {words}", file=sys.stderr, flush=True)
 
 
 def measure(options: argparse.Namespace) -> Results:
@@ -124,10 +122,9 @@ def measure(options: argparse.Namespace) -> Results:
     found = Results(options.about, options.workload.name, options.seed, options.repeats, settings)
     names = [*options.arms, *([TARGET] if options.target else [])]
     steps = [(mix, name) for mix in options.mix for name in names if takes(agent_of(options, name), mix)]
-    progress = Progress(options.repeats * len(steps))
-    bench = Bench(options, found, progress)
+    bench = Bench(options, found)
     with contextlib.ExitStack() as stack:
-        progress("starting the arms")
+        say("starting the arms")
         for name in options.arms:
             shared = next((arm for arm in bench.arms.values() if arm.service), None) if name in ENDPOINTS else None
             bench.arms[name] = stack.enter_context(open_arm(name, shared))
@@ -140,7 +137,7 @@ def measure(options: argparse.Namespace) -> Results:
         bench.look_at_used_service()
         if "spawn" not in options.arms:
             bench.make_references(stack.enter_context(open_arm("spawn")))
-        progress("closing the arms")
+        say("closing the arms")
     bench.compare_all()
     found.figures = summarise(found.runs)
     found.targets = judge(found)
@@ -158,8 +155,8 @@ def takes(agent: str, mix: str) -> bool:
 
 
 class Bench:
-    def __init__(self, options: argparse.Namespace, found: Results, progress: Progress) -> None:
-        self._options, self._results, self._progress = options, found, progress
+    def __init__(self, options: argparse.Namespace, found: Results) -> None:
+        self._options, self._results = options, found
         self.arms: dict[str, Arm] = {}
         self._parts = {mix: self._programs(mix) for mix in options.mix}
         self._references: dict[tuple[str, str], Outcome] = {}
@@ -184,10 +181,10 @@ class Bench:
         programs = self._share(arm, mix, repeat)
         run = arm.run(programs, default_slots())
         self._results.cpu_counted_by = arm.counted_by
-        self._results.runs.append(_record(mix, arm.name, repeat, run))
+        self._results.runs.append(record(mix, arm.name, repeat, run))
         self._keep(arm.name, programs, run.outcomes)
         words = f"{mix} {arm.name}: {run.calls_per_s:.1f} calls/s, {run.cpu_ms:.2f} ms of CPU per call"
-        self._progress(f"repeat {repeat + 1}, {words}", step=True)
+        say(f"repeat {repeat + 1} of {self._options.repeats}, {words}")
 
     def _keep(self, arm: str, programs: list[Program], outcomes: list[Outcome]) -> None:
         pairs = zip(programs, outcomes, strict=True)
@@ -198,7 +195,7 @@ class Bench:
 
     def make_references(self, spawn: Arm) -> None:
         for mix, parts in self._parts.items():
-            self._progress(f"reference outcomes of {mix}")
+            say(f"reference outcomes of {mix}")
             programs = [program for part in parts for program in part]
             self._keep("spawn", programs, spawn.run(programs, default_slots()).outcomes)
 
@@ -219,7 +216,7 @@ class Bench:
         self._results.tier, self._results.slots = about["tier"], about["slots"]
         time.sleep(1.0)
         pss_bytes = meter.pss_bytes(service.service_pid)
-        self._progress(f"{self._options.idle_calls} times print(1) through /v1/run")
+        say(f"{self._options.idle_calls} times print(1) through /v1/run")
         latencies_ms = time_idle_calls(service.url, self._options.idle_calls)
         p50_ms, p95_ms = (round(percentile(latencies_ms, share), 3) for share in (0.5, 0.95))
         self._results.idle = Idle([round(one, 3) for one in latencies_ms], p50_ms, p95_ms, pss_bytes, 0)
@@ -232,27 +229,13 @@ class Bench:
 
 
 def time_idle_calls(url: str, count: int) -> list[float]:
-    """Milliseconds of `print(1)` through /v1/run, one after the other with short pauses."""
-    pauses = random.Random(0)
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
-    latencies_ms = []
-    with contextlib.closing(connection):
+    """Milliseconds of `print(1)`, one after the other with short pauses."""
+    pauses, latencies_ms = random.Random(0), []
+    with contextlib.closing(steady_load.time_single_calls(url, steady_load.Program("print(1)", "1\n"))) as calls:
         for _ in range(count):
             time.sleep(pauses.uniform(*IDLE_PAUSE_S))
-            started = time.perf_counter()
-            connection.request("POST", "/v1/run", b'{"code": "print(1)"}', {"content-type": "application/json"})
-            answer = connection.getresponse().read()
-            latencies_ms.append(1000 * (time.perf_counter() - started))
-            if msgspec.json.decode(answer).get("stdout") != "1\n":
-                raise ArmFailed(f"print(1) was answered with {answer[:500]!r}")
+            latencies_ms.append(next(calls))
     return latencies_ms
-
-
-def _record(mix: str, arm: str, repeat: int, run: Run) -> RunRecord:
-    count, latencies_s = len(run.outcomes), [outcome.latency_s for outcome in run.outcomes]
-    p50_s, p95_s = (percentile(latencies_s, share) for share in (0.5, 0.95))
-    load_cpu_ms = 1000 * run.load_cpu_s / count
-    return RunRecord(mix, arm, repeat, count, run.calls_per_s, run.cpu_ms, load_cpu_ms, run.others_share, p50_s, p95_s)
 
 
 if __name__ == "__main__":

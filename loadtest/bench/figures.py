@@ -1,12 +1,14 @@
-"""The results of a benchmark: its runs, the figures computed from them, the targets, and a Markdown page."""
+"""The results of a benchmark: its runs, the figures computed from them, the targets, a Markdown page and a plot."""
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from msgspec import Struct, field
 
-from loadtest.support.results import Spread, about_table, markdown
+from loadtest.bench.arms import Run
+from loadtest.support.results import Spread, about_table, fill_page, markdown, percentile
 
 TARGET = "target"  # the arm of a service that is not ours
 
@@ -24,6 +26,13 @@ class RunRecord(Struct, frozen=True):
     others_share: float
     latency_p50_s: float
     latency_p95_s: float
+
+
+def record(mix: str, arm: str, repeat: int, run: Run) -> RunRecord:
+    count, latencies_s = len(run.outcomes), [outcome.latency_s for outcome in run.outcomes]
+    p50_s, p95_s = (percentile(latencies_s, share) for share in (0.5, 0.95))
+    load_cpu_ms = 1000 * run.load_cpu_s / count
+    return RunRecord(mix, arm, repeat, count, run.calls_per_s, run.cpu_ms, load_cpu_ms, run.others_share, p50_s, p95_s)
 
 
 class Figures(Struct, frozen=True):
@@ -119,20 +128,15 @@ HTTP_OVER_ZYGOTE_MS, IDLE_P50_MS, IDLE_PSS_MB = 1.0, 10.0, 600.0
 
 def judge(results: Results) -> list[Target]:
     """The targets beside what was measured. What was not measured is not listed."""
-    return [*_beside_spawn(results), *_over_zygote(results), *_beside_others(results), *_idle(results)]
+    return [*_of_http(results), *_beside_others(results), *_idle(results)]
 
 
-def _beside_spawn(results: Results) -> Iterator[Target]:
+def _of_http(results: Results) -> Iterator[Target]:
     for mix, wanted in TIMES_SPAWN.items():
         http = results.figures_of(mix, "http")
         if http and http.times_spawn:
             found = http.times_spawn.median
             yield Target(f"{mix}: http against spawn, calls/s", f"≥ {wanted:g} x", f"{found:.1f} x", found >= wanted)
-
-
-def _over_zygote(results: Results) -> Iterator[Target]:
-    for mix in TIMES_SPAWN:
-        http = results.figures_of(mix, "http")
         if http and http.cpu_ms_over_zygote:
             over = http.cpu_ms_over_zygote.median
             words, most = f"{mix}: CPU per call, http minus zygote", HTTP_OVER_ZYGOTE_MS
@@ -166,20 +170,12 @@ MISMATCHES_SHOWN = 10
 
 def _row(figures: Figures) -> list[str]:
     counted = figures.arm != TARGET  # nobody counts the CPU time of a target
-    return [
-        figures.mix,
-        figures.arm,
-        f"{figures.calls_per_s.median:.1f}",
-        _range(figures.calls_per_s, 0),
-        f"{figures.cpu_ms.median:.2f}" if counted else "",
-        _range(figures.cpu_ms, 1) if counted else "",
-        f"{figures.load_cpu_ms.median:.2f}" if figures.load_cpu_ms.median else "",
-        f"{figures.times_spawn.median:.1f}" if figures.times_spawn else "",
-        _range(figures.times_spawn, 1) if figures.times_spawn else "",
-        f"{figures.times_spawn_by_cpu.median:.1f}" if figures.times_spawn_by_cpu and counted else "",
-        f"{figures.latency_p50_s:.3f} s",
-        f"{figures.latency_p95_s:.3f} s",
-    ]
+    speed, cpu, load, times = figures.calls_per_s, figures.cpu_ms, figures.load_cpu_ms.median, figures.times_spawn
+    cells = [figures.mix, figures.arm, f"{speed.median:.1f}", _range(speed, 0)]
+    cells += [f"{cpu.median:.2f}", _range(cpu, 1)] if counted else ["", ""]
+    cells += [f"{load:.2f}" if load else "", *([f"{times.median:.1f}", _range(times, 1)] if times else ["", ""])]
+    cells.append(f"{figures.times_spawn_by_cpu.median:.1f}" if figures.times_spawn_by_cpu and counted else "")
+    return [*cells, f"{figures.latency_p50_s:.3f} s", f"{figures.latency_p95_s:.3f} s"]
 
 
 def _range(spread: Spread, digits: int) -> str:
@@ -197,7 +193,7 @@ def _checks(results: Results) -> str:
     )
 
 
-def page_text(results: Results) -> str:
+def page_text(results: Results, plot: str = "") -> str:
     about = {**results.about, "took": f"{results.duration_s:.0f} s", "workload": f"{results.workload}, seed {results.seed}"}
     about |= {name: f"`{value}`" for name, value in results.settings.items()}
     if results.idle:
@@ -205,18 +201,38 @@ def page_text(results: Results) -> str:
         megabytes = [f"{size / 1e6:.0f}" for size in (results.idle.pss_bytes_at_start, results.idle.pss_bytes_after_load)]
         about["idle memory (PSS), at start / after load"] = f"{' / '.join(megabytes)} MB"
     judged = [[one.words, one.wanted, one.found, "met" if one.met else "**missed**"] for one in results.targets]
-    return (
-        Path(__file__)
-        .with_name("page.txt")
-        .read_text()
-        .format(
-            checks=_checks(results),
-            table=markdown(COLUMNS, map(_row, results.figures), 2),
-            targets=markdown(["target", "wanted", "found", ""], judged, 4),
-            repeats=results.repeats,
-            tier=results.tier,
-            slots=results.slots,
-            counted_by=results.cpu_counted_by,
-            about=about_table(about),
-        )
+    return fill_page(
+        __file__,
+        workload=results.workload,
+        checks=_checks(results),
+        table=markdown(COLUMNS, map(_row, results.figures), 2),
+        targets=markdown(["target", "wanted", "found", ""], judged, 4),
+        plot=f"![Calls per second and CPU time per call, by mix and arm]({plot})\n\n" if plot else "",
+        repeats=results.repeats,
+        tier=results.tier,
+        slots=results.slots,
+        counted_by=results.cpu_counted_by,
+        about=about_table(about),
     )
+
+
+def draw(results: Results, page: Path) -> str:
+    """Plot calls/s and CPU time beside the page; the name of the file, empty without matplotlib (the extra `trainer`)."""
+    if not importlib.util.find_spec("matplotlib"):
+        return ""
+    from matplotlib.figure import Figure
+
+    counted = [one for one in results.figures if one.arm != TARGET]
+    panels = {"calls/s": [one.calls_per_s for one in counted], "CPU ms per call": [one.cpu_ms for one in counted]}
+    figure = Figure(figsize=(11, 1.2 + 0.3 * len(counted)), layout="constrained")
+    for axis, (title, spreads) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        medians = [one.median for one in spreads]
+        around = [one.median - one.low for one in spreads], [one.high - one.median for one in spreads]
+        bars = axis.barh([f"{one.mix} {one.arm}" for one in counted], medians, xerr=around)
+        axis.bar_label(bars, fmt="%.1f", padding=3)
+        axis.set(title=title, xscale="log", xlim=(1, 3 * max(medians)))
+    axis.invert_yaxis()
+    file = page.with_suffix(".png")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+    return file.name

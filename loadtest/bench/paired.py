@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from loadtest.bench.agent import STARVED, Outcome, difference
 from loadtest.bench.arms import Arm, ArmFailed, Run, info, open_arm
+from loadtest.bench.figures import RunRecord, record
 from loadtest.support import meter, results
 from loadtest.support.results import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ROOT, markdown, some_of
 from loadtest.support.workload import MIXES, Program, Workload
@@ -57,23 +58,16 @@ class Interval(NamedTuple):
 class Pair(Struct, frozen=True):
     """The same programs through both trees, one after the other."""
 
-    mix: str
-    arm: str
-    repeat: int
-    calls: int
-    base_cpu_ms: float
-    new_cpu_ms: float
-    base_calls_per_s: float
-    new_calls_per_s: float
-    others_share: float
+    base: RunRecord
+    new: RunRecord
 
     @property
     def cpu_ratio(self) -> float:
-        return self.new_cpu_ms / self.base_cpu_ms
+        return self.new.cpu_ms / self.base.cpu_ms
 
     @property
     def speed_ratio(self) -> float:
-        return self.new_calls_per_s / self.base_calls_per_s
+        return self.new.calls_per_s / self.base.calls_per_s
 
 
 class Comparison(Struct):
@@ -88,8 +82,8 @@ class Comparison(Struct):
     differences: list[str] = []
 
     def groups(self) -> Iterator[list[Pair]]:
-        for key in dict.fromkeys((pair.mix, pair.arm) for pair in self.pairs):
-            yield [pair for pair in self.pairs if (pair.mix, pair.arm) == key]
+        for key in dict.fromkeys((pair.new.mix, pair.new.arm) for pair in self.pairs):
+            yield [pair for pair in self.pairs if (pair.new.mix, pair.new.arm) == key]
 
     def worst(self) -> float:
         return max(median(pair.cpu_ratio for pair in pairs) for pairs in self.groups())
@@ -156,8 +150,7 @@ def _measure(arm: Arm, programs: list[Program]) -> Run:
 
 
 def _keep(found: Comparison, mix: str, arm: str, repeat: int, programs: list[Program], old: Run, new: Run) -> None:
-    others = max(old.others_share, new.others_share)
-    pair = Pair(mix, arm, repeat, len(programs), old.cpu_ms, new.cpu_ms, old.calls_per_s, new.calls_per_s, others)
+    pair = Pair(record(mix, arm, repeat, old), record(mix, arm, repeat, new))
     found.pairs.append(pair)
     found.checked += len(programs)
     for program, before, after in zip(programs, old.outcomes, new.outcomes, strict=True):
@@ -165,7 +158,7 @@ def _keep(found: Comparison, mix: str, arm: str, repeat: int, programs: list[Pro
             found.starved += 1
         elif words := differing(before, after):
             found.differences.append(f"{mix} {arm}, repeat {repeat + 1}: {program.kind} {program.name}: {words}")
-    words = f"CPU {pair.base_cpu_ms:.2f} -> {pair.new_cpu_ms:.2f} ms per call, {pair.cpu_ratio:.3f} x"
+    words = f"CPU {pair.base.cpu_ms:.2f} -> {pair.new.cpu_ms:.2f} ms per call, {pair.cpu_ratio:.3f} x"
     print(f"paired: repeat {repeat + 1}, {mix} {arm}: {words}", file=sys.stderr, flush=True)
 
 
@@ -180,14 +173,14 @@ def table(found: Comparison) -> str:
     for pairs in found.groups():
         ratios = [pair.cpu_ratio for pair in pairs]
         low, high, coverage = interval(ratios)
-        base_ms, new_ms = median(pair.base_cpu_ms for pair in pairs), median(pair.new_cpu_ms for pair in pairs)
+        base_ms, new_ms = median(pair.base.cpu_ms for pair in pairs), median(pair.new.cpu_ms for pair in pairs)
         cells = [f"{base_ms:.2f}", f"{new_ms:.2f}", f"{median(ratios):.3f}", f"{low:.3f}…{high:.3f}", f"{100 * coverage:.1f} %"]
-        rows.append([pairs[0].mix, pairs[0].arm, *cells, f"{median(pair.speed_ratio for pair in pairs):.3f}"])
+        rows.append([pairs[0].new.mix, pairs[0].new.arm, *cells, f"{median(pair.speed_ratio for pair in pairs):.3f}"])
     return markdown(head, rows, 2)
 
 
 def summary(found: Comparison, most: float) -> str:
-    others = max(pair.others_share for pair in found.pairs)
+    others = max(run.others_share for pair in found.pairs for run in (pair.base, pair.new))
     lines = [
         f"{found.base} -> {found.about['commit']}, {found.workload}; slots {found.slots}; CPU time by {found.cpu_counted_by}.",
         f"Medians of new / base within each repeat. Other processes used up to {100 * others:.0f} % of the cores.",

@@ -11,7 +11,6 @@ The seed chooses victims and moments. Killed processes are replaced before the n
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from loadtest.chaos.cluster import PATIENCE_S, Cluster
@@ -103,16 +102,12 @@ def page(outcomes: Sequence[Outcome], about: dict[str, str]) -> str:
     counts = add_up(one.counts for one in outcomes)
     verdict = f"Bad: {', '.join(bad)}." if bad else "The promise held every time."
     rows = [[one.fault, *(str(value(one)) for value in COLUMNS.values())] for one in outcomes]
-    return (
-        Path(__file__)
-        .with_name("page.txt")
-        .read_text()
-        .format(
-            summary=f"{counts.accepted} accepted calls, {counts.lost} lost. {verdict}",
-            table=results.markdown(["fault", *COLUMNS], rows),
-            healthy=HEALTHY_WITHIN_S,
-            about=results.about_table(about),
-        )
+    return results.fill_page(
+        __file__,
+        summary=f"{counts.accepted} accepted calls, {counts.lost} lost. {verdict}",
+        table=results.markdown(["fault", *COLUMNS], rows),
+        healthy=HEALTHY_WITHIN_S,
+        about=results.about_table(about),
     )
 
 
@@ -127,13 +122,12 @@ def run(names: Sequence[str], calls: int, sandboxed_calls: int, seed: int) -> It
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = results.parser(MODULE, __doc__)
+    parser = results.parser(MODULE, __doc__, page=True)
     parser.epilog = redis_server.CHOICE
     parser.add_argument("--only", metavar="WORDS", default="", help="faults with these words in their names")
     parser.add_argument("--calls", type=int, default=5000, help="at least, for each fault (default %(default)s)")
     parser.add_argument("--sandboxed-calls", type=int, default=2000, help="at least, with sandboxes (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
     given = parser.parse_args(argv)
     names = [name for name in (*SANDBOXED, *ECHOED) if given.only in name]
     about = results.about(MODULE, argv, server=redis_server.version())

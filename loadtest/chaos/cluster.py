@@ -14,7 +14,7 @@ import msgspec
 from loadtest.support import meter
 from loadtest.support.moved_clock import MovedServer
 from loadtest.support.processes import Part
-from loadtest.support.proxy import ProxyThread
+from loadtest.support.proxy import Proxy
 from loadtest.support.steady_load import Program
 
 WORKERS, GATEWAYS = 3, 2
@@ -48,7 +48,7 @@ class Cluster:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.redis)
-            self.proxy = stack.enter_context(ProxyThread(self.redis.port))
+            self.proxy = stack.enter_context(Proxy(self.redis.port))
             stack.callback(self._close_parts)
             urls = [self.redis.url, self.proxy.url]
             self.gateways = [Part.gateway(url, **GATEWAY_SETTINGS) for url in urls]

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple, Self
 
@@ -40,7 +40,7 @@ STEP_S, MEMORY_STEPS = 1.0, 5
 PACE_GAIN, PACE_STEP = 0.3, (0.9, 1.05)  # how fast the load is adjusted, and the limits of one adjustment
 BUSY_WITHIN = 0.05
 FRESH_TURNS, FRESH_LEAST = 3, 0.9
-REST_S, REST_MOST, REST_SHOWN = 5.0, 0.02, 5
+REST_S, REST_MOST = 5.0, 0.02
 CALM_LEAST = 100  # calm calls that a p99 needs; with fewer it is that of all calls
 P99_MOST = 2.0
 GROWTH_MOST, GROWTH_MOST_BYTES = 0.10, 10_000_000
@@ -51,7 +51,6 @@ class Rest(NamedTuple):
 
     cluster: float  # by the cluster's processes, also those that outlived their parent
     machine: float  # by everything on the machine, and by its host
-    threads: dict[str, float]  # the busiest threads of the cluster
 
 
 class Injected(NamedTuple):
@@ -101,17 +100,12 @@ class Soak(NamedTuple):
             f"the p99: {worst:.0f} ms after {self.first_p99_ms:.0f} ms at first": worst <= P99_MOST * self.first_p99_ms,
             f"the load: cores {100 * self.busy:.0f} % busy": abs(self.busy - LOAD) <= BUSY_WITHIN,
             f"its speed: {self.beside_fresh:.2f} of a fresh cluster's": self.beside_fresh >= FRESH_LEAST,
-            f"rest: cores {100 * rest:.1f} % busy afterwards ({self.busiest()})": rest <= REST_MOST,
+            f"rest: cores {100 * rest:.1f} % busy afterwards": rest <= REST_MOST,
         }
         for name, (share, grown) in self.growth.items():
             flat = share <= GROWTH_MOST or grown <= GROWTH_MOST_BYTES
             checks[f"the memory of the {name}, grown by {100 * share:.0f} % ({grown / 1e6:.0f} MB)"] = flat
         return [*self.worker_misses, *(words for words, met in checks.items() if not met)]
-
-    def busiest(self) -> str:
-        """The threads that were busy at rest."""
-        shares = (f"{name}: {100 * share:.1f} %" for name, share in self.rest.threads.items())
-        return ", ".join(shares) or "no thread stands out"
 
 
 class Watch:
@@ -181,7 +175,7 @@ class Capacity:
 def soak(minutes: float, seed: int, about: dict[str, str]) -> Soak:
     calm_s = 30.0 if minutes >= 10 else 6.0
     capacity = Capacity()
-    with meter.OwnProcesses("soak") as own, Cluster(sandbox=True, seed=seed) as cluster:
+    with meter.own_processes("soak") as own_s, Cluster(sandbox=True, seed=seed) as cluster:
         say(f"measuring the capacity for {2 * calm_s / 3:.0f} s")
         most = capacity.measure(cluster, calm_s / 2)
         load = SteadyLoad(lambda: cluster.urls, cluster.program, seed, name="soak", callers=CALLERS, batch=1, per_s=LOAD * most)
@@ -190,8 +184,8 @@ def soak(minutes: float, seed: int, about: dict[str, str]) -> Soak:
         with load, Watch(cluster, load) as watch:
             injected = inject(cluster, load, watch, began, began + 60 * minutes, calm_s)
         misses = cluster.probe_workers()
-        rest = look_at_rest(own)
-        say(f"at rest {100 * rest.cluster:.1f} % of the cores, the machine {100 * rest.machine:.1f} %: {rest.threads}")
+        rest = look_at_rest(own_s)
+        say(f"at rest {100 * rest.cluster:.1f} % of the cores, the machine {100 * rest.machine:.1f} %")
         beside_fresh = capacity.beside_fresh(cluster, calm_s / 3, seed)
     visits = visits_of([due - began for due in load.dues], load.latencies_s, injected)
     first_s, end_s = min(FIRST_S, 60 * minutes / 4), 60 * minutes
@@ -214,18 +208,15 @@ def soak(minutes: float, seed: int, about: dict[str, str]) -> Soak:
     )
 
 
-def look_at_rest(own: meter.OwnProcesses) -> Rest:
+def look_at_rest(own_s: Callable[[], float]) -> Rest:
     """Without this process, which has the load and the proxy."""
     time.sleep(REST_S)
-    began, busy_s, threads = time.monotonic(), meter.machine_busy_s(), own.threads()
-    used_s = own.used_s() - time.process_time()
+    began, busy_s = time.monotonic(), meter.machine_busy_s()
+    used_s = own_s() - time.process_time()
     time.sleep(REST_S)
-    used_s = own.used_s() - time.process_time() - used_s
+    used_s = own_s() - time.process_time() - used_s
     wall_s = time.monotonic() - began
-    cores_s, machine = wall_s * (os.cpu_count() or 1), meter.others_share(busy_s, 0.0, wall_s)
-    shares = {key: (run_s - threads.get(key, 0.0)) / cores_s for key, run_s in own.threads().items() if key[0] != os.getpid()}
-    busiest = sorted(shares, key=lambda key: -shares[key])[:REST_SHOWN]
-    return Rest(used_s / cores_s, machine, {meter.thread_name(*key): round(shares[key], 4) for key in busiest})
+    return Rest(used_s / wall_s / (os.cpu_count() or 1), meter.others_share(busy_s, 0.0, wall_s))
 
 
 def inject(cluster: Cluster, load: SteadyLoad, watch: Watch, began: float, until: float, calm_s: float) -> list[Injected]:
@@ -331,11 +322,10 @@ def say(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = results.parser(MODULE, __doc__)
+    parser = results.parser(MODULE, __doc__, page=True)
     parser.epilog = redis_server.CHOICE
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
     given = parser.parse_args(argv)
     found = soak(given.minutes, given.seed, results.about(MODULE, argv, server=redis_server.version()))
     results.write_page(page(found), given.page)

@@ -17,9 +17,7 @@ from pathlib import Path
 from loadtest.support.processes import ROOT, Part, exit_on_sigterm
 from worker.config import usable_cores
 
-LOCUSTFILE, RAMP = (Path(__file__).with_name(name) for name in ("locustfile.py", "ramp.py"))
-SHAPES = ("steady", "step", "ramp", "soak")
-SOAK = "30m"
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -27,8 +25,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--url", default="", help="of a running service; by default one is started")
     parser.add_argument("--web", action="store_true", help="show locust's web page and wait for its start button")
     parser.add_argument("--users", type=int, default=24)
-    parser.add_argument("--time", help=f"such as 90s or 10m (default 60s, for a soak {SOAK})")
-    parser.add_argument("--shape", choices=SHAPES, default="steady")
+    parser.add_argument("--time", default="60s", help="such as 90s or 10m (default %(default)s)")
+    parser.add_argument("--shape", choices=("steady", "step"), default="steady")
     parser.add_argument("--mix", choices=("rollout", "std", "slow"), default="rollout")
     parser.add_argument("--processes", type=int, default=max(2, usable_cores() // 2), help="of locust (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="CLASSES", help="of users, separated by commas (default: all)")
@@ -37,9 +35,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def command(given: argparse.Namespace, url: str) -> list[str]:
-    files = ",".join(map(str, [LOCUSTFILE, RAMP] if given.shape == "ramp" else [LOCUSTFILE]))
-    words = [sys.executable, "-m", "locust", "-f", files, "--host", url, "--users", str(given.users)]
-    words += ["--spawn-rate", str(given.users), "--run-time", given.time or (SOAK if given.shape == "soak" else "60s")]
+    words = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", url, "--users", str(given.users)]
+    words += ["--spawn-rate", str(given.users), "--run-time", given.time]
     words += ["--mix", given.mix, "--shape", given.shape, "--processes", str(given.processes)]
     words += [] if given.web else ["--headless", "--only-summary"]
     return [*words, *given.rest, *filter(None, given.only.split(","))]

@@ -3,39 +3,41 @@
 One tenant sends all calls to a gateway without workers, from several processes over HTTP or gRPC. When the gateway's own gauge
 says that all calls are accepted, the workers start. From then on a second tenant makes single calls, one after the other, until
 the burst is over. Every result is compared with what was sent. All processes are new in each run, so that memory peaks belong
-to it. Calls travel in batches, so that 45,000 need a few dozen connections; `--batch 1` gives each its own connection.
+to it. Calls travel in batches, so that 45,000 need a few dozen connections; `--batch 1` gives each its own connection, and
+needs as many descriptors (`ulimit -n`) and ports.
 """
 
+import asyncio
 import contextlib
-import http.client
 import itertools
-import resource
+import multiprocessing
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+from msgspec import Struct
 
-from loadtest.load import burst_sender
-from loadtest.load.burst_sender import Order
+from exec_client._transport import Transport, make_transport
+from exec_client.errors import ExecError
+from exec_wire import Call
 from loadtest.support import meter, redis_server, results
 from loadtest.support.processes import Part, exit_on_sigterm, free_port
 from loadtest.support.redis_server import RedisServer
-from loadtest.support.results import EXIT_FAILED, EXIT_USAGE, markdown, percentile, some_of
-from loadtest.support.steady_load import Counts, Program, add_up
+from loadtest.support.results import EXIT_FAILED, markdown, percentile, some_of
+from loadtest.support.steady_load import Counts, Program, add_up, time_single_calls
 
 MODULE = "loadtest.load.burst"
 TRANSPORTS, RUNS = ("http", "grpc"), ("echo", "sandbox")
 DEADLINE_S = 900.0
+GRACE_S = 30.0  # without a byte for so long after the deadline, the calls of a request are lost
+GRPC_CHANNELS = 4  # HTTP/2 connections of a sender: the flow control of one would be the bottleneck
 BATCH = 1500  # calls in one request
 SENDERS = 3  # processes
 GATEWAY_MOST_BYTES, REDIS_MOST_BYTES, SECOND_P99_MS = 1_500_000_000, 200_000_000, 1000.0
 ECHO_WORKERS, ECHO_SLOTS = 2, 256
 ACCEPT_S = 120.0
-SPARE_FILES = 200  # descriptors of a process that are no connections of calls
 
 
 class Burst(NamedTuple):
@@ -68,18 +70,67 @@ class Burst(NamedTuple):
         return [words for words, met in checks.items() if not met]
 
 
+class Order(Struct, frozen=True):
+    url: str  # http:// or grpc://
+    name: str
+    tenant: str
+    calls: int
+    batch: int
+    sandboxed: bool
+
+
+class Share(Struct):
+    """The results of one sender."""
+
+    counts: Counts
+    stays_ms: list[float]  # time in the service, by the gateway
+    cpu_s: float = 0.0
+
+
+def run_sender(order: Order) -> Share:
+    """One attempt: the calls of a request that is refused or breaks are lost."""
+    began = time.process_time()
+    share = asyncio.run(send(order))
+    share.cpu_s = time.process_time() - began
+    return share
+
+
+async def send(order: Order) -> Share:
+    share = Share(Counts(notes={}), [])
+    channels = [make_transport(order.url, {}, None) for _ in range(GRPC_CHANNELS if order.url.startswith("grpc") else 1)]
+    starts = range(0, order.calls, order.batch)
+    await asyncio.gather(*(_send_batch(channels[n % len(channels)], order, at, share) for n, at in enumerate(starts)))
+    for channel in channels:
+        await channel.aclose()
+    return share
+
+
+async def _send_batch(channel: Transport, order: Order, first: int, share: Share) -> None:
+    make, counts = Program.python if order.sandboxed else Program.echo, share.counts
+    wanted = [make(f"{order.name}-{n}") for n in range(first, min(first + order.batch, order.calls))]
+    calls = [Call(one.code, deadline_s=DEADLINE_S, tenant=order.tenant) for one in wanted]
+    missing = set(range(len(calls)))
+    counts.accepted += len(calls)
+    try:
+        async for result in channel.send(calls, DEADLINE_S + GRACE_S):
+            if result.index not in missing:
+                counts.twice += 1
+                continue
+            missing.discard(result.index)
+            share.stays_ms.append(result.timings.total_ms)
+            counts.add(result, wanted[result.index].stdout)
+    except ExecError as error:
+        counts.note(f"{type(error).__name__}: {error}")
+    counts.lost += len(missing)
+
+
 def call_alone(url: str, program: Program, stop: threading.Event) -> list[float]:
     """The second tenant: one call after the other until `stop` is set, at least one; their latencies in ms."""
-    body = msgspec.json.encode({"code": program.code, "tenant": "second", "deadline_s": 60})
     latencies_ms: list[float] = []
-    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
-        while not latencies_ms or not stop.wait(0.02):
-            began = time.perf_counter()
-            connection.request("POST", "/v1/run", body, {"content-type": "application/json"})
-            answer = msgspec.json.decode(connection.getresponse().read())
-            latencies_ms.append(1000 * (time.perf_counter() - began))
-            if answer.get("stdout") != program.stdout:
-                raise RuntimeError(f"a wrong result of the second tenant: {answer}")
+    for latency_ms in time_single_calls(url, program, tenant="second", deadline_s=60):
+        latencies_ms.append(latency_ms)
+        if stop.wait(0.02):
+            break
     return latencies_ms
 
 
@@ -92,10 +143,8 @@ def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int 
         url = f"grpc://127.0.0.1:{grpc_port}" if grpc_port else gateway.url
         before = meter.stages_s(stages := {"gateway": [gateway.pid], "redis": [redis.pid]})
         began = time.monotonic()
-        processes = [burst_sender.start(order) for order in orders(url, calls, senders, batch, sandboxed=sandboxed)]
-        for process in processes:
-            stack.callback(process.wait)
-            stack.callback(process.kill)
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(senders))
+        sent = pool.map_async(run_sender, orders(url, calls, senders, batch, sandboxed=sandboxed), chunksize=1)
         in_flight = wait_accepted(gateway, calls)
         accepted_in_s = time.monotonic() - began
         workers = add_workers(stack, redis.url, sandboxed=sandboxed)
@@ -104,7 +153,7 @@ def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int 
         stop = threading.Event()
         second = stack.enter_context(ThreadPoolExecutor(1)).submit(call_alone, gateway.url, program("second"), stop)
         stack.callback(stop.set)
-        shares = [burst_sender.finish(process) for process in processes]
+        shares = sent.get()
         wall_s = time.monotonic() - served
         stop.set()
         spent = {name: value - before.get(name, 0.0) for name, value in meter.stages_s(stages | stages_of(workers)).items()}
@@ -128,27 +177,13 @@ def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int 
 def orders(url: str, calls: int, senders: int, batch: int, *, sandboxed: bool) -> list[Order]:
     """The burst in parts that differ by one call at most."""
     parts = [calls // senders + (n < calls % senders) for n in range(senders)]
-    return [Order(url, f"first{n}", "first", part, batch, DEADLINE_S, sandboxed) for n, part in enumerate(parts) if part]
+    return [Order(url, f"first{n}", "first", part, batch, sandboxed) for n, part in enumerate(parts) if part]
 
 
 def stages_of(workers: list[Part]) -> dict[str, list[int]]:
     pids = [worker.pid for worker in workers]
     inner = [pid for root in pids for pid in meter.tree(root) if pid != root]
     return {"workers": pids, "sandboxes": inner}
-
-
-def too_many(calls: int, batch: int, transport: str) -> str:
-    """Why so many connections cannot be opened; empty if they can."""
-    if transport == "grpc":
-        return ""  # calls share a few connections
-    connections = -(-calls // batch)
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    most = min(files, high - low)
-    if connections <= most:
-        return ""
-    limits = f"descriptors (ulimit -n) and ports allow {most}"
-    return f"{connections} connections to one gateway, but {limits}: use --batch {-(-calls // most)} or more"
 
 
 def wait_accepted(gateway: Part, calls: int) -> int:
@@ -198,19 +233,14 @@ def page(bursts: list[Burst], about: dict[str, str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = results.parser(MODULE, __doc__)
+    parser = results.parser(MODULE, __doc__, page=True)
     parser.add_argument("--sizes", default="45000", help="calls in flight, with commas between them (default %(default)s)")
     parser.add_argument("--transports", type=some_of(TRANSPORTS), default=list(TRANSPORTS), help="of http,grpc (default: both)")
     parser.add_argument("--runs", type=some_of(RUNS), default=list(RUNS), help="of echo (no programs),sandbox (default: both)")
     parser.add_argument("--senders", type=int, default=SENDERS, help="processes that send (default %(default)s)")
     parser.add_argument("--batch", type=int, default=BATCH, help="calls in one request (default %(default)s)")
-    parser.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
     given = parser.parse_args(argv)
     sizes = [int(word) for word in given.sizes.split(",")]
-    for transport in given.transports:
-        if problem := too_many(max(sizes), given.batch, transport):
-            print(f"burst: {problem}", file=sys.stderr)
-            return EXIT_USAGE
     about = results.about(MODULE, argv, server=redis_server.version())
     bursts = []
     for run, transport, size in itertools.product(given.runs, given.transports, sizes):

@@ -1,8 +1,8 @@
-"""Users for locust, of our client and of each adapter: `make load`, or `locust -f loadtest/load/locustfile.py --help`.
+"""Users for locust, of our client and of the adapters: `make load`, or `locust -f loadtest/load/locustfile.py --help`.
 
-Every user runs programs of a mix and checks how each ended. Besides the requests, locust's statistics have a row for the time
-of each stage of our own calls (`queue`, `start`, `run`) and for the number of results of each blame (`none`, `model`,
-`infra`). These rows are not in the total, which counts calls and requests.
+Batches and streams run programs of a mix; every user checks how each program ended. Besides the requests, locust's statistics
+have a row for the time of each stage of our own calls (`queue`, `start`, `run`) and for the number of results of each blame
+(`none`, `model`, `infra`). These rows are not in the total, which counts calls and requests.
 
 All users of a process share one client, as the tasks of a trainer do: their calls share requests.
 """
@@ -28,7 +28,6 @@ from loadtest.support.workload import MIXES, STATUS_OF_KIND, Program, calls
 
 T = TypeVar("T")
 
-SHAPES = ("steady", "step", "ramp", "soak")  # ramp needs ramp.py too
 PROGRAMS = 400  # of one user, which repeats them
 DEADLINE_S = 120.0
 CELLS = 5
@@ -43,7 +42,9 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
 def add_options(parser: LocustArgumentParser) -> None:
     ours = parser.add_argument_group("exec-service")
     ours.add_argument("--mix", choices=[*MIXES], default="rollout", help="of programs")
-    ours.add_argument("--shape", choices=SHAPES, default="steady", help="step: all users send at the same moment, then pause")
+    ours.add_argument(
+        "--shape", choices=("steady", "step"), default="steady", help="step: all users send at the same moment, then pause"
+    )
     ours.add_argument("--step-seconds", type=float, default=10.0, help="from one step to the next")
     ours.add_argument("--calls", type=int, default=16, help="of a batch")
 
@@ -229,70 +230,28 @@ class SessionUser(ClientUser):
 
 # -- users of the adapters ----------------------------------------------------------------------------------------------------
 
+NUMBER, SUM = "10", "385"  # what `SQUARES` reads and prints
+TOOL = {"name": "python", "arguments": {"code": SQUARES, "input": NUMBER}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/run/long-batch": {"submissions": [{"type": "python", "solution": SQUARES, "input": NUMBER}]},
+    "/run_code": {"code": SQUARES, "language": "python", "stdin": NUMBER},
+    "/execute": {"generated_code": SQUARES, "language": "python", "std_input": NUMBER},
+    "/api/v2/execute": {"language": "python", "version": "*", "files": [{"content": SQUARES}], "stdin": NUMBER},
+    "/mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": TOOL},
+}
+
 
 class AdapterUser(Paced, FastHttpUser):
-    abstract = True
+    """The users of a process send one program to the adapters in turn."""
+
     connection_timeout = network_timeout = DEADLINE_S
-
-    def ask(self, path: str, body: dict[str, Any], name: str, right: Callable[[Any], bool], **headers: str) -> None:
-        with self.client.post(path, json=body, headers=headers, name=f"{path} {name}", catch_response=True) as answer:
-            if answer.status_code != 200:
-                answer.failure(f"{answer.status_code}: {(answer.text or '')[:200]}")
-            elif not right(answer.json()):
-                answer.failure(f"{name}: {(answer.text or '')[:300]}")
-
-
-class CodeJudgeUser(AdapterUser):
-    @task
-    def long_batch(self) -> None:
-        program = next(one for one in self.programs if one.kind != "endless")  # the protocol has no time limit
-        submission = {"type": "python", "solution": program.code, "input": program.stdin}
-        runs_well = program.kind != "error"
-        right = lambda answer: [one["run_success"] for one in answer["results"]] == [runs_well]  # noqa: E731
-        self.ask("/run/long-batch", {"submissions": [submission]}, program.kind, right)
-
-
-class SandboxFusionUser(AdapterUser):
-    ENDS: ClassVar = {"ok": "Finished", "error": "Finished", "timeout": "TimeLimitExceeded"}
+    weight = len(BODIES)
+    headers: ClassVar = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
+    paths: ClassVar[Iterator[str]] = itertools.cycle(BODIES)
 
     @task
-    def run_code(self) -> None:
-        program = next(self.programs)
-        body = {"code": program.code, "language": "python", "stdin": program.stdin, "run_timeout": program.wall_s}
-        end = self.ENDS[STATUS_OF_KIND.get(program.kind, "ok")]
-        self.ask("/run_code", body, program.kind, lambda answer: answer["run_result"]["status"] == end)
-
-
-class NemoSkillsUser(AdapterUser):
-    @task
-    def execute(self) -> None:
-        program = next(self.programs)
-        body = {"generated_code": program.code, "language": "python", "std_input": program.stdin, "timeout": program.wall_s}
-        end = "timeout" if program.kind == "endless" else "completed"
-        self.ask("/execute", body, program.kind, lambda answer: answer["process_status"] == end)
-
-
-class PistonUser(AdapterUser):
-    @task
-    def execute(self) -> None:
-        program = next(self.programs)
-        body: dict[str, Any] = {"language": "python", "version": "*", "files": [{"content": program.code}]}
-        body |= {"stdin": program.stdin, "run_timeout": int(1000 * program.wall_s)}
-        right: dict[str, Callable[[Any], bool]] = {
-            "ok": lambda run: run["code"] == 0,
-            "error": lambda run: run["code"] == 1,
-            "timeout": lambda run: run["signal"] == "SIGKILL",
-        }
-        judge = right[STATUS_OF_KIND.get(program.kind, "ok")]
-        self.ask("/api/v2/execute", body, program.kind, lambda answer: judge(answer["run"]))
-
-
-class McpUser(AdapterUser):
-    @task
-    def call_tool(self) -> None:
-        program = next(one for one in self.programs if one.kind != "endless")
-        arguments = {"code": program.code, "input": program.stdin}
-        params = {"name": "python", "arguments": arguments}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        accept = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
-        self.ask("/mcp", body, program.kind, lambda answer: not answer["result"].get("isError"), **accept)
+    def run_program(self) -> None:
+        path = next(self.paths)
+        with self.client.post(path, json=BODIES[path], headers=self.headers, catch_response=True) as answer:
+            if answer.status_code != 200 or SUM not in (answer.text or ""):
+                answer.failure(f"{answer.status_code}: {(answer.text or '')[:300]}")

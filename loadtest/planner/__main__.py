@@ -11,14 +11,12 @@ ones, calls that share requests as our client sends them, machines of their own 
 that adds nothing.
 """
 
-import contextlib
 import http.client
 import math
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, pvariance
@@ -31,7 +29,6 @@ from loadtest.bench import path
 from loadtest.planner.model import Check, Costs, Latency, Plan, Unreachable, Wanted, latency_on_one_machine, plan
 from loadtest.support import meter, redis_server, results
 from loadtest.support.processes import Part, exit_on_sigterm
-from loadtest.support.redis_server import RedisServer
 from loadtest.support.results import EXIT_UNAVAILABLE, EXIT_USAGE, percentile
 from loadtest.support.workload import MIXES, Program, calls
 from worker.config import default_slots, usable_cores
@@ -51,15 +48,6 @@ SEED = 11
 class Landed(NamedTuple):
     latency_ms: float  # from when the call was due
     cpu_ms: float  # of the program, by the kernel's count
-
-
-@contextlib.contextmanager
-def cluster() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
-    """The address of the gateway, and a function for the CPU time by stage."""
-    with RedisServer() as redis, Part.gateway(redis.url) as gateway, Part.worker(redis.url, min_tier="D") as worker:
-        gateway.wait_for_workers(1)
-        stages = {"gateway": [gateway.pid], "redis": [redis.pid], "worker": [worker.pid]}
-        yield gateway.url, lambda: meter.stages_s({**stages, "program": [*meter.tree(worker.pid)][1:]})
 
 
 def send(url: str, programs: list[Program], connections: int, due_s: list[float] | None = None) -> list[Landed]:
@@ -86,23 +74,28 @@ def send(url: str, programs: list[Program], connections: int, due_s: list[float]
         return list(threads.map(run, range(len(programs))))
 
 
+def cpu_s(stages: dict[str, list[int]]) -> dict[str, float]:
+    """By stage, with the programs of the worker as one more; its processes change."""
+    [worker] = stages["workers"]
+    return meter.stages_s({**stages, "programs": [*meter.tree(worker)][1:]})
+
+
 def measure(mix: str, count: int, argv: list[str] | None) -> Costs:
     about = results.about(MODULE, argv, server=redis_server.version())
     programs, cores, slots = calls(count, SEED, mix), usable_cores(), default_slots()
     say("the path in batches")
-    with path.cluster(1, PATH_SLOTS) as (url, stages):
+    with path.cluster(lambda redis: Part.echo(redis, PATH_SLOTS)) as (url, stages):
         path_us = path.measure(url, stages, PATH, 0).cpu_us
-    with cluster() as (url, used):
+    with path.cluster(lambda redis: Part.worker(redis, min_tier="D")) as (url, stages):
         say("warming up")
         send(url, programs[:60], SATURATED * slots)
         say(f"{count} programs, one at a time")
         unloaded = send(url, programs, 1)
         say(f"{count} programs with every slot busy")
-        busy, before, own_s, began = meter.machine_busy_s(), used(), time.process_time(), time.perf_counter()
+        busy, before, began = meter.machine_busy_s(), cpu_s(stages), time.perf_counter()
         saturated = send(url, programs, SATURATED * slots)
         wall_s = time.perf_counter() - began
-        used_s = {name: value - before[name] for name, value in used().items()}
-        used_s["load"] = time.process_time() - own_s
+        used_s = {name: value - before[name] for name, value in cpu_s(stages).items()}
         others = meter.others_share(busy, sum(used_s.values()), wall_s)
         about["others"] = f"{100 * others:.0f} % of the cores"
         if others > OTHERS_MOST:
@@ -119,8 +112,8 @@ def measure(mix: str, count: int, argv: list[str] | None) -> Costs:
             round(count * cores / ours_s, 1),
             round(path_us["gateway"] / 1000, 4),
             round(path_us["redis"] / 1000, 4),
-            round(scale * used_s["worker"], 4),
-            round(scale * used_s["program"], 4),
+            round(scale * used_s["workers"], 4),
+            round(scale * used_s["programs"], 4),
             program_scv=round(pvariance(program_ms) / fmean(program_ms) ** 2, 3),
             program_p99_ms=round(percentile(program_ms, 0.99), 2),
             unloaded_ms=round(fmean(landed.latency_ms for landed in unloaded), 2),

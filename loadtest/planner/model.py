@@ -62,7 +62,7 @@ class Latency(NamedTuple):
 
 
 class Unreachable(ValueError):
-    """No fleet reaches the wanted latency; the message says why."""
+    """No cluster reaches the wanted latency; the message says why."""
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -132,7 +132,7 @@ class Plan(NamedTuple):
 
 
 def plan(costs: Costs, wanted: Wanted) -> Plan:
-    """The smallest fleet with the wanted latency."""
+    """The smallest cluster with the wanted latency."""
     gateways, redis_servers = (
         max(1, math.ceil(wanted.calls_per_s * cost_ms / 1000 / THREAD_MOST)) for cost_ms in (costs.gateway_ms, costs.redis_ms)
     )
@@ -148,7 +148,7 @@ def plan(costs: Costs, wanted: Wanted) -> Plan:
     best = latency(costs, wanted.calls_per_s, fleet(most))
     if not wanted.met(best):
         words = f"an unloaded call of the {costs.mix} mix has a mean latency of {best.mean_ms:.0f} ms and a p99 of "
-        raise Unreachable(f"no fleet reaches this latency: {words}{best.p99_ms:.0f} ms")
+        raise Unreachable(f"no cluster reaches this latency: {words}{best.p99_ms:.0f} ms")
     fewest = max(FEWEST_WORKERS, redis_servers)
     workers = fewest + bisect_left(range(fewest, most), True, key=good)
     return _planned(costs, wanted, fleet(workers))

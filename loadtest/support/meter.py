@@ -9,10 +9,10 @@ processes, which include the children they waited for.
 import contextlib
 import os
 import re
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+
+from worker.sandbox import cgroups
 
 PREFIX = "exec-bench"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -23,7 +23,6 @@ class CpuMeter:
 
     how = "/proc of processes that live or were waited for"
     parent: Path | None = None  # the group above
-    group: Path | None = None
     procs: Path | None = None  # a process id written here is counted
 
     def command(self, command: list[str]) -> list[str]:
@@ -39,16 +38,15 @@ class CpuMeter:
 
 class GroupMeter(CpuMeter):
     def __init__(self, parent: Path, name: str, leaf: str = "") -> None:
-        self._group, self._own = parent / name, parent / name / leaf
-        self._own.mkdir(parents=True)
-        self.parent, self.group, self.procs = parent, self._group, self._own / "cgroup.procs"
+        self._group, self.parent, self.procs = parent / name, parent, parent / name / leaf / "cgroup.procs"
+        self.procs.parent.mkdir(parents=True)
 
     def command(self, command: list[str]) -> list[str]:
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.procs), *command]
 
     def close(self) -> None:
-        for folder in dict.fromkeys((self._own, self._group)):
-            _remove(folder)
+        with contextlib.suppress(OSError):  # a process does not end
+            cgroups.remove_tree(self._group)
 
 
 class V1Meter(GroupMeter):
@@ -72,51 +70,25 @@ class V2Meter(GroupMeter):
 
 def make_meter(name: str) -> CpuMeter:
     name = f"{PREFIX}-{os.getpid()}-{name}"
-    with contextlib.suppress(OSError):
-        if parent := own_group("cgroup", "cpuacct"):
-            return V1Meter(parent, name)
-    with contextlib.suppress(OSError):
-        if parent := own_group("cgroup2", ""):
-            return V2Meter(parent, name)
+    for controller, kind in (("cpuacct", V1Meter), ("", V2Meter)):
+        with contextlib.suppress(OSError):
+            if parent := own_group(controller):
+                return kind(parent, name)
     return CpuMeter()
 
 
 def remove_leftovers() -> None:
     """Remove the groups of measurements that were killed before they could clean up."""
-    for parent in filter(None, (own_group("cgroup", "cpuacct"), own_group("cgroup2", ""))):
+    for parent in filter(None, (own_group("cpuacct"), own_group(""))):
         for folder in parent.glob(f"{PREFIX}-*-*"):
             if not Path("/proc", folder.name.split("-")[2]).exists():
-                for group in (*folder.glob("*/"), folder):
-                    with contextlib.suppress(OSError):
-                        group.rmdir()
+                with contextlib.suppress(OSError):
+                    cgroups.remove_tree(folder, 0.0)
 
 
-def own_group(kind: str, controller: str) -> Path | None:
-    """The folder of the group that this process is in."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, mounted_kind, options = line.split()[:4]
-        if mounted_kind == kind and (not controller or controller in options.split(",")):
-            return _inside(Path(where), controller)
-    return None
-
-
-def _inside(mount: Path, controller: str) -> Path:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(",") and (mount / path.lstrip("/")).is_dir():
-            return mount / path.lstrip("/")
-    return mount
-
-
-def _remove(folder: Path, patience_s: float = 2.0) -> None:
-    give_up = time.monotonic() + patience_s
-    while time.monotonic() < give_up:
-        try:
-            return folder.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:  # the last process is still exiting
-            time.sleep(0.01)
+def own_group(controller: str) -> Path | None:
+    """The folder of the group that this process is in. `controller`: of version 1; empty for version 2."""
+    return cgroups.hierarchies().get(controller, (None, None))[1]
 
 
 def tree(root_pid: int) -> Iterator[int]:
@@ -164,54 +136,21 @@ def pss_bytes(root_pid: int) -> int:
     return sum(memory_bytes(pid, "Pss", "smaps_rollup") for pid in tree(root_pid))
 
 
-class OwnProcesses:
-    """This process and all that it starts from now on. A control group includes processes that outlive their parent."""
+@contextlib.contextmanager
+def own_processes(name: str) -> Iterator[Callable[[], float]]:
+    """A function for the CPU time of this process and of all that it starts from now on, ended ones included.
 
-    def __init__(self, name: str) -> None:
-        self._meter = make_meter(name)
-
-    def __enter__(self) -> Self:
-        if self._meter.procs is not None:
-            self._meter.procs.write_text(str(os.getpid()))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._meter.parent is not None:
-            (self._meter.parent / "cgroup.procs").write_text(str(os.getpid()))
-        self._meter.close()
-
-    def used_s(self) -> float:
-        """CPU time of all of them, ended ones included."""
-        return self._meter.used_s(os.getpid())
-
-    def threads(self) -> dict[tuple[int, int], float]:
-        """CPU time of every living thread, by process and thread."""
-        threads = [(pid, thread) for pid in self._pids() for thread in _threads(pid)]
-        run = {one: proc_text(one[0], f"task/{one[1]}/schedstat").split() for one in threads}
-        return {(pid, int(thread)): int(found[0]) / 1e9 for (pid, thread), found in run.items() if found}
-
-    def _pids(self) -> list[int]:
-        if self._meter.group is None:
-            return list(tree(os.getpid()))
-        pids = []
-        for procs in self._meter.group.rglob("cgroup.procs"):
-            with contextlib.suppress(OSError):  # the group has just been removed
-                pids += [int(pid) for pid in procs.read_text().split()]
-        return pids
-
-
-def _threads(pid: int) -> list[str]:
+    A control group includes processes that outlive their parent.
+    """
+    cpu, own = make_meter(name), str(os.getpid())
+    if cpu.procs is not None:
+        cpu.procs.write_text(own)
     try:
-        return [thread.name for thread in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
-        return []
-
-
-def thread_name(pid: int, thread: int) -> str:
-    """Its command and thread name, for a report."""
-    command = proc_text(pid, "cmdline").split("\0")
-    words = " ".join(Path(word).name for word in command[:4]).strip()
-    return f"{words[:60]} (process {pid}, thread {proc_text(pid, f'task/{thread}/comm').strip() or 'ended'})"
+        yield lambda: cpu.used_s(os.getpid())
+    finally:
+        if cpu.parent is not None:
+            (cpu.parent / "cgroup.procs").write_text(own)
+        cpu.close()
 
 
 def machine_busy_s() -> float:

@@ -87,6 +87,11 @@ def write_json(found: Struct, file: Path | None) -> None:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
+def fill_page(module: str, **fields: object) -> str:
+    """The page.txt beside a module, with these fields."""
+    return Path(module).with_name("page.txt").read_text().format(**fields)
+
+
 def write_page(text: str, file: Path | None) -> None:
     print(text)
     if file is not None:
@@ -94,10 +99,13 @@ def write_page(text: str, file: Path | None) -> None:
         file.write_text(text.rstrip() + "\n")
 
 
-def parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+def parser(module: str, description: str | None, *, page: bool = False) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if page:
+        made.add_argument("--page", type=Path, metavar="PATH", help="write the page there too")
+    return made
 
 
 def some_of(known: Iterable[str]) -> Callable[[str], list[str]]:

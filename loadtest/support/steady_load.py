@@ -17,11 +17,13 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple, Self
 
 import msgspec
 from msgspec import Struct
+
+from exec_wire import Result, decode_result
 
 DEADLINE_S = 60.0
 GRACE_S = 15.0  # without a byte for so long after the deadline, the calls of a connection are lost
@@ -42,15 +44,8 @@ class Program(NamedTuple):
         return cls(f"import time; time.sleep(0.01); print({name!r})", f"{name}\n")
 
 
-class Landed(Struct):
-    """The fields of a result that are checked."""
-
-    status: str
-    blame: str
-    retryable: bool
-    index: int
-    stdout: str
-    error: str = ""
+class WrongResult(Exception):
+    """A result that has another output than its program."""
 
 
 class Counts(Struct):
@@ -73,13 +68,25 @@ class Counts(Struct):
     def note(self, words: str) -> None:
         self.notes[words] = self.notes.get(words, 0) + 1
 
+    def add(self, result: Result, stdout: str) -> None:
+        """Count a result, which has to be `ok` with this output."""
+        self.answered += 1
+        if result.blame == "infra":
+            self.infra += 1
+            self.note(f"{result.status}: {result.error}")
+        elif result.status != "ok":
+            self.model += 1
+            self.note(f"{result.status} blamed on {result.blame}")
+        elif result.stdout == stdout:
+            self.right += 1
+        else:
+            self.wrong += 1
+            self.note(f"output {result.stdout[:80]!r}")
+
     @property
     def holds(self) -> bool:
         """Whether the promise holds."""
         return not (self.lost or self.twice or self.model or self.wrong)
-
-
-_decode = msgspec.json.Decoder(Landed).decode
 
 
 class SteadyLoad:
@@ -211,7 +218,7 @@ class SteadyLoad:
         time.sleep(self._first_pause_s)
         try:
             for line in self._lines(response):
-                landed = _decode(line)
+                landed = decode_result(line)
                 if landed.index not in missing:
                     self._count(twice=1)
                     continue
@@ -234,20 +241,13 @@ class SteadyLoad:
             if self._read_pause_s:
                 time.sleep(self._read_pause_s)
 
-    def _settle(self, landed: Landed, name: str, open_: dict[str, Program]) -> None:
-        self._count(answered=1)
+    def _settle(self, landed: Result, name: str, open_: dict[str, Program]) -> None:
+        with self._lock:
+            self.counts.add(landed, open_[name].stdout)
         if landed.blame == "infra":
-            self._count(infra=1, note=f"{landed.status}: {landed.error}")
-            if landed.retryable:
-                self._count(sent_again=1)
-                return
-            self._count(given_up=1)
-        elif landed.status == "ok":
-            right = landed.stdout == open_[name].stdout
-            self._count(right=right, wrong=not right, note="" if right else f"output {landed.stdout[:80]!r}")
-        else:
-            self._count(model=1, note=f"{landed.status} blamed on {landed.blame}")
-        del open_[name]
+            self._count(sent_again=landed.retryable, given_up=not landed.retryable)
+        if landed.blame != "infra" or not landed.retryable:
+            del open_[name]
 
     def _lose(self, why: str, missing: set[int], names: list[str], open_: dict[str, Program]) -> None:
         self._count(lost=len(missing), note=f"lost: {why}")
@@ -270,3 +270,17 @@ def add_up(all_counts: Iterable[Counts]) -> Counts:
         notes.update(fields.pop("notes"))
         numbers.update(fields)
     return Counts(notes=dict(notes), **numbers)
+
+
+def time_single_calls(url: str, program: Program, **fields: object) -> Generator[float, None, None]:
+    """Milliseconds of one call after the other through /v1/run on one connection. Raises WrongResult."""
+    body = msgspec.json.encode({"code": program.code, **fields})
+    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
+        while True:
+            began = time.perf_counter()
+            connection.request("POST", "/v1/run", body, {"content-type": "application/json"})
+            answer = msgspec.json.decode(connection.getresponse().read())
+            latency_ms = 1000 * (time.perf_counter() - began)
+            if answer.get("stdout") != program.stdout:
+                raise WrongResult(f"{program.code} was answered with {answer}")
+            yield latency_ms

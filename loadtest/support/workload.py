@@ -1,9 +1,9 @@
-"""The programs of a measurement: a seeded mix of this project's templates, or of another module's `calls(n, seed, mix)`.
+"""The reference workload, a seeded mix of this project's templates; or the programs of another module's `calls(n, seed, mix)`.
 
-The templates are what a math model writes when it has a Python tool. `programs/KIND.txt` has those of one kind: a line
-`=== name a=2:12 b=150:800` starts a template, and its `$a` and `$b` are replaced by numbers drawn from these ranges;
-`integers=80` puts 80 random integers on one line of standard input, after the line `stdin=…`. Every program is deterministic,
-also with another hash seed.
+The templates are the short programs that a math model writes when it has a Python tool. `programs/KIND.txt` has those of one
+kind: a line `=== name a=2:12 b=150:800` starts a template, and its `$a` and `$b` are replaced by numbers drawn from these
+ranges; `integers=80` puts 80 random integers on one line of standard input, after the line `stdin=…`. Every program is
+deterministic, also with another hash seed.
 
 Mixes as in RL rollouts of a math model: `rollout`, `std` (standard library only), `slow` (with 2 % endless programs). The share
 of each kind, and of each template within its kind, is exact and not drawn: two parts of a workload cost the same.
@@ -111,7 +111,7 @@ class Workload(Struct, frozen=True):
 
     @classmethod
     def own(cls) -> Self:
-        return cls("loadtest.support.workload", calls)
+        return cls("the programs of `loadtest`", calls)
 
     @classmethod
     def from_file(cls, path: Path) -> Self:

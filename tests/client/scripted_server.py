@@ -14,14 +14,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl
 
+import msgspec
 import uvicorn
 
-from exec_wire import Call, Cancelled, Result, decode_batch, encode_json
+from exec_wire import Batch, Call, Cancelled, Judge, Result, VerifyBatch, encode_json
 from exec_wire.problems import CONTENT_TYPE, problem
 
 NDJSON = "application/x-ndjson"
-
-
+decode_batch, decode_judge = msgspec.json.Decoder(Batch).decode, msgspec.json.Decoder(Judge).decode
+decode_verify_batch = msgspec.json.Decoder(VerifyBatch).decode
 LOST = {"status": "worker_lost", "blame": "infra", "retryable": True, "error": "the worker died"}
 
 

@@ -19,10 +19,8 @@ import pytest
 import exec_client
 from exec_client import CallFields, ExecError, JudgeFields, VerifyFields, errors
 from exec_wire import Call, Judge, Judgement, Result, Verdict, Verification, Verify, encode_json
-from exec_wire.messages.judging import decode_judge
-from exec_wire.messages.verifying import decode_verify_batch
 
-from .scripted_server import Exchange, ScriptedServer, line
+from .scripted_server import Exchange, ScriptedServer, decode_judge, decode_verify_batch, line
 
 PUBLIC = """
     DEFAULT_URL AsyncClient AsyncSession BadRequest Call CallFields CallerError CellFields Checker Client ClientClosed

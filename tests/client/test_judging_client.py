@@ -7,10 +7,8 @@ import pytest
 from exec_client import AsyncClient, BadRequest, Judge, NotReady, Overloaded, Policy, ServiceFailed, Verify
 from exec_client import Test as T
 from exec_wire import Judgement, Verdict, Verification, encode_json
-from exec_wire.messages.judging import decode_judge
-from exec_wire.messages.verifying import decode_verify_batch
 
-from .scripted_server import Exchange, ScriptedServer, refuse
+from .scripted_server import Exchange, ScriptedServer, decode_judge, decode_verify_batch, refuse
 
 QUICK = Policy(backoff_s=0.01, max_backoff_s=0.02, calls_per_request=4)
 

@@ -64,6 +64,13 @@ def test_a_wheel_has_its_own_packages_and_no_others(wheels: dict[str, Path]) -> 
         assert (len(native) == 1) == (name == "exec_service") != path.name.endswith("-py3-none-any.whl"), path.name
 
 
+def test_the_service_brings_the_built_editor_of_its_page_with_its_licenses(wheels: dict[str, Path]) -> None:
+    files = {file for file in zipfile.ZipFile(wheels["exec_service"]).namelist() if "/web/" in file}
+    built = {f"exec_service/web/built/{name}" for name in ("editor.js", "LICENSES.txt", "built-from")}
+    assert files & built == (built if (ROOT / "exec_service/web/built/editor.js").is_file() else set())
+    assert "exec_service/web/plain_editor.js" in files and not [file for file in files if "/web/editor/" in file]
+
+
 def test_the_client_and_the_service_work_from_their_wheels(wheels: dict[str, Path], tmp_path: Path) -> None:
     client = environment(tmp_path / "client", wheels["exec_client"])
     assert can_import(client, *set().union(*TOPS.values())) in (["exec_client", "exec_wire"], ["exec_wire", "exec_client"])

@@ -10,7 +10,7 @@ import pytest
 from exec_client import Client
 from loadtest.support import meter
 from loadtest.support.processes import Part
-from loadtest.support.proxy import ProxyThread
+from loadtest.support.proxy import Proxy
 from loadtest.support.redis_server import RedisServer
 
 LOOK_S = 4.0
@@ -19,28 +19,28 @@ COMMANDS_PER_S, WAKE_UPS_PER_S, CORES = 60, 150, 0.2
 PAST_LEASE_S = 7.0
 
 
-def flush(server: RedisServer, worker: Part, proxy: ProxyThread) -> None:
+def flush(server: RedisServer, worker: Part, proxy: Proxy) -> None:
     server.say("FLUSHALL")
 
 
-def restart(server: RedisServer, worker: Part, proxy: ProxyThread) -> None:
+def restart(server: RedisServer, worker: Part, proxy: Proxy) -> None:
     server.stop()
     time.sleep(1.0)
     server.start()
 
 
-def break_connections(server: RedisServer, worker: Part, proxy: ProxyThread) -> None:
+def break_connections(server: RedisServer, worker: Part, proxy: Proxy) -> None:
     for kind in ("normal", "pubsub"):
         server.say("CLIENT", "KILL", "TYPE", kind)
 
 
-def stop_worker(server: RedisServer, worker: Part, proxy: ProxyThread) -> None:
+def stop_worker(server: RedisServer, worker: Part, proxy: Proxy) -> None:
     worker.kill(signal.SIGSTOP)
     time.sleep(PAST_LEASE_S)
     worker.kill(signal.SIGCONT)
 
 
-def cut_off_worker(server: RedisServer, worker: Part, proxy: ProxyThread) -> None:
+def cut_off_worker(server: RedisServer, worker: Part, proxy: Proxy) -> None:
     proxy.stall()
     time.sleep(PAST_LEASE_S)
     proxy.go_on()
@@ -52,7 +52,7 @@ def wake_ups(part: Part) -> int:
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
 
-def flush_restart_and_break_connections(server: RedisServer, worker: Part, proxy: ProxyThread) -> None:
+def flush_restart_and_break_connections(server: RedisServer, worker: Part, proxy: Proxy) -> None:
     for fault in (flush, restart, break_connections):
         fault(server, worker, proxy)
         time.sleep(1.0)
@@ -63,10 +63,10 @@ SLOW_FAULTS = [pytest.param(fault, marks=pytest.mark.slow) for fault in (flush, 
 
 @pytest.mark.parametrize("fault", [flush_restart_and_break_connections, *SLOW_FAULTS])
 def test_after_a_fault_a_cluster_at_rest_sends_few_commands_and_seldom_wakes_up(
-    fault: Callable[[RedisServer, Part, ProxyThread], None], own_server: RedisServer
+    fault: Callable[[RedisServer, Part, Proxy], None], own_server: RedisServer
 ) -> None:
     with (
-        ProxyThread(own_server.port) as proxy,
+        Proxy(own_server.port) as proxy,
         Part.gateway(own_server.url) as gateway,
         Part.echo(proxy.url) as worker,
         Client(gateway.url) as client,

@@ -148,26 +148,28 @@ async def test_eviction_of_everything_loses_nothing(cluster: Cluster, own_server
 
 
 async def test_a_partition_loses_nothing(own_server: RedisServer) -> None:
-    async with Proxy(own_server.port) as proxy, cluster_on(proxy.url) as cluster:
+    with Proxy(own_server.port) as proxy:
+        async with cluster_on(proxy.url) as cluster:
 
-        async def part() -> None:
-            proxy.stall()
-            await until(lambda: bool(cluster.doors[0].gateway.dispatch.away_because))
-            await asyncio.sleep(30 if LONG else 2)
-            proxy.go_on()
+            async def part() -> None:
+                proxy.stall()
+                await until(lambda: bool(cluster.doors[0].gateway.dispatch.away_because))
+                await asyncio.sleep(30 if LONG else 2)
+                proxy.go_on()
 
-        await under_load(cluster, part)
+            await under_load(cluster, part)
 
 
 async def test_broken_connections_lose_nothing(own_server: RedisServer) -> None:
-    async with Proxy(own_server.port) as proxy, cluster_on(proxy.url) as cluster:
+    with Proxy(own_server.port) as proxy:
+        async with cluster_on(proxy.url) as cluster:
 
-        async def cut() -> None:
-            for _ in range(5):
-                proxy.cut()
-                await asyncio.sleep(0.2)
+            async def cut() -> None:
+                for _ in range(5):
+                    proxy.cut()
+                    await asyncio.sleep(0.2)
 
-        await under_load(cluster, cut)
+            await under_load(cluster, cut)
 
 
 async def test_while_the_server_is_away_calls_are_kept_until_there_is_no_room(own_server: RedisServer) -> None:

@@ -114,6 +114,12 @@ async def test_what_we_did_wrong_is_a_tool_error_and_overload_too() -> None:
         await held
 
 
+async def test_a_draining_service_refuses_as_it_does_everywhere() -> None:
+    async with running() as service:
+        service.gateway.dispatch.draining = True
+        problem(await service.client.post("/mcp", json={"method": "tools/list"}, headers=ACCEPT), 503, "draining")
+
+
 async def test_a_caller_who_leaves_has_his_program_killed() -> None:
     async with running() as service:
         held = soon(call(service.client, code="hold"))

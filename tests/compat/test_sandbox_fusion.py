@@ -357,7 +357,7 @@ async def test_overload_is_504_the_only_status_that_verl_sends_again(path: str) 
         problem(await ask(service, path, "say x"), 504, "overloaded")
         service.worker.let_go.set()
         await held
-        service.gateway.not_ready_because = "no sandbox"
+        service.gateway.dispatch.not_ready_because = "no sandbox"
         problem(await ask(service, path, "say x"), 504, "not_ready")
 
 

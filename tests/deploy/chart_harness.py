@@ -1,6 +1,7 @@
 """The real helm on the real chart, and what it renders as Python objects."""
 
 import functools
+import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "exec-service"
 TOOLS = ROOT / ".tools" / "bin"
 SCENARIOS = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
+
+_spec = importlib.util.spec_from_file_location("render_settings", ROOT / "deploy" / "render_settings.py")
+assert _spec is not None and _spec.loader is not None
+render_settings = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(render_settings)
 
 Object = dict[str, Any]
 

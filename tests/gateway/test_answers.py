@@ -5,7 +5,7 @@ import time
 import pytest
 
 from exec_service.judging.answers import NotComparable, as_latex, equal, extract, read_choices, read_number
-from exec_wire.messages.verifying import Verify
+from exec_wire.messages.judging import Verify
 
 
 @pytest.mark.parametrize(

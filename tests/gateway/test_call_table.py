@@ -14,6 +14,7 @@ from exec_service.dispatch.fair_queue import Credit, FairQueue
 from exec_service.dispatch.idempotency import Idempotency
 from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_service.dispatch.tickets import JobState, Key, PendingJob, Ticket
+from exec_service.telemetry.metrics import Metrics
 from exec_wire.messages.calls import Tags
 from exec_wire.queue.protocol import Job, QueueUnavailable
 
@@ -25,22 +26,15 @@ def nothing(*_: object) -> None:
 async def table_with(state: JobState) -> tuple[CallTable, PendingJob, Ticket]:
     table = CallTable(FairQueue(), Idempotency(60, 1 << 20, time.monotonic), Deadlines(nothing, time.monotonic))
     job = PendingJob("1", b"program", "python", Key("t", "k"))
-    ticket = Ticket(
-        CallRequest(ANONYMOUS, nothing, Admission(9, 99, 1.0, time.monotonic)),
-        0,
-        "",
-        0.0,
-        time.monotonic() + 60,
-        7,
-        Tags(),
-        "t",
-    )
+    request = CallRequest(ANONYMOUS, Admission(9, 99, 1.0, time.monotonic), Metrics())
+    ticket = Ticket(request, 0, "", 0.0, time.monotonic() + 60, 7, Tags(), "t")
     table.jobs[job.id] = job
     table.idempotency.start(job)
     table.waiting.put(job)
     table.join(job, ticket)
     if state is not JobState.WAITING:
-        table.release(table.waiting.take(Credit(1, {"python": 1})), 0.0)
+        assert table.waiting.take(Credit(1, {"python": 1})) is job
+        table.release([job], 0.0)
     if state is JobState.CANCELLING:
         table.start_cancel(job)
     if state is JobState.DONE:

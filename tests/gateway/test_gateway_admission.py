@@ -5,7 +5,7 @@ import math
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
-from exec_service.dispatch.admission import Admission, CompletionRate
+from exec_service.dispatch.admission import Admission, InFlight
 from exec_service.refusals import Overloaded
 
 
@@ -108,9 +108,9 @@ def test_retry_after_is_what_the_pace_of_the_last_seconds_promises() -> None:
 
 def test_the_pace_forgets_what_is_long_past() -> None:
     clock = Clock()
-    rate = CompletionRate(clock)
+    rate = InFlight(clock)
     clock.now += 5
-    rate.note(50, 0)
+    rate.give_back(50, 0)
     assert rate.per_s()[0] == pytest.approx(10)
     clock.now += 30
     assert rate.per_s() == (0, 0)

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from gateway_harness import JSON, Service, running, soon, until
 
-from exec_service.dispatch.requests import ANONYMOUS
 from exec_wire.messages.calls import Call
 
 
@@ -80,9 +79,9 @@ async def test_run_gives_every_result(service: Service) -> None:
 
 
 async def test_closing_an_order_twice_gives_back_once(service: Service) -> None:
-    order = service.gateway.dispatch.accept([Call("hold")], ANONYMOUS)
-    order.close()
-    order.close()
+    async with service.gateway.dispatch.run([Call("hold")]) as order:
+        order.close()
+        order.close()
     assert (service.gateway.dispatch.admission.calls, service.gateway.dispatch.admission.bytes) == (0, 0)
     assert await order.take() == []
 

@@ -8,7 +8,6 @@ from gateway_harness import Service, lines, problem, running, soon, until
 from grpc_harness import all_results, caller, calls
 
 from exec_client import AsyncClient
-from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_wire.messages.calls import Call, Selection, Tags
 from exec_wire.queue.protocol import Job, QueueUnavailable
 
@@ -174,20 +173,14 @@ def test_early_cancels_are_forgotten_after_a_while_and_bounded() -> None:
 # -- what survives --------------------------------------------------------------------------------------------------------
 
 
-def accept(service: Service, *calls: Call) -> CallRequest:
-    return service.gateway.dispatch.accept(calls, ANONYMOUS)
-
-
 async def test_a_cancellation_goes_on_when_the_task_that_asked_for_it_is_cancelled() -> None:
-    async with running(worker=False) as service:
-        order = accept(service, *[Call("", tags=Tags("r"))] * 3000)
+    async with running(worker=False) as service, service.gateway.dispatch.run([Call("", tags=Tags("r"))] * 3000) as order:
         cancelling = soon(service.gateway.dispatch.cancel(Selection(run="r")))
         while not order.arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
             await asyncio.sleep(0)
         assert order.pending
         cancelling.cancel()
         await until(lambda: not order.pending)
-        order.close()
 
 
 async def test_a_shutdown_sends_again_the_cancels_that_it_interrupts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +195,8 @@ async def test_a_shutdown_sends_again_the_cancels_that_it_interrupts(service: Se
         return await real(ids)
 
     monkeypatch.setattr(queue, "cancel", slow_at_first)
-    order = accept(service, Call("hold"))
-    await until(lambda: len(service.worker.jobs) == 1)
-    order.close()
+    async with service.gateway.dispatch.run([Call("hold")]):
+        await until(lambda: len(service.worker.jobs) == 1)
     await begun.wait()
     await service.gateway.dispatch.stop()
     assert sent == [service.worker.jobs[0].id]
@@ -223,9 +215,8 @@ async def test_a_shutdown_waits_a_while_for_a_queue_that_is_unavailable(
         return await real(ids)
 
     monkeypatch.setattr(queue, "cancel", unavailable_at_first)
-    order = accept(service, Call("hold"))
-    await until(lambda: len(service.worker.jobs) == 1)
-    order.close()
+    async with service.gateway.dispatch.run([Call("hold")]):
+        await until(lambda: len(service.worker.jobs) == 1)
     await service.gateway.dispatch.stop()
     await until(lambda: len(service.worker.cancelled) == 1)
 
@@ -253,12 +244,11 @@ async def test_a_call_cancelled_after_a_publication_of_unknown_outcome_is_not_ru
 
         with monkeypatch.context() as patch:
             patch.setattr(queue, "publish", publish)
-            order = accept(service, Call("say never", tags=Tags("r")))
-            await service.gateway.worker_registry.refresh()
-            dispatch.release.look_again()
-            await until(lambda: published.is_set() and len(dispatch.waiting) == 1)
-            assert await dispatch.cancel(Selection(run="r")) == 1
-            order.close()
+            async with dispatch.run([Call("say never", tags=Tags("r"))]):
+                await service.gateway.worker_registry.refresh()
+                dispatch.release.look_again()
+                await until(lambda: published.is_set() and len(dispatch.waiting) == 1)
+                assert await dispatch.cancel(Selection(run="r")) == 1
             await until(lambda: not dispatch.release.to_cancel)
         async with service.worker:
             assert (await service.run("say next")).json()["stdout"] == "next"

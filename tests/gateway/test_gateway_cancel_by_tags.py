@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
 from exec_service.dispatch.cancellation import CANCELS_PER_TURN
-from exec_service.dispatch.requests import ANONYMOUS, CallRequest
 from exec_wire.messages.calls import Call, Selection, Tags
 from exec_wire.queue.protocol import Job
 
@@ -118,23 +118,12 @@ async def test_the_rest_of_a_stream_goes_on(service: Service) -> None:
 )
 async def test_all_that_is_given_must_match(query: dict[str, str], picked: set[int]) -> None:
     async with running(worker=False) as service:
-        order = accept(
-            service,
-            Call("", tags=Tags("a", 1, "g", "x")),
-            Call("", tags=Tags("a", 1, "g", "y")),
-            Call("", tags=Tags("a", 0)),
-            Call("", tags=Tags("b", -1, "g", "x")),
-            Call(""),
-            Call("", tags=Tags("a"), tenant="other"),
-        )
-        assert await cancel(service, **query) == len(picked)
-        assert {result.index for result in order.arrived} == picked
-        assert {result.status for result in order.arrived} <= {"cancelled"}
-        order.close()
-
-
-def accept(service: Service, *calls: Call) -> CallRequest:
-    return service.gateway.dispatch.accept(calls, ANONYMOUS)
+        tags = Tags("a", 1, "g", "x"), Tags("a", 1, "g", "y"), Tags("a", 0), Tags("b", -1, "g", "x"), Tags()
+        calls = [*(Call("", tags=one) for one in tags), Call("", tags=Tags("a"), tenant="other")]
+        async with service.gateway.dispatch.run(calls) as order:
+            assert await cancel(service, **query) == len(picked)
+            assert {result.index for result in order.arrived} == picked
+            assert {result.status for result in order.arrived} <= {"cancelled"}
 
 
 @pytest.mark.parametrize(
@@ -166,11 +155,10 @@ def accept(service: Service, *calls: Call) -> CallRequest:
 async def test_a_query_that_cannot_be_meant_is_422_and_names_the_parameter(
     shared: Service, query: str, field: str | None
 ) -> None:
-    order = accept(shared, Call("hold", tags=Tags("a", 1)))
-    body = problem(await shared.client.delete(f"/v1/calls?{query}"), 422, "bad_query")
-    assert body.get("field") == field and body["detail"]
-    assert not order.arrived
-    order.close()
+    async with shared.gateway.dispatch.run([Call("hold", tags=Tags("a", 1))]) as order:
+        body = problem(await shared.client.delete(f"/v1/calls?{query}"), 422, "bad_query")
+        assert body.get("field") == field and body["detail"]
+        assert not order.arrived
 
 
 async def test_bytes_that_are_no_text_pick_nothing(shared: Service) -> None:
@@ -306,10 +294,11 @@ async def test_at_a_shutdown_what_is_being_cancelled_is_answered_cancelled(servi
 
 
 async def test_cancelling_a_full_gateway_lets_others_have_their_turn() -> None:
-    async with running(worker=False) as service:
-        orders = [accept(service, *[Call("", tags=Tags("r", number))] * 4096) for number in range(14)]
-        other = accept(service, Call("", tags=Tags("s")))
-        turns = 0
+    async with running(worker=False) as service, AsyncExitStack() as open_:
+        dispatch, turns = service.gateway.dispatch, 0
+        tagged = [[Call("", tags=Tags("r", number))] * 4096 for number in range(14)]
+        orders = [await open_.enter_async_context(dispatch.run(calls)) for calls in tagged]
+        other = await open_.enter_async_context(dispatch.run([Call("", tags=Tags("s"))]))
 
         async def watch() -> None:
             nonlocal turns
@@ -323,35 +312,31 @@ async def test_cancelling_a_full_gateway_lets_others_have_their_turn() -> None:
         assert turns > 14 * 4096 / 1000
         for order in orders:
             assert len(order.arrived) == 4096 and not order.pending
-            order.close()
         assert len(other.pending) == 1
-        other.close()
-        assert (service.gateway.dispatch.admission.calls, service.gateway.dispatch.admission.bytes) == (0, 0)
+        await open_.aclose()
+        assert (dispatch.admission.calls, dispatch.admission.bytes) == (0, 0)
 
 
 async def test_a_caller_who_leaves_while_others_are_being_cancelled_harms_nobody() -> None:
     async with running(worker=False) as service:
         dispatch = service.gateway.dispatch
-        staying = accept(service, *[Call("", tags=Tags("r"))] * CANCELS_PER_TURN)
-        leaving = accept(service, Call("", tags=Tags("r")))
-        cancelling = soon(dispatch.cancel(Selection(run="r")))
-        while not staying.arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
-            await asyncio.sleep(0)
-        assert len(staying.arrived) == CANCELS_PER_TURN and len(leaving.pending) == 1
-        leaving.close()
-        assert await cancelling == CANCELS_PER_TURN
-        staying.close()
+        async with dispatch.run([Call("", tags=Tags("r"))] * CANCELS_PER_TURN) as staying:
+            async with dispatch.run([Call("", tags=Tags("r"))]) as leaving:
+                cancelling = soon(dispatch.cancel(Selection(run="r")))
+                while not staying.arrived:  # noqa: ASYNC110 - in the very turn in which the first have landed
+                    await asyncio.sleep(0)
+                assert len(staying.arrived) == CANCELS_PER_TURN and len(leaving.pending) == 1
+            assert await cancelling == CANCELS_PER_TURN
         assert (dispatch.admission.calls, dispatch.admission.bytes) == (0, 0)
 
 
 async def test_two_who_cancel_the_same_at_once_count_each_call_once() -> None:
-    async with running(slots=2 * CANCELS_PER_TURN) as service:
-        order = accept(service, *[Call("hold", tags=Tags("r"))] * (CANCELS_PER_TURN + 100))
+    calls = [Call("hold", tags=Tags("r"))] * (CANCELS_PER_TURN + 100)
+    async with running(slots=2 * CANCELS_PER_TURN) as service, service.gateway.dispatch.run(calls) as order:
         await until(lambda: len(service.worker.jobs) == CANCELS_PER_TURN + 100)
         counts = await asyncio.gather(*(service.gateway.dispatch.cancel(Selection(run="r")) for _ in range(3)))
         assert sum(counts) == CANCELS_PER_TURN + 100
         await until(lambda: len(order.arrived) == CANCELS_PER_TURN + 100)
-        order.close()
 
 
 async def test_openapi_describes_the_route(shared: Service) -> None:

@@ -71,9 +71,10 @@ async def test_the_timer_reports_each_item_once_and_not_what_was_removed(rung: l
     loop = asyncio.get_running_loop()
     deadlines: Deadlines[str] = Deadlines(rung.append, loop.time)
     now = loop.time()
-    for item, delay_s in (("c", 0.15), ("a", 0.03), ("gone", 0.05), ("b", 0.09)):
-        deadlines.set(item, now + delay_s)
-    deadlines.remove("gone")
+    delays_s = {"c": 0.15, "a": 0.03, "gone": 0.05, "b": 0.09}
+    buckets = {item: deadlines.set(item, now + delay_s) for item, delay_s in delays_s.items()}
+    buckets["gone"].remove("gone")
+    buckets["b"].remove("b")
     deadlines.set("b", now + 0.12)  # moved
     await asyncio.sleep(0.3)
     assert rung == ["a", "b", "c"]
@@ -98,13 +99,12 @@ async def test_a_report_may_remove_and_set_others(rung: list[str]) -> None:
 
     def overdue(item: str) -> None:
         rung.append(item)
-        for other in {"a", "b"} - {item}:
-            deadlines.remove(other)
+        bucket.difference_update({"a", "b"} - {item})
         deadlines.set(item + "'", 1000.2) if not item.endswith("'") else None
 
     deadlines: Deadlines[str] = Deadlines(overdue, lambda: now)
-    deadlines.set("a", 1000.1)
-    deadlines.set("b", 1000.1)
+    bucket = deadlines.set("a", 1000.1)
+    assert deadlines.set("b", 1000.1) is bucket
     now = 1000.15
     deadlines.run_due()
     assert len(rung) == 1
@@ -117,7 +117,6 @@ async def test_a_report_may_remove_and_set_others(rung: list[str]) -> None:
 async def test_answered_calls_leave_nothing_behind_in_the_timer(rung: list[str]) -> None:
     deadlines: Deadlines[int] = Deadlines(lambda item: rung.append(str(item)), lambda: 1000.0)
     for item in range(10_000):
-        deadlines.set(item, 1060.0 + item / 1000)
-        deadlines.remove(item)
+        deadlines.set(item, 1060.0 + item / 1000).remove(item)
     assert len(deadlines) == 0 and not any(deadlines._buckets.values()) and len(deadlines._buckets) <= 1
     deadlines.close()

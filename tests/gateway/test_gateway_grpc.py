@@ -380,7 +380,7 @@ async def test_health_follows_readiness(service: Service, one: Caller) -> None:
     assert error.value.code() is grpc.StatusCode.NOT_FOUND
     watch = health.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-    service.gateway.not_ready_because = "no sandbox"
+    service.gateway.dispatch.not_ready_because = "no sandbox"
     assert (await asyncio.wait_for(watch.read(), 30)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     with refused("UNAVAILABLE", "not_ready") as told:
         await one.run("say x")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from gateway_harness import Service, problem, running, soon, until
 
-from exec_wire.messages.verifying import Verification
+from exec_wire.messages.judging import Verification
 
 
 async def judge(service: Service, code: str = "echo", *tests: tuple[str, str], **fields: object) -> httpx.Response:

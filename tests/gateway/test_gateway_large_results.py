@@ -8,7 +8,6 @@ import pytest
 from gateway_harness import Service, lines, problem, running, until
 from grpc_harness import caller
 
-from exec_service.dispatch.requests import ANONYMOUS
 from exec_wire import Call, Display, Result, encode_json, verdict
 from exec_wire.messages.sessions import Files
 
@@ -84,7 +83,7 @@ async def test_no_program_is_started_while_unread_results_fill_all_of_admission(
     async with running(max_bytes=200_000, max_body_bytes=50_000) as service:
         service.worker._flaky = lambda *_: verdict("ok", stdout="x" * 50_000)  # type: ignore[method-assign]
         dispatch = service.gateway.dispatch
-        with dispatch.accept([Call("flaky 0")] * 40, ANONYMOUS) as order:
+        async with dispatch.run([Call("flaky 0")] * 40) as order:
             await until(lambda: dispatch.admission.bytes > dispatch.admission.max_bytes)
             for _ in range(200):
                 await asyncio.sleep(0.002)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
 
+from exec_service.dispatch.requests import CallRequest
 from exec_wire.messages.calls import Call, Result
 from exec_wire.queue.protocol import Answer, Job
 
@@ -151,15 +152,14 @@ async def test_the_reader_survives_a_queue_that_fails(service: Service, monkeypa
 async def test_an_answer_that_breaks_the_reader_loses_no_other_and_is_counted(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispatch = service.gateway.dispatch
-    real, failures = dispatch._deliver, iter([True])
+    real, failures = CallRequest.deliver, iter([True])
 
     def flaky(*given: Any) -> None:
         if next(failures, False):
             raise ZeroDivisionError
         real(*given)
 
-    monkeypatch.setattr(dispatch, "_deliver", flaky)
+    monkeypatch.setattr(CallRequest, "deliver", flaky)
     results = lines(await service.batch(*({"code": f"say {number}", "deadline_s": 3} for number in range(4))))
     assert sorted(result.status for result in results) == ["internal_error", "ok", "ok", "ok"]
     assert await service.metric("exec_task_failures_total", task="answers") == 1

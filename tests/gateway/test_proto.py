@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct
 
 from exec_wire import proto
 from exec_wire.messages import calls as messages
-from exec_wire.messages import info, sessions
+from exec_wire.messages import sessions, stats
 from exec_wire.messages.calls import Batch, Call, Display, Limits, Result, Sandbox, Tags, Timings, Usage
 from exec_wire.problems import Problem
 
@@ -25,7 +25,7 @@ PAIRS: dict[str, type[Struct]] = {
     **{name: getattr(messages, name) for name in ("Selection", "Cancelled", "Display")},
     **{name: getattr(sessions, name) for name in ("SessionSpec", "Cell", "Fork", "Tenant", "Files", "Fetch")},
     **{name: getattr(sessions, name) for name in ("SessionInfo", "SessionList", "Interrupted", "Ended")},
-    **{name: getattr(info, name) for name in ("Info", "LimitValues", "RequestLimits", "WorkerSummary")},
+    **{name: getattr(stats, name) for name in ("Info", "LimitValues", "RequestLimits", "WorkerSummary")},
 }
 OF_GRPC_ALONE = {"ResultBatch", "Refused", "InfoRequest", "SessionRequest"}
 Field = descriptor_pb2.FieldDescriptorProto

@@ -9,26 +9,20 @@ import uvloop
 from exec_service.dispatch.admission import Admission
 from exec_service.dispatch.requests import ANONYMOUS, PACE_S, CallRequest
 from exec_service.dispatch.tickets import Ticket
+from exec_service.telemetry.metrics import Metrics
 from exec_wire import Result, verdict
 from exec_wire.messages.calls import Tags
 
 
-def end(order: CallRequest) -> None:
-    """The part of `Dispatch._end` that a reader sees."""
-    order.closed = True
-    order.arrived.clear()
-    order.changed.set()
-
-
 def order_of(calls: int) -> tuple[CallRequest, list[Ticket]]:
-    order = CallRequest(ANONYMOUS, end, Admission(9, 99, 1.0, time.monotonic))
+    order = CallRequest(ANONYMOUS, Admission(9, 99, 1.0, time.monotonic), Metrics())
     waiters = [Ticket(order, index, "", 0.0, 60.0, 1, Tags(), "") for index in range(calls)]
     order.pending.update(waiters)
     return order, waiters
 
 
 def land(order: CallRequest, waiter: Ticket) -> None:
-    order.deliver(waiter, verdict("ok", index=waiter.index))
+    order.deliver(waiter, verdict("ok"), 1)
 
 
 def indexes(results: list[Result]) -> list[int]:

@@ -5,9 +5,11 @@ import re
 import pytest
 from gateway_harness import Service, raw_request
 
+from exec_service.api import web_page
 from exec_service.api.web_page import FILES, FOLDER
 
-CODE = sorted(file for file in FOLDER.iterdir() if file.suffix == ".js")
+PARTS = sorted({*FILES.values()})
+CODE = [file for file in PARTS if file.suffix == ".js"]
 
 
 async def test_the_page_and_all_its_parts_are_served(shared: Service) -> None:
@@ -18,7 +20,16 @@ async def test_the_page_and_all_its_parts_are_served(shared: Service) -> None:
 
 
 def test_every_file_of_the_page_is_served() -> None:
-    assert {file.name for file in FOLDER.iterdir()} == {file.name for file in FILES.values()}
+    assert {file for file in FOLDER.iterdir() if file.is_file()} == {file for file in FILES.values() if file.parent == FOLDER}
+
+
+def test_without_the_built_editor_the_plain_one_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FILES["/web/editor.js"] == web_page.editor()
+    monkeypatch.setattr(web_page, "BUILT_EDITOR", FOLDER / "built" / "missing.js")
+    assert web_page.editor() == web_page.PLAIN_EDITOR
+    exports = re.compile(r"^export function (\w+)\((.*?)\)", re.M)
+    plain, built = (exports.findall(file.read_text()) for file in (web_page.PLAIN_EDITOR, FOLDER / "editor" / "codemirror.js"))
+    assert plain == built
 
 
 async def test_the_policy_allows_our_own_files_and_nothing_else(shared: Service) -> None:
@@ -30,7 +41,7 @@ async def test_the_policy_allows_our_own_files_and_nothing_else(shared: Service)
     assert directives["frame-ancestors"] == "'none'"
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PARTS, ids=lambda file: file.name)
 def test_nothing_is_fetched_from_elsewhere(file) -> None:  # type: ignore[no-untyped-def]
     urls = set(re.findall(r"https?://[^\s\"']+", file.read_text()))
     assert urls <= {"http://www.w3.org/2000/svg"}  # a name, not an address
@@ -45,6 +56,13 @@ async def test_what_has_not_changed_is_not_sent_again(shared: Service) -> None:
     etag = (await shared.client.get("/web/main.js")).headers["etag"]
     answer = await shared.client.get("/web/main.js", headers={"if-none-match": etag})
     assert (answer.status_code, answer.content) == (304, b"")
+
+
+async def test_files_are_sent_compressed_to_those_who_can_read_that(shared: Service) -> None:
+    packed = await shared.client.get("/web/editor.js", headers={"accept-encoding": "gzip, br"})
+    plain = await shared.client.get("/web/editor.js", headers={"accept-encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert packed.content == plain.content and int(packed.headers["content-length"]) < int(plain.headers["content-length"])
 
 
 async def test_no_other_file_can_be_asked_for(shared: Service) -> None:

@@ -27,7 +27,7 @@ from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy
 from worker.profiles import PROFILES
 from worker.sandbox.runner import SLOTS_PER_ZYGOTE
-from worker.sandbox.session_member import GRACE_S
+from worker.sandbox.session_tree import GRACE_S
 from worker.sandbox.uids import BLOCK_SIZE, processes_of
 from worker.sandbox.zygote_client import ZygoteLost
 from worker.sessions import Sessions

@@ -17,8 +17,7 @@ from jobs_harness import LINES, Jobs, body, calls, jobs_running
 from exec_service.api.jobs import BulkJobs, in_thread
 from exec_service.jobs import chunks, scheduler
 from exec_service.jobs import store as job_files
-from exec_service.jobs.files import Heartbeat, JobMeta
-from exec_service.jobs.store import JobStore
+from exec_service.jobs.store import Heartbeat, JobMeta, JobStore
 from exec_service.refusals import Refusal
 from exec_service.tenants.keys import add_key, read_keys, remove_key
 from exec_wire.messages.calls import verdict

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest.load import burst
-from loadtest.load.burst import orders, too_many
+from loadtest.load.burst import orders
 from loadtest.support.redis_server import NoServer, find_server
 
 CALLS = 300
@@ -26,8 +26,3 @@ def test_parts_of_a_burst_add_up_and_belong_to_one_tenant() -> None:
     made = orders("http://x", 10, 3, 4, sandboxed=False)
     assert [order.calls for order in made] == [4, 3, 3]
     assert {order.tenant for order in made} == {"first"} and len({order.name for order in made}) == 3
-
-
-def test_more_connections_than_descriptors_are_refused_with_advice() -> None:
-    assert too_many(45_000, 1500, "http") == "" == too_many(10**9, 1, "grpc")
-    assert "--batch" in too_many(10**9, 1, "http")

@@ -11,7 +11,7 @@ from common import unavailable
 from loadtest.load import __main__ as load
 from loadtest.support.processes import Part
 
-USERS = 10  # as many as there are classes
+USERS = 10  # the sum of the weights of all classes
 # Each of the two processes reports every 3 s; its last report may come too late.
 WANTED = {"batch", "stream", "judge", "verify", "session", "stage", "blame", "POST"}
 ADAPTERS = {"/run/long-batch", "/run_code", "/execute", "/api/v2/execute", "/mcp"}

@@ -61,8 +61,8 @@ def test_each_tree_runs_its_own_code_and_equal_trees_agree(
     arguments += ["--most", "1000", "--json", str(file)]
     assert paired.main(arguments) == 0, capsys.readouterr()
     found = msgspec.json.decode(file.read_bytes(), type=paired.Comparison)
-    assert [(pair.mix, pair.arm, pair.calls) for pair in found.pairs] == [("std", arm, 6)]
-    assert all(pair.base_cpu_ms > 0 and pair.new_cpu_ms > 0 for pair in found.pairs)
+    assert [(pair.base.mix, pair.new.arm, pair.new.calls) for pair in found.pairs] == [("std", arm, 6)]
+    assert all(pair.base.cpu_ms > 0 and pair.new.cpu_ms > 0 for pair in found.pairs)
     assert found.slots["base"] == 1 < found.slots["new"]
     assert not found.differences
     assert found.checked == 6

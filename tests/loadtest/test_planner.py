@@ -78,7 +78,7 @@ def test_a_dead_machine_costs_its_calls_one_lease_and_the_others_its_cores() -> 
 
 
 def test_what_no_fleet_can_reach_is_refused() -> None:
-    with pytest.raises(Unreachable, match="no fleet reaches this latency: an unloaded call"):
+    with pytest.raises(Unreachable, match="no cluster reaches this latency: an unloaded call"):
         plan(COST, Wanted(10, mean_ms=1))
 
 

@@ -29,19 +29,20 @@ LAYERS = [  # of exec_service; each imports only layers above it in this list
     {"rpc", "compat"},
     {"app"},
     {"cli"},
-    {"__main__", "config_docs"},
+    {"__main__"},
 ]
 EXCEPTIONS = {
     ("exec_service.config", "worker.config"): "the names of a worker's settings, to find misspelt variables",
-    ("exec_service.config_docs", "worker.config"): "docs/configuration.md lists the settings of workers too",
     ("exec_service.telemetry.worker_metrics", "worker.consumer"): "reads the figures of a worker",
     ("exec_service.telemetry.worker_metrics", "worker.echo"): "reads the figures of a worker",
     ("exec_service.telemetry.worker_metrics", "worker.pool"): "reads the figures of a worker",
     ("exec_service.telemetry.metrics", "exec_service.api.web_page"): "the paths of the web page as values of a label",
-    ("exec_service.telemetry.metrics", "exec_service.dispatch.workers"): "reads the worker registry for its gauges",
     ("exec_service.telemetry.metrics_server", "exec_service.api.connections"): "a server of its own for metrics",
     ("exec_service.telemetry.metrics_server", "exec_service.api.listening"): "a server of its own for metrics",
-    ("exec_service.tenants.accounts", "exec_service.dispatch.admission"): "the rate of completed calls for Retry-After",
+    (
+        "exec_service.tenants.accounts",
+        "exec_service.dispatch.admission",
+    ): "counts a tenant's calls as admission does",
     ("worker.sandbox.runner", "worker.languages"): "tells the worker which languages are installed",
 }
 

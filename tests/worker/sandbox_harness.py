@@ -29,7 +29,8 @@ START_S = 300.0  # for a sandbox and its interpreters, also on an emulated machi
 _LIMITS = set(Limits.__struct_fields__)
 SLOWNESS = float(os.environ.get("EXEC_TEST_SLOWNESS", "1"))  # of this machine: programs have so many times the usual limits
 # Uids that only this process gives out, so that what is seen under a block after its end is not another test's.
-OWN_UIDS = range(first := 2_800_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
+# Debian's podman claims everything from 2**31 on in /etc/subuid.
+OWN_UIDS = range(first := 900_000_000 + os.getpid() % 2000 * BLOCKS * BLOCK_SIZE, first + BLOCKS * BLOCK_SIZE)
 OWN_BASE = OWN_UIDS.start
 # A line of a program that renames its process, so that a test sees that the program runs.
 NAME_ITSELF = "import ctypes; ctypes.CDLL(None).prctl(15, b'this-far')"
@@ -92,7 +93,7 @@ class Lab:
 
     @property
     def steps(self) -> list[str]:
-        return self.pool._runner.steps
+        return self.pool._runner.ready.steps
 
     async def run(self, code: str, *, fail_step: str = "", deadline_s: float = PATIENCE_S, **fields: Any) -> Result:
         step = self.steps.index(fail_step) + 1 if fail_step else 0

@@ -13,8 +13,7 @@ from sandbox_harness import Lab, laboratory
 
 from exec_wire import Limits, Result
 from exec_wire.messages import sessions as wire
-from worker.session import Session
-from worker.sessions import Sessions
+from worker.sessions import Session, Sessions
 
 T = TypeVar("T")
 _LIMITS = set(Limits.__struct_fields__)

@@ -7,7 +7,7 @@ import pytest
 from exec_wire import Limits, Result
 from worker.sandbox import protocol
 from worker.sandbox.protocol import ZygoteReport
-from worker.sandbox.verdict import Outcome, judge
+from worker.sandbox.verdict import judge
 
 LIMITS = Limits(wall_s=10.0, cpu_s=4.0, output_kb=1)
 STEPS = ["cgroup", "oom_victim"]
@@ -20,7 +20,7 @@ def report(**fields: int) -> ZygoteReport:
 
 
 def verdict_on(out: int = 0, **fields: int) -> Result:
-    return judge(Outcome(report(**fields), out, 0), LIMITS, STEPS)
+    return judge(report(**fields), LIMITS, STEPS, out)
 
 
 def test_exit_zero_is_ok() -> None:

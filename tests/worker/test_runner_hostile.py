@@ -271,7 +271,7 @@ def test_first_message_that_is_not_allowed_is_answered_and_ends_the_connection(
 
 @pytest.mark.parametrize("what", MORE_MESSAGES, ids=dashed)
 def test_message_of_a_wrong_shape_type_or_range_is_refused_in_words_that_can_be_logged(what: str) -> None:
-    from worker.sandbox.runner_requests import BadRequest, parse
+    from worker.sandbox.runner_limits import BadRequest, parse
 
     with pytest.raises(BadRequest) as refusal:
         parse(MORE_MESSAGES[what])

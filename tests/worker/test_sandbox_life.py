@@ -12,6 +12,7 @@ import pytest
 from common import until
 from sandbox_harness import (
     OWN_BASE,
+    OWN_UIDS,
     Lab,
     busy_machine,
     cgroups_of,
@@ -234,4 +235,4 @@ async def start_worker(code: str = SLEEP, checkout: Path = CHECKOUT) -> asyncio.
 
 def base_of(tree: list[int]) -> int:
     """The jail's root is the first uid of its block."""
-    return next(uid_of(pid) for pid in tree if uid_of(pid) >= uids.DEFAULT_BASE)
+    return next(uid_of(pid) for pid in tree if uid_of(pid) in OWN_UIDS)

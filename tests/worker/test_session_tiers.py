@@ -56,7 +56,7 @@ async def test_session_in_tier_d_has_state_and_cannot_be_forked() -> None:
         other = await lab.create()
         await other.ok(DAEMON)
         await other.delete()
-        await until(lambda: lab.pool.free_session_slots == lab.pool.config.max_sessions, "both places are free again")
+        await until(lambda: len(lab.pool.session_slots) == lab.pool.config.max_sessions, "both places are free again")
 
 
 async def test_retired_zygote_stays_until_its_sessions_have_ended() -> None:
@@ -89,5 +89,5 @@ async def test_killed_zygote_loses_its_sessions_and_frees_their_places() -> None
         assert (await running).status == "session_lost"
         assert (await sessions[1].run("1")).status == "session_lost"
         assert (await sessions[2].not_forkable()).code == "session_lost"
-        await until(lambda: lab.pool.free_session_slots == lab.pool.config.max_sessions, "all places are free again")
+        await until(lambda: len(lab.pool.session_slots) == lab.pool.config.max_sessions, "all places are free again")
         assert (await (await lab.create()).ok("1")).value == "1"

@@ -8,7 +8,7 @@ from common import PATIENCE_S, until
 from sandbox_harness import NAME_ITSELF, has_come_this_far, one_core
 from session_harness import Handle, SessionLab, session_laboratory
 
-import worker.session
+import worker.sessions
 from exec_wire.messages.sessions import Refused
 from exec_wire.problems import problem
 
@@ -243,7 +243,7 @@ async def test_cell_is_not_run_twice_for_the_same_key(session: Handle) -> None:
 async def test_cell_whose_key_waits_is_not_run_twice_however_many_wait(
     lab: SessionLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.session, "RECORDS", 2)
+    monkeypatch.setattr(worker.sessions, "RECORDS", 2)
     session = await lab.create()
     await session.ok("x = 0")
     async with session.session.lock:
@@ -260,10 +260,10 @@ async def test_record_is_kept_from_the_end_of_a_cell_and_not_from_its_arrival(
 ) -> None:
     await session.ok("x = 0")
     async with session.session.lock:
-        monkeypatch.setattr(worker.session, "RECORD_S", 0.0)
+        monkeypatch.setattr(worker.sessions, "RECORD_S", 0.0)
         sent = asyncio.create_task(session.ok("x += 1\nx", idempotency_key="k"))
         await until(lambda: session.session.pending == 1, "the cell to wait")
-        monkeypatch.setattr(worker.session, "RECORD_S", 120.0)
+        monkeypatch.setattr(worker.sessions, "RECORD_S", 120.0)
     assert (await sent).value == (await session.ok("x += 1\nx", idempotency_key="k")).value == "1"
 
 

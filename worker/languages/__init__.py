@@ -18,6 +18,7 @@ class Language:
 
     name: str
     command: str = ""  # starts or compiles its programs
+    source: str = ""  # the name of the program's file
 
     def path(self) -> str | None:
         """The path of the command; None if it is not installed, empty if there is none."""
@@ -28,14 +29,11 @@ class Language:
 class Interpreted(Language):
     """`command source arguments…`"""
 
-    source: str = ""  # the name of the program's file
-
 
 @dataclass(frozen=True)
 class Compiled(Language):
     """`command flags -o output source` in a sandboxed call of its own; then its output runs, passed as a sealed file."""
 
-    source: str = ""
     flags: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)  # of the compiler
 

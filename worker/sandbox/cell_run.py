@@ -1,17 +1,18 @@
 """One cell in one process of a session: run it, end it by its limits, judge it, read its output."""
 
 import asyncio
+import contextlib
 import marshal
 import os
 import time
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from exec_wire import Display, Result, Timings, Usage, verdict
+from exec_wire import Display, Result, Timings, verdict
 from worker.sandbox.memory_files import close_all, output, sealed, text
-from worker.sandbox.session_member import GRACE_S, Member, MemberReply, decode_untrusted
-from worker.sandbox.verdict import KILL_AT_OUTPUT, Outcome, judge
+from worker.sandbox.session_tree import GRACE_S, Member, MemberReply, decode_untrusted
+from worker.sandbox.verdict import KILL_AT_OUTPUT, judge, usage_of
 from worker.sandbox.zygote_client import ZygoteLost
 
 CHECK_S = 0.05  # between two checks of a running cell: its output, and how long it has starved
@@ -33,7 +34,7 @@ _decode_extras = msgspec.json.Decoder(CellExtras).decode
 
 
 class CellRun:
-    """A cell and the files for its output. Use as a context manager."""
+    """A cell and the files for its output. `close` closes them."""
 
     def __init__(self, member: Member, code: str, stdin: str, number: int, limit_s: float, remaining_s: float) -> None:
         """`limit_s` does not count the time that the cell starves; `remaining_s`, until its deadline, counts all time."""
@@ -45,10 +46,7 @@ class CellRun:
         self._given = [sealed("payload", marshal.dumps(code, 2)), sealed("stdin", stdin.encode("utf-8", "surrogatepass"))]
         self._kept = [output("stdout"), output("stderr"), output("extras")]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         close_all(self._given)
         close_all(self._kept)
 
@@ -75,7 +73,9 @@ class CellRun:
         """Until the cell has replied or its process has ended; stops a cell that exceeds a limit, and returns the verdict."""
         either: set[asyncio.Future[Any]] = {reply, self._member.ended}
         while True:
-            await asyncio.wait(either, timeout=self._next_check_s(started), return_when=asyncio.FIRST_COMPLETED)
+            due = started + min(self._limit_s + self._starved_s, self._remaining_s)
+            check_s = min(CHECK_S, max(CHECK_SOON_S, due - time.monotonic()))
+            await asyncio.wait(either, timeout=check_s, return_when=asyncio.FIRST_COMPLETED)
             if any(future.done() for future in either):
                 return None
             if self._member.tree.oom_kills > self._oom_before:
@@ -83,24 +83,13 @@ class CellRun:
             if self._wrote_too_much:
                 return await self._stop(either, verdict("output_limit"))
             elapsed_s = time.monotonic() - started
-            if elapsed_s - await self._measure_starvation() >= self._limit_s:
+            with contextlib.suppress(ZygoteLost):  # the session is lost; the next check sees it
+                self._starved_s = max(self._starved_s, (await self._member.usage()).starved_ns / 1e9)  # native/cpu_meter.c
+            if elapsed_s - self._starved_s >= self._limit_s:
                 return await self._stop(either, verdict("timeout"))
             if elapsed_s >= self._remaining_s:
                 late = "the deadline passed before the cell had the time that its limit allows"
                 return await self._stop(either, verdict("timeout", infra=True, error=late))
-
-    def _next_check_s(self, started: float) -> float:
-        due_s = min(self._limit_s + self._starved_s, self._remaining_s)
-        return min(CHECK_S, max(CHECK_SOON_S, started + due_s - time.monotonic()))
-
-    async def _measure_starvation(self) -> float:
-        """How long the cell has starved so far (native/cpu_meter.h)."""
-        try:
-            report = await self._member.usage()
-        except ZygoteLost:
-            return self._starved_s  # the session is lost; the next check sees it
-        self._starved_s = max(self._starved_s, report.starved_ns / 1e9)
-        return self._starved_s
 
     def _output_sizes(self) -> list[int]:
         return [os.fstat(fd).st_size for fd in self._kept[:2]]
@@ -125,7 +114,7 @@ class CellRun:
         if stopped is not None:
             return stopped
         if ended.done() and ended.exception() is None and ended.result().oom_kills:  # kernel facts before its own reply
-            return judge(Outcome(ended.result(), 0, 0), self._member.tree.limits, [])
+            return judge(ended.result(), self._member.tree.limits)
         if self._member.broken:
             return verdict("signal", signal=9, error=f"the session was ended: {self._member.broken}")
         if reply.done() and self._member.tree.oom_kills > self._oom_before:  # one of its children was killed
@@ -135,7 +124,7 @@ class CellRun:
         if reply.done():
             code = reply.result().code & 0xFF
             return verdict("ok" if code == 0 else "error", exit_code=code)
-        return judge(Outcome(ended.result(), *self._output_sizes()), self._member.tree.limits, [])
+        return judge(ended.result(), self._member.tree.limits, output_bytes=max(self._output_sizes()))
 
     async def _measure(self, result: Result, elapsed_s: float) -> None:
         try:
@@ -143,13 +132,7 @@ class CellRun:
         except ZygoteLost:
             return
         cpu_ns, self._member.cpu_ns = report.cpu_ns - self._member.cpu_ns, report.cpu_ns
-        result.usage = Usage(
-            wall_s=round(max(0.0, elapsed_s - self._starved_s), 6),
-            elapsed_s=round(elapsed_s, 6),
-            cpu_s=round(max(0, cpu_ns) / 1e9, 6),
-            memory_peak_bytes=report.memory_peak,
-            processes_peak=report.processes_peak,
-        )
+        result.usage = usage_of(report, elapsed_s, self._starved_s, cpu_ns)
 
     async def _read_extras(self, reply: asyncio.Future[MemberReply]) -> CellExtras:
         """The cell's value and display data. A session that writes anything else there is ended."""

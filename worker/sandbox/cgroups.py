@@ -32,28 +32,23 @@ FIRST_LEAF = "leaf0"
 OPTIONAL = "cpu"  # equal weights: many processes in one slot take no CPU from other slots
 
 
-class CgroupUnavailable(Exception):
-    """No control group can be made; the message says why."""
-
-
 class SlotCgroups:
     """The groups of one runner. `roots` maps a v1 controller (or "" for v2) to the runner's own folder in its hierarchy."""
 
     def __init__(self, roots: dict[str, Path], version: int) -> None:
         self.roots, self.version = roots, version
-        self._fds: list[int] = []
 
-    def make_slot(self, index: int) -> list[int | None]:
-        """Make one slot's groups. Returns the open files in the order of the protocol, None where the kernel lacks one."""
-        files = self._make(index)
-        self._fds += [fd for fd in files if fd is not None]
-        return files
+    def make_slot(self, index: int, leaf: str = "") -> list[int | None]:
+        """Make one slot's groups. Returns the open files in the order of the protocol, None where the kernel lacks one.
 
-    def _make(self, index: int, leaf: str = "") -> list[int | None]:
-        """`leaf`: the group of the first process, below the group that counts CPU time."""
-        for root in self.roots.values():
-            (root / f"slot{index}").mkdir(exist_ok=True)
-        self._write_once(index)
+        `leaf`: the group of the first process, below the group that counts CPU time.
+        """
+        once = {"memory.swappiness": "0"} if self.version == 1 else {"memory.swap.max": "0", "memory.oom.group": "1"}
+        for slot in [root / f"slot{index}" for root in self.roots.values()]:
+            slot.mkdir(exist_ok=True)
+            for file, value in [(slot / name, value) for name, value in once.items()]:
+                if file.exists():
+                    file.write_text(value)
         files = self._open(index, _FILES)
         if (peak := files[_PEAK]) is not None and not _can_be_reset(peak):
             os.close(peak)
@@ -84,7 +79,7 @@ class SlotCgroups:
         """
         if self.version == 1:
             (self.roots["cpuacct"] / f"slot{index}" / FIRST_LEAF).mkdir(parents=True, exist_ok=True)
-        files = self._make(index, FIRST_LEAF)
+        files = self.make_slot(index, FIRST_LEAF)
         if self.version == 2:
             (self.roots[""] / f"slot{index}" / "memory.oom.group").write_text("0")
         return files, self._open(index, _COUNTERS)
@@ -110,18 +105,7 @@ class SlotCgroups:
             files += [(folder / "tasks", os.O_WRONLY) for folder in dict.fromkeys((group, counted))]
         return _open_all(files)
 
-    def _write_once(self, index: int) -> None:
-        once = {"memory.swappiness": "0"} if self.version == 1 else {"memory.swap.max": "0", "memory.oom.group": "1"}
-        for root in self.roots.values():
-            for name, value in once.items():
-                file = root / f"slot{index}" / name
-                if file.exists():
-                    file.write_text(value)
-
     def close(self) -> None:
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
         for root in self.roots.values():
             remove_tree(root)
 
@@ -157,10 +141,7 @@ def make_root(name: str) -> SlotCgroups:
     roots, version = _roots(name)
     for root in dict.fromkeys(roots.values()):  # two controllers may share a hierarchy
         remove_tree(root)
-        try:
-            root.mkdir()
-        except OSError as error:
-            raise CgroupUnavailable(f"{root} cannot be made: {error.strerror}") from error
+        root.mkdir()
     if version == 2:
         _delegate(roots[""] / "cgroup.subtree_control")
     return SlotCgroups(roots, version)
@@ -168,15 +149,13 @@ def make_root(name: str) -> SlotCgroups:
 
 def remove_everywhere(name: str) -> None:
     """Remove groups of this name in every hierarchy: a dead owner may have run in another group than this process."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, kind = line.split()[:3]
-        if kind in ("cgroup", "cgroup2") and os.access(where, os.W_OK):
-            for root in [Path(parent, name) for parent, folders, _ in os.walk(where) if name in folders]:
-                remove_tree(root)  # os.walk tolerates folders that other processes remove meanwhile
+    for top in {top for top, _ in hierarchies().values() if os.access(top, os.W_OK)}:
+        for root in [Path(parent, name) for parent, folders, _ in os.walk(top) if name in folders]:
+            remove_tree(root)  # os.walk tolerates folders that other processes remove meanwhile
 
 
 def _roots(name: str) -> tuple[dict[str, Path], int]:
-    v1 = _v1_folders()
+    v1 = {controller: own for controller, (_, own) in hierarchies().items() if os.access(own, os.W_OK)}
     if set(REQUIRED[1]) <= set(v1):
         return {controller: folder / name for controller, folder in v1.items() if controller in (*REQUIRED[1], OPTIONAL)}, 1
     return {"": _v2_parent() / name}, 2
@@ -190,33 +169,29 @@ def _delegate(control: Path) -> None:
             control.write_text(f"+{OPTIONAL}")
 
 
-def _v1_folders() -> dict[str, Path]:
-    """For each v1 controller, the folder of this process's group."""
-    own = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in filter(None, controllers.split(",")):
-            own[controller] = path
-    folders = {}
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, kind, options = line.split()[:4]
-        if kind == "cgroup":
-            for controller in set(options.split(",")) & own.keys():
-                inside = Path(where + own[controller])
-                folders[controller] = inside if inside.is_dir() else Path(where)
-    return {controller: folder for controller, folder in folders.items() if os.access(folder, os.W_OK)}
+def hierarchies(proc: Path = Path("/proc")) -> dict[str, tuple[Path, Path]]:
+    """Controller ("" for version 2) -> the top of its hierarchy, and this process's group in it, or the top if not visible."""
+    groups = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+    paths = {name: path for _, names, path in groups for name in names.split(",")}
+    found = {}
+    for _, top, kind, options in (line.split()[:4] for line in (proc / "self/mounts").read_text().splitlines()):
+        for name in {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, []):
+            if name in paths:
+                own = Path(top + paths[name])
+                found[name] = Path(top), own if own.is_dir() else Path(top)
+    return found
+
+
+def up_to_top(top: Path, own: Path) -> list[Path]:
+    return [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
 
 
 def _v2_parent() -> Path:
     """The nearest group above this process that can delegate memory and pids to its children."""
-    where = next((line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if " cgroup2 " in line), None)
-    if where is None:
-        raise CgroupUnavailable("no cgroup file system is mounted")
-    own = next(line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    folder, reason = Path(where + own), "no controllers"
-    for candidate in (folder, *folder.parents):
-        if not candidate.is_relative_to(where):
-            break
+    if (group := hierarchies().get("")) is None:
+        raise OSError("no cgroup file system is mounted")
+    reason = "no controllers"
+    for candidate in up_to_top(*group):
         try:
             control = candidate / "cgroup.subtree_control"
             if not {*REQUIRED[2], OPTIONAL} <= set(control.read_text().split()):
@@ -224,7 +199,7 @@ def _v2_parent() -> Path:
             return candidate
         except OSError as error:
             reason = f"{candidate}: {error.strerror}"
-    raise CgroupUnavailable(f"memory and pids cannot be delegated ({reason})")
+    raise OSError(f"memory and pids cannot be delegated ({reason})")
 
 
 def remove_tree(root: Path, patience_s: float = 2.0) -> None:

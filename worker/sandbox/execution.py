@@ -4,6 +4,7 @@
 """
 
 import base64
+import contextlib
 import logging
 import math
 import os
@@ -14,11 +15,10 @@ from typing import NamedTuple
 from exec_wire import Call, Limits, Result, Sandbox, Timings
 from exec_wire.messages.bounds import HOME, MOST, WrongField, check_call, normal_path
 from worker.sandbox import kernel, protocol
-from worker.sandbox.inside import page as page_
-from worker.sandbox.inside import payload as payload_
+from worker.sandbox.inside.payload import Payload, read_page
 from worker.sandbox.memory_files import base64_of, close_all, output, page_file, sealed, text, utf8_size
 from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
-from worker.sandbox.verdict import KILL_AT_OUTPUT, Outcome, judge, setup_failed, usage_of
+from worker.sandbox.verdict import KILL_AT_OUTPUT, judge, setup_failed, usage_of
 
 log = logging.getLogger("worker")
 
@@ -27,14 +27,11 @@ PAGE_BYTES = 4096
 
 
 class Start(NamedTuple):
-    """How a program in another language than Python starts; see `payload.Payload`."""
+    """How a program in another language than Python starts; see `Payload`."""
 
     command: list[str] = []
     source: str = ""
     binary: int | None = None  # a descriptor of the compiled program, which the caller still owns
-
-
-IN_ZYGOTE = Start()
 
 
 class Execution:
@@ -58,8 +55,8 @@ class Execution:
                 self._given.append(sealed("stdin", call.stdin.encode("utf-8", "surrogatepass")))
             self._kept += output("stdout"), output("stderr")
             files = decode_files(call.files)
-            payload = payload_.Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source)
-            self._kept.append(page_file(payload_.pack(payload)))
+            payload = Payload(call.code, call.argv, call.env, files, call.echo_value, start.command, start.source)
+            self._kept.append(page_file(payload))
         except BaseException:
             self.close()
             raise
@@ -93,38 +90,30 @@ class Execution:
         """The call's result. Call once, when the zygote has reported that all processes of the sandbox are dead."""
         stdout_fd, stderr_fd, page_fd = self._kept
         cap = self.call.limits.output_kb * 1024
-        outcome = Outcome(report, os.fstat(stdout_fd).st_size, os.fstat(stderr_fd).st_size)
-        result = judge(outcome, self.call.limits, step_names)
-        result.sandbox, result.usage = sandbox, usage_of(report)
+        stdout_bytes, stderr_bytes = os.fstat(stdout_fd).st_size, os.fstat(stderr_fd).st_size
+        result = judge(report, self.call.limits, step_names, max(stdout_bytes, stderr_bytes))
+        elapsed_s = (report.start_ns + report.run_ns) / 1e9
+        result.sandbox, result.usage = sandbox, usage_of(report, elapsed_s, report.starved_ns / 1e9, report.cpu_ns)
         result.timings = Timings(start_ms=round(report.start_ns / 1e6, 3), run_ms=round(report.run_ns / 1e6, 3))
         if setup_failed(report):  # the program did not run: the output is the set-up's own
-            log.error("%s\n%s", result.error, text(stderr_fd, outcome.stderr_bytes, cap)[0])
+            log.error("%s\n%s", result.error, text(stderr_fd, stderr_bytes, cap)[0])
             return result
-        result.stdout, cut_out = text(stdout_fd, outcome.stdout_bytes, cap)
-        result.stderr, cut_err = text(stderr_fd, outcome.stderr_bytes, cap)
+        result.stdout, cut_out = text(stdout_fd, stdout_bytes, cap)
+        result.stderr, cut_err = text(stderr_fd, stderr_bytes, cap)
         result.truncated = cut_out or cut_err
-        result.completed, result.value = page_.read(lambda size, at: os.pread(page_fd, size, at))
+        result.completed, result.value = read_page(page_fd)
         self._fetch_files(result)
         return result
 
     def bytes_to_read(self) -> int:
         """How many bytes `result` reads, roughly. Call once, before `result`."""
         cap = self.call.limits.output_kb * 1024
-        output_bytes = sum(min(cap, os.fstat(fd).st_size) for fd in self._kept[:2])
-        return output_bytes + self._file_bytes_to_read()
-
-    def _file_bytes_to_read(self) -> int:
-        if self._folder is None:
-            return 0
-        self._folder.setblocking(False)
-        try:
-            _, self._folder_fd, _, _ = socket.recv_fds(self._folder, 1, 1)
-        except BlockingIOError:
-            return 0
-        if not self._folder_fd:  # it ended before its folder was made
-            return 0
-        total = 0
-        for path in self.call.fetch_files:
+        total = sum(min(cap, os.fstat(fd).st_size) for fd in self._kept[:2])
+        if self._folder is not None:
+            self._folder.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                _, self._folder_fd, _, _ = socket.recv_fds(self._folder, 1, 1)
+        for path in self.call.fetch_files if self._folder_fd else []:  # without one it ended before its folder was made
             if not isinstance(found := open_below(self._folder_fd[0], path), str):
                 os.close(found[0])
                 total += found[1] if found[1] <= self._max_result_bytes else 0
@@ -146,9 +135,8 @@ class Execution:
                 result.files[path] = base64_of(content)
 
     def close(self) -> None:
-        close_all(self._given)
-        close_all(self._kept)
-        close_all(self._folder_fd)
+        for fds in (self._given, self._kept, self._folder_fd):
+            close_all(fds)
         if self._folder is not None:
             self._folder.close()
 

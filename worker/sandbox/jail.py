@@ -140,12 +140,11 @@ _LIBC = {
 ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in _LIBC.items())}
 
 
-def command_without_jail(stage: Stage, settings: str) -> list[str]:
-    python = stage.python / Path(interpreter()).relative_to(Path(sys.base_prefix).resolve())
-    return [str(python), "-I", str(stage.inside / "zygote.py"), settings]
-
-
-def command(config: Path, control_fd: int, settings: str) -> list[str]:
+def command(stage: Stage, config: Path | None, control_fd: int, settings: str) -> list[str]:
+    """`config`: the file with the `config_text`; None for no jail."""
+    if config is None:
+        python = stage.python / Path(interpreter()).relative_to(Path(sys.base_prefix).resolve())
+        return [str(python), "-I", str(stage.inside / "zygote.py"), settings]
     zygote = [interpreter(), "-I", f"{INSIDE}/zygote.py", settings]
     return [str(nsjail_binary()), "--really_quiet", "-C", str(config), "--pass_fd", str(control_fd), "--", *zygote]
 

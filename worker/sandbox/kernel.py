@@ -41,13 +41,8 @@ def root_is_root() -> bool:
     return any(line.split()[:2] == ["0", "0"] for line in Path("/proc/self/uid_map").read_text().splitlines())
 
 
-def die_with_parent(signal: int) -> None:
-    _check(_libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
-
-
-def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants, to reap them; not every PID 1 does that."""
-    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+def prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
 _SYS_OPENAT2 = 437  # the same on every architecture

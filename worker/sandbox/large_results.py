@@ -39,17 +39,13 @@ class LargeResults:
 
     def release(self) -> None:
         """Give back the bytes of the task's last result before the task ends."""
-        task = asyncio.current_task()
-        if task in self._held:
-            self._give_back(self._held.pop(task))
+        self._ended(asyncio.current_task())
 
     async def _hold(self, bytes_: int) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if task in self._held:  # its last result is sent or not needed
-            self._give_back(self._held.pop(task))
-        else:
-            task.add_done_callback(self._ended)
+        self._ended(task)  # its last result is sent or not needed
+        task.add_done_callback(self._ended)
         if self._waiting or self._used + bytes_ > self._most:
             await self._wait(bytes_)
         else:
@@ -66,8 +62,9 @@ class LargeResults:
                 self._give_back(bytes_)
             raise
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
-        self._give_back(self._held.pop(task, 0))
+    def _ended(self, task: asyncio.Task[object] | None) -> None:
+        if task in self._held:
+            self._give_back(self._held.pop(task))
 
     def _give_back(self, bytes_: int) -> None:
         self._used -= bytes_

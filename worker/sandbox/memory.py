@@ -1,10 +1,14 @@
 """How much memory programs can use: the machine's, or the limit of a control group above this process (version 1 or 2)."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-LIMIT_FILE = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
+from worker.sandbox.cgroups import hierarchies, up_to_top
+
+LIMIT_FILE = {"memory": "memory.limit_in_bytes", "": "memory.max"}  # by controller, as in `hierarchies`
 
 
 class Memory(NamedTuple):
@@ -17,32 +21,16 @@ def usable(proc: Path = Path("/proc")) -> Memory:
     return min([machine, *_limits(proc)])
 
 
-def _limits(proc: Path) -> list[Memory]:
+def _limits(proc: Path) -> Iterator[Memory]:
     """The limits of this process's group and of those above it; in a container the topmost visible one is its own."""
-    try:
-        groups = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
-        mounts = [line.split()[:4] for line in (proc / "self/mounts").read_text().splitlines()]
-    except OSError:
-        return []
-    found = []
-    for _, where, kind, options in mounts:
-        if kind not in LIMIT_FILE or (kind == "cgroup" and "memory" not in options.split(",")):
-            continue
-        wanted = "memory" if kind == "cgroup" else ""
-        own = next((path for _, controllers, path in groups if wanted in controllers.split(",")), "/")
-        group = Path(where + own) if Path(where + own).is_dir() else Path(where)
-        above = [folder for folder in (group, *group.parents) if folder.is_relative_to(where)]
-        found += [Memory(limit, f"the control group {folder} allows") for folder in above if (limit := _limit(folder, kind))]
-    return found
-
-
-def _limit(folder: Path, kind: str) -> int:
-    """0 if there is none; version 1 has a number that no machine reaches instead."""
-    try:
-        text = (folder / LIMIT_FILE[kind]).read_text().strip()
-    except OSError:
-        return 0
-    return int(text) if text.isdigit() else 0
+    with contextlib.suppress(OSError):  # there are no control groups
+        found = hierarchies(proc)
+        for controller in found.keys() & LIMIT_FILE.keys():
+            for folder in up_to_top(*found[controller]):
+                limit = folder / LIMIT_FILE[controller]
+                text = limit.read_text().strip() if limit.is_file() else ""
+                if text.isdigit() and int(text):  # without a limit, version 1 has a number that no machine reaches
+                    yield Memory(int(text), f"the control group {folder} allows")
 
 
 def shortfall(slots: int, memory_mb: int, memory: Memory) -> str:

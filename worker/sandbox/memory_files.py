@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 
-from worker.sandbox.inside import page as page_
+from worker.sandbox.inside.payload import PAGE_BYTES, Payload, pack
 
 MFD_EXEC = 0x10
 SLICE_BYTES = 192 << 10  # decoded or encoded in one go; other threads wait for under a millisecond
@@ -44,10 +44,10 @@ def output(name: str) -> int:
     return fd
 
 
-def page_file(payload: bytes) -> int:
+def page_file(payload: Payload) -> int:
     """The page, followed by the payload that the child reads before its program begins."""
     fd = os.memfd_create("page", os.MFD_CLOEXEC)
-    _write_all(fd, payload, page_.SIZE)
+    _write_all(fd, pack(payload), PAGE_BYTES)
     return fd
 
 

@@ -10,17 +10,16 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
-from typing import NamedTuple
 
 from worker.sandbox import kernel, protocol
 from worker.sandbox.inside import _zygote
-from worker.sandbox.inside import page as page_
-from worker.sandbox.inside import payload as payload_
+from worker.sandbox.inside.payload import Payload
 from worker.sandbox.jail import Outer
-from worker.sandbox.memory_files import close_all
+from worker.sandbox.memory_files import close_all, output, page_file
 from worker.sandbox.tiers import ALL_LAYERS, NAMESPACES
 
 PATIENCE_S = 20.0
+SPACES = ("userns", *NAMESPACES)
 SCOPED_SIGNALS_ABI = 6  # from here on Landlock stops a program from signalling others
 
 LAYERS_OF: dict[Outer, list[str]] = {
@@ -34,22 +33,19 @@ _LAYER_OF_STEP = {"cgroup": "cgroup", "identity": "uid", "landlock": "landlock",
 Start = Callable[[Outer, list[str], int], tuple[subprocess.Popen[bytes], socket.socket]]
 
 
-class Found(NamedTuple):
-    outer: Outer
-    layers: list[str]
-    missing: dict[str, str]  # layer -> why
-
-
 class _Failed(Exception):
     def __init__(self, layer: str | None, reason: str) -> None:
         self.layer, self.reason = layer, reason
 
 
-def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str, str]) -> Found:
-    """`missing`: layers that are known not to work before the first try, and why."""
+def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str, str]) -> dict[str, str]:
+    """Returns the layers that do not work and why. The last call of `start` was with those that do.
+
+    `missing`: layers that are known not to work before the first try, and why.
+    """
     why = "no kind of jail is available"
     for outer in outers:
-        if outer != "none" and any(layer in missing for layer in ("userns", *NAMESPACES)):
+        if outer != "none" and any(layer in missing for layer in SPACES):
             continue
         absent = {layer: reason for layer, reason in missing.items() if layer in LAYERS_OF[outer]}
         if outer == "none" and 0 <= _zygote.landlock_abi() < SCOPED_SIGNALS_ABI:
@@ -65,12 +61,8 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
                     break
                 absent[failed.layer] = failed.reason
             else:
-                missing = missing | absent
-                for layer in ALL_LAYERS:
-                    if layer not in layers:
-                        before = layer in (*NAMESPACES, "userns")
-                        missing.setdefault(layer, "needs the layers before it" if before else "needs root")
-                return Found(outer, layers, {layer: why for layer, why in missing.items() if layer not in layers})
+                others = dict.fromkeys(ALL_LAYERS, "needs root") | dict.fromkeys(SPACES, "needs the layers before it")
+                return {layer: why for layer, why in (others | missing | absent).items() if layer not in layers}
     raise OSError(f"even a process without a jail fails to start: {why}")
 
 
@@ -98,9 +90,8 @@ def _next_report(link: socket.socket) -> protocol.ZygoteReport | None:
 
 
 def _run_nothing(link: socket.socket, steps: list[str]) -> None:
-    fds = [os.memfd_create(name) for name in ("stdout", "stderr", "page")]
+    fds = [output("stdout"), output("stderr"), page_file(Payload("", [], {}, {}, False))]
     try:
-        os.pwrite(fds[-1], payload_.pack(payload_.Payload("", [], {}, {}, False)), page_.SIZE)
         times = {"wall_ns": int(10e9), "deadline_ns": int(10e9), "cpu_s": 10}
         sizes = {"memory_bytes": 256 << 20, "file_bytes": 16 << 20, "folder_bytes": 16 << 20, "output_bytes": 1 << 20}
         request = protocol.ZygoteRequest(protocol.REQUEST_RUN, 0, 1, **times, **sizes, processes=8, open_files=64)
@@ -112,8 +103,7 @@ def _run_nothing(link: socket.socket, steps: list[str]) -> None:
         raise _Failed(None, "the zygote died while it ran an empty program")
     if report.step != 0:
         step = steps[report.step - 1] if report.step > 0 else "start"
-        raise _Failed(
-            _LAYER_OF_STEP.get(step), f"{step}: {errno.errorcode.get(report.error, report.error)} ({os.strerror(report.error)})"
-        )
+        why = f"{errno.errorcode.get(report.error, report.error)} ({os.strerror(report.error)})"
+        raise _Failed(_LAYER_OF_STEP.get(step), f"{step}: {why}")
     if report.status != 0:
         raise _Failed(None, f"an empty program ended with status {report.status}")

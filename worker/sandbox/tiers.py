@@ -47,8 +47,19 @@ def at_least(tier: Tier, wanted: Tier) -> bool:
     return order.index(tier) <= order.index(wanted)
 
 
-def shortfall(tier: Tier, wanted: Tier, layers: list[str], missing: dict[str, str]) -> str:
-    """A message for the operator of a machine below the required tier: what is missing, why, and how to enable it."""
+class SandboxUnavailable(Exception):
+    """There is no sandbox of the required tier; the message says why. `missing`: layer -> why."""
+
+    def __init__(self, message: str, missing: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.missing = missing or {}
+
+
+def require(wanted: Tier, tier: Tier, layers: list[str], missing: dict[str, str]) -> None:
+    """Fail closed: below the required tier, `SandboxUnavailable` says what is missing, why, and how to enable it."""
+    if at_least(tier, wanted):
+        return
     needed = [layer for layer in ALL_LAYERS if layer in _NEEDED.get(wanted, set()) and layer not in layers]
     lacking = [f"{layer} ({missing.get(layer, 'not there')}): {REMEDY.get(layer, '')}" for layer in needed]
-    return f"tier {wanted} is required and this is tier {tier}; missing is\n  " + "\n  ".join(lacking)
+    message = f"tier {wanted} is required and this is tier {tier}; missing is\n  " + "\n  ".join(lacking)
+    raise SandboxUnavailable(message, missing)

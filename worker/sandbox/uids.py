@@ -90,9 +90,7 @@ def clean_abandoned(clean: Callable[[UidBlock], None], folder: Path = STATE_FOLD
     """Call `clean` for each block whose owner is dead; the block is locked meanwhile and free afterwards."""
     for lock in folder.glob("uids-*.lock"):
         number = lock.stem.removeprefix("uids-")
-        if not number.isdecimal() or refusal(int(number)):
-            continue
-        if (block := _try_lock(int(number), folder, 0)) is None:
+        if not number.isdecimal() or refusal(int(number)) or (block := _try_lock(int(number), folder, 0)) is None:
             continue
         try:
             if block.is_marked:

@@ -7,7 +7,7 @@ program's own output never counts.
 import math
 import os
 import signal
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from exec_wire import Limits, Result, Usage, verdict
 from worker.sandbox import protocol
@@ -18,16 +18,8 @@ CPU_USED_UP = 0.75  # of the CPU limit, which the kernel counts in ticks: on a b
 OWN_LIMIT_REACHED = 0.9  # of the memory limit; a lower peak means that a kill was not for the program's own memory
 
 
-class Outcome(NamedTuple):
-    """How a program's processes ended, and how much they wrote."""
-
-    report: ZygoteReport
-    stdout_bytes: int
-    stderr_bytes: int
-
-
-def judge(outcome: Outcome, limits: Limits, step_names: list[str]) -> Result:
-    report = outcome.report
+def judge(report: ZygoteReport, limits: Limits, step_names: Sequence[str] = (), output_bytes: int = 0) -> Result:
+    """`output_bytes`: how much its processes wrote to stdout or to stderr, whichever is more."""
     if setup_failed(report):
         name = step_names[report.step - 1] if 0 < report.step <= len(step_names) else "start"
         why = f": {os.strerror(report.error)}" if report.error else ""
@@ -40,12 +32,15 @@ def judge(outcome: Outcome, limits: Limits, step_names: list[str]) -> Result:
         return verdict("timeout")
     if report.ended_by == protocol.BY_DEADLINE:
         return verdict("timeout", infra=True, error="the deadline passed before the program had the time that its limit allows")
-    if max(outcome.stdout_bytes, outcome.stderr_bytes) > limits.output_kb * 1024 * KILL_AT_OUTPUT:
+    if output_bytes > limits.output_kb * 1024 * KILL_AT_OUTPUT:
         return verdict("output_limit")
     if report.ended_by == protocol.BY_MEMORY or report.oom_kills > 0:
         return _judge_out_of_memory(report, limits)
     if os.WIFSIGNALED(report.status):
-        return _judge_signal(report, limits, os.WTERMSIG(report.status))
+        number, used_up = os.WTERMSIG(report.status), report.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_limit_s) * 1e9
+        if used_up and number in (signal.SIGXCPU, signal.SIGKILL):
+            return verdict("cpu_limit", signal=number)
+        return _killed_by_machine() if number == signal.SIGKILL else verdict("signal", signal=number)
     code = os.WEXITSTATUS(report.status)
     return verdict("ok" if code == 0 else "error", exit_code=code)
 
@@ -70,23 +65,15 @@ def _judge_out_of_memory(report: ZygoteReport, limits: Limits) -> Result:
     return verdict("memory_limit")
 
 
-def _judge_signal(report: ZygoteReport, limits: Limits, number: int) -> Result:
-    used_up = report.cpu_ns >= CPU_USED_UP * math.ceil(limits.cpu_limit_s) * 1e9
-    if used_up and number in (signal.SIGXCPU, signal.SIGKILL):
-        return verdict("cpu_limit", signal=number)
-    return _killed_by_machine() if number == signal.SIGKILL else verdict("signal", signal=number)
-
-
 def _killed_by_machine() -> Result:
     return verdict("signal", infra=True, signal=signal.SIGKILL, error="a SIGKILL that no limit of the call sent")
 
 
-def usage_of(report: ZygoteReport) -> Usage:
-    elapsed_ns = report.start_ns + report.run_ns
+def usage_of(report: ZygoteReport, elapsed_s: float, starved_s: float, cpu_ns: int) -> Usage:
     return Usage(
-        wall_s=round((elapsed_ns - report.starved_ns) / 1e9, 6),
-        elapsed_s=round(elapsed_ns / 1e9, 6),
-        cpu_s=round(report.cpu_ns / 1e9, 6),
+        wall_s=round(max(0.0, elapsed_s - starved_s), 6),
+        elapsed_s=round(elapsed_s, 6),
+        cpu_s=round(max(0, cpu_ns) / 1e9, 6),
         memory_peak_bytes=report.memory_peak,
         processes_peak=report.processes_peak,
     )

@@ -11,7 +11,7 @@ from worker.sandbox.execution import Execution
 from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
 
 HEARTBEAT_S = 1.0
-SILENT_S = 3.0  # a zygote that does not answer for longer hangs; a fork takes milliseconds
+SILENT_S = 10.0  # a zygote that does not answer for longer hangs; on a busy machine with fork bombs it waits seconds for a CPU
 
 
 class ZygoteLost(Exception):
@@ -31,7 +31,7 @@ class ZygoteClient:
         self._waiting: dict[int, asyncio.Future[ZygoteReport]] = {}
         self._sessions: dict[int, asyncio.Future[ZygoteReport]] = {}  # of sessions and of their processes
         self._replies: dict[tuple[int, int], asyncio.Future[ZygoteReport]] = {}  # by kind and process
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.warmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pinged_at: float | None = None
         self.lost = False
         self.retired = False  # another zygote replaces it; it stays for its sessions
@@ -40,7 +40,7 @@ class ZygoteClient:
 
     @property
     def warm(self) -> bool:
-        return not self.lost and self._ready.done()
+        return not self.lost and self.warmed.done()
 
     @property
     def ready(self) -> bool:
@@ -55,9 +55,6 @@ class ZygoteClient:
     @property
     def load(self) -> int:
         return len(self._waiting)
-
-    async def wait_ready(self) -> None:
-        await asyncio.shield(self._ready)
 
     async def run(self, execution: Execution, slot: int) -> ZygoteReport:
         """Start a program and wait for its end. Cancelling this kills the program and waits for its death."""
@@ -74,14 +71,11 @@ class ZygoteClient:
         try:
             return await ended
         except asyncio.CancelledError:
-            await self._wait_for_death(execution.number, slot)
+            if execution.number in self._waiting:  # its future was cancelled
+                ended = self._waiting[execution.number] = asyncio.get_running_loop().create_future()
+                self.kill(execution.number, slot)
+                await asyncio.wait([ended])
             raise
-
-    async def _wait_for_death(self, number: int, slot: int) -> None:
-        if number in self._waiting:  # its future was cancelled
-            ended = self._waiting[number] = asyncio.get_running_loop().create_future()
-            self.kill(number, slot)
-            await asyncio.wait([ended])
 
     def kill(self, number: int, slot: int) -> None:
         self.send(ZygoteRequest(protocol.REQUEST_KILL, slot, number))
@@ -168,8 +162,8 @@ class ZygoteClient:
                 reply.set_result(report)
         elif report.kind == protocol.REPORT_PONG:
             self._pinged_at = None
-        elif report.kind == protocol.REPORT_READY and not self._ready.done():
-            self._ready.set_result(None)
+        elif report.kind == protocol.REPORT_READY and not self.warmed.done():
+            self.warmed.set_result(None)
 
     def close(self) -> None:
         if self.lost:
@@ -177,8 +171,8 @@ class ZygoteClient:
         self.lost = True
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
-        if not self._ready.done():
-            self._ready.cancel()
+        if not self.warmed.done():
+            self.warmed.cancel()
         for ended in (*self._waiting.values(), *self._sessions.values(), *self._replies.values()):
             if not ended.done():
                 ended.set_exception(ZygoteLost())

@@ -24,10 +24,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from worker.sandbox.inside import _zygote, randomness, source
+from worker.sandbox.inside import _zygote, source
 from worker.sandbox.inside.payload import place_files
 
-CONTROL_FD = 6  # native/sandbox.h
+CONTROL_FD = 6  # native/zygote.h
 VALUE_CHARS = 64 << 10
 DISPLAY_BYTES = 8 << 20  # of one cell's pictures and tables
 MIME_OF_METHOD = {
@@ -75,10 +75,11 @@ class Session:
 
     def loop(self) -> None:
         while True:
-            message, fds = _zygote.receive(CONTROL_FD)
+            message, numbers = _zygote.receive(CONTROL_FD)
             if not message:
                 os._exit(0)
             what, number, arguments = marshal.loads(message)
+            fds = memoryview(numbers).cast("i").tolist()
             reply: Reply | None = getattr(self, f"_{what}")(number, arguments, fds)  # run, files, fork, settle or restore
             if reply is not None:
                 self._send_reply(number, reply)
@@ -255,9 +256,8 @@ class Session:
                 _zygote.remove_folder(f"{self._base}/.{name}")
             if why := _fork_obstacle():
                 return {"code": 1, "why": why}
-            files = True
-            if arguments["copy_most"] is not None:
-                files = self._copy_folder(f"{self._base}/.{self._name}", arguments["copy_most"])
+            copy_most = arguments["copy_most"]
+            files = copy_most is None or self._copy_folder(f"{self._base}/.{self._name}", copy_most)
             state = random.getstate() if self._seeded else None
             for index, name in enumerate(arguments["names"]):
                 if _zygote.fork_sibling() == 0:
@@ -278,7 +278,7 @@ class Session:
         if state is not None:
             random.setstate(state)  # the module reseeds itself in every fork
         else:
-            for reseed in randomness.reseeders():
+            for reseed in source.reseeders():
                 reseed()
         self._send_reply(number, {"code": 0})
 
@@ -330,8 +330,8 @@ def _is_alive(pid: str) -> bool:
         return False
 
 
-def _copy_tree(source: str, target: str, most: int | None) -> int:
-    """Copy files, folders and links. Returns the number of bytes; OSError if they are more than `most`."""
+def _copy_tree(source: str, target: str, most: int | None) -> None:
+    """Copy files, folders and links. OSError if these have more than `most` bytes."""
     taken = 0
     folders = [(source, target)]
     while folders:
@@ -349,7 +349,6 @@ def _copy_tree(source: str, target: str, most: int | None) -> int:
                     if most is not None and taken > most:
                         raise OSError(f"more than {most} bytes")
                     _copy_file(entry.path, copy)
-    return taken
 
 
 def _copy_file(source: str, target: str) -> None:

@@ -1,32 +1,42 @@
-"""Used by scripts and cells: compile source, print tracebacks, and turn a SystemExit into an exit code."""
+"""Used by scripts and cells: compile source, reseed random numbers, print tracebacks, turn a SystemExit into an exit code."""
 
+import __future__
+
+import _random
 import ast
+import functools
+import os
+import random
 import sys
 import types
 from collections.abc import Callable
+from typing import Any
+
+_FUTURE_FLAGS = sum({getattr(__future__, name).compiler_flag for name in __future__.all_feature_names})
 
 
 def compile_with_value(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
     """Returns everything before a final expression, and that expression, if there is one."""
     tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
-    last: types.CodeType | None = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-        last = compile(expression, name, "eval", _future_flags(tree), dont_inherit=True)
-    return compile(tree, name, "exec", dont_inherit=True), last
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    body = compile(tree, name, "exec", dont_inherit=True)
+    if not isinstance(last, ast.Expr):
+        return body, None
+    return body, compile(ast.Expression(last.value), name, "eval", body.co_flags & _FUTURE_FLAGS, dont_inherit=True)
 
 
-def _future_flags(tree: ast.Module) -> int:
-    import __future__
-
-    names = [
-        a.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__" for a in node.names
-    ]
-    flags = 0
-    for name in names:
-        feature = getattr(__future__, name, None)
-        flags |= feature.compiler_flag if feature is not None else 0
-    return flags
+def reseeders() -> list[Callable[[], object]]:
+    """One function for every loaded generator: in a fork it would repeat the parent's numbers."""
+    generators: list[Any] = [random._inst]
+    if (sympy_random := sys.modules.get("sympy.core.random")) is not None:
+        generators.append(sympy_random.rng)
+    for generator in generators:
+        generator.gauss_next = None
+    found: list[Callable[[], object]] = [functools.partial(_random.Random.seed, generator) for generator in generators]
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        seed = numpy_random.seed
+        found.append(lambda: seed(int.from_bytes(os.urandom(4), "little")))
+    return found
 
 
 def show_error(error: BaseException, own_file: str, excepthook: Callable[..., object]) -> int:

@@ -38,7 +38,8 @@ print(re.findall(r"(\\d+)-(\\w+)", "12-ab"), json.dumps({"a": [1, None]}), json.
 print(statistics.mean([1, 2]), heapq.nsmallest(1, [2, 1]), int("12"), float("1.5"), round(2.5, 1), sum(map(int, "1 2".split())))
 """
 
-NUMPY = """
+BY_IMPORT = {
+    "numpy": """
 import numpy as np
 a = np.arange(12.0).reshape(3, 4)
 print(a, a.T @ a, a.mean(axis=0), np.round(a / 3, 3), a[a > 3], np.array([1, 2]) * 2, np.float64(1.5), a.astype(int))
@@ -46,15 +47,13 @@ b = np.array([[2.0, 1.0], [1.0, 3.0]])
 print(np.linalg.solve(b, [1.0, 2.0]), np.linalg.inv(b), np.linalg.eigvals(b), np.linalg.det(b), np.roots([1, -3, 2]))
 print(np.random.default_rng(1).random(2), np.random.rand(2), np.sort(a.ravel()), np.unique([1, 1]), np.linspace(0, 1, 3), np.pi)
 print(np.polynomial.Polynomial([1, 2]), np.polyfit([1, 2, 3], [1, 4, 9], 1), np.concatenate([a, a]), np.cumsum(a), np.where(a > 1))
-"""
-
-SCIPY = """
+""",
+    "scipy": """
 from scipy import integrate, optimize, special, stats, linalg
 print(optimize.fsolve(lambda x: x * x - 2, 1.0), optimize.brentq(lambda x: x - 1, 0, 3), integrate.quad(lambda x: x, 0, 1))
 print(optimize.minimize(lambda x: (x[0] - 1) ** 2, [0.0]).x, special.comb(5, 2), stats.norm.cdf(0.5), linalg.expm([[0.0]]))
-"""
-
-SYMPY = """
+""",
+    "sympy": """
 from sympy import *
 x, y, z, n, k = symbols("x y z n k")
 for a, b in (2, 3), (12, 35):
@@ -67,15 +66,13 @@ for a, b in (2, 3), (12, 35):
     print(summation(a * n, (n, 1, k)), limit(sin(a * x) / x, x, 0), series(exp(a * x), x, 0, 3), N(sqrt(a) + pi, 15), floor(sqrt(b)))
     print(Poly(a * x**2 + b, x), apart(1 / ((x + a) * (x + b))), together(1 / x + a / y), nsolve(x**3 - a, x, 1), solveset(x - a, x))
 print(reduce_inequalities([x - 3 < 0]), trigsimp(cos(x) ** 2 + sin(x) ** 2), nsimplify(0.25), symbols("u:3"), Abs(-3), S(1) / 3)
-"""
-
-PANDAS = """
+""",
+    "pandas": """
 import pandas as pd
 d = pd.DataFrame({"k": ["a", "b", "a"], "v": [1, 2, 3]})
 print(d, d.describe(), d.groupby("k").v.sum(), d.merge(d, on="k").sort_values("v_x"), pd.to_datetime(["2020-01-01"]), d.v.mean())
-"""
-
-PYPLOT = """
+""",
+    "matplotlib.pyplot": """
 import io
 import matplotlib.pyplot as plt
 figure, axes = plt.subplots()
@@ -85,10 +82,9 @@ plt.close("all")
 from matplotlib import font_manager
 for cached in vars(font_manager).values():  # a font keeps its file open, and programs inherit no descriptor
     getattr(cached, "cache_clear", int)()
-"""
-
-# The LaTeX parser builds its tables by use: the first use of each construct takes 10 to 200 ms.
-MATH_VERIFY = r"""
+""",
+    # The LaTeX parser builds its tables by use: the first use of each construct takes 10 to 200 ms.
+    "math_verify": r"""
 import logging
 from math_verify import parse, verify
 pairs = r'''
@@ -122,22 +118,17 @@ for pair in pairs.strip().splitlines():
     truth, answer = (parse(text, parsing_timeout=None) for text in pair.split(" ~ "))
     verify(truth, answer, timeout_seconds=None)
 logging.disable(logging.NOTSET)
-"""
-
-BY_IMPORT = {
-    "numpy": NUMPY,
-    "scipy": SCIPY,
-    "sympy": SYMPY,
-    "pandas": PANDAS,
-    "matplotlib.pyplot": PYPLOT,
-    "math_verify": MATH_VERIFY,
+""",
 }
 FAILING = ["def f(:\n", "undefined_name\n", "import math\nmath.squareroot(2)\n", "int('x')\n"]
 
 
 def warm_up(imports: list[str], packages: str) -> None:
-    if "matplotlib.pyplot" in imports:
-        _copy_font_cache(packages)
+    # Without a cache matplotlib reads every font of the system, which takes seconds. The installation makes one.
+    if "matplotlib.pyplot" in imports and os.path.isdir(f"{packages}/.matplotlib"):  # noqa: PTH112
+        import shutil
+
+        shutil.copytree(f"{packages}/.matplotlib", os.environ["MPLCONFIGDIR"], dirs_exist_ok=True)
     # Stops libraries from starting programs, as matplotlib does (fc-list).
     path, os.environ["PATH"] = os.environ["PATH"], "/none"
     for name in [*STANDARD, *imports]:
@@ -152,16 +143,11 @@ def warm_up(imports: list[str], packages: str) -> None:
             _fail(source)
     finally:
         sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
-    _remove_traces()
-
-
-def _copy_font_cache(packages: str) -> None:
-    """Without a cache matplotlib reads every font of the system, which takes seconds. The installation makes one."""
-    import shutil
-
-    cache = f"{packages}/.matplotlib"
-    if os.path.isdir(cache):  # noqa: PTH112
-        shutil.copytree(cache, os.environ["MPLCONFIGDIR"], dirs_exist_ok=True)
+    # Remove what a program could notice of the warm-up.
+    linecache.clearcache()
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType):
+            vars(module).pop("__warningregistry__", None)  # a warning is shown once per location
 
 
 def _run(source: str) -> None:
@@ -173,11 +159,3 @@ def _fail(source: str) -> None:
         _run(source)
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
-
-
-def _remove_traces() -> None:
-    """Remove what a program could notice of the warm-up."""
-    linecache.clearcache()
-    for module in list(sys.modules.values()):
-        if isinstance(module, types.ModuleType):
-            vars(module).pop("__warningregistry__", None)  # a warning is shown once per location

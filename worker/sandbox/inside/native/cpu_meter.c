@@ -1,3 +1,14 @@
+/* Measures how long a program starved: runnable, but without a CPU. Its wall time is the elapsed time minus `starved`.
+ *
+ * C is the CPU time of its control group, run and wait are the two counters of a thread (schedstat), all since the start:
+ *
+ *     starved = the largest value so far of max(0, max over its threads (run + wait) - C)
+ *
+ * A sleeping thread gains nothing. Many threads gain nothing either: while one waits, the others use CPU time. Threads are
+ * sampled every 50 ms; the wait between the last sample of a thread and its end is unknown and counts as wall time.
+ *
+ * Without control groups no counter has the CPU time of ended processes. There, only the wait of a single-threaded program
+ * counts, and nothing more after the first sample at which it has a second thread or process. */
 #include "zygote.h"
 
 #define MAX_THREADS 256 /* sampled threads; a program with more gains nothing anyway */
@@ -37,27 +48,15 @@ void meter_start_one(struct cpu_meter *m, pid_t program, int64_t now) {
     *m = (struct cpu_meter){.usage_before_ns = run_ns, .one_before_ns = busy, .started_ns = now};
 }
 
-static void remember_thread(pid_t thread, void *about) {
-    struct known_threads *known = about;
-    if (known->count == MAX_KNOWN_THREADS) {
-        known->is_full = 1;
-        return;
-    }
-    int64_t run_ns;
-    known->threads[known->count++] = (struct known_thread){thread, busy_ns(thread, &run_ns)};
-}
-
 void meter_know(struct known_threads *known, int threads_fd) {
-    known->count = known->is_full = 0;
-    for_each_listed(threads_fd, remember_thread, known);
+    pid_t ids[MAX_KNOWN_THREADS + 1];
+    int64_t run_ns;
+    int count = list_ids(threads_fd, ids, MAX_KNOWN_THREADS + 1);
+    known->is_full = count > MAX_KNOWN_THREADS;
+    known->count = count - known->is_full;
+    for (int i = 0; i < known->count; i++)
+        known->threads[i] = (struct known_thread){ids[i], busy_ns(ids[i], &run_ns)};
 }
-
-struct sample {
-    const struct known_threads *known;
-    int seen;
-    pid_t top;
-    int64_t top_ns;
-};
 
 /* Returns -1 for a thread that may be older than the start and was not remembered. */
 static int64_t known_ns(const struct known_threads *known, pid_t thread) {
@@ -65,16 +64,6 @@ static int64_t known_ns(const struct known_threads *known, pid_t thread) {
         if (known->threads[i].id == thread)
             return known->threads[i].ns;
     return known && known->is_full ? -1 : 0;
-}
-
-static void sample_thread(pid_t thread, void *about) {
-    struct sample *sample = about;
-    int64_t before = known_ns(sample->known, thread), run_ns;
-    if (before < 0 || ++sample->seen > MAX_THREADS)
-        return;
-    int64_t since = busy_ns(thread, &run_ns) - before;
-    if (since > sample->top_ns)
-        sample->top = thread, sample->top_ns = since;
 }
 
 /* The counters do not have a wait that continues. If the top thread is runnable and its counters stand still, it has waited
@@ -95,19 +84,24 @@ static int64_t update(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t us
 }
 
 int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const struct known_threads *known, int64_t now) {
-    struct sample sample = {.known = known};
-    for_each_listed(threads_fd, sample_thread, &sample);
+    pid_t ids[MAX_THREADS], top = 0;
+    int64_t top_ns = 0, run_ns;
+    for (int i = list_ids(threads_fd, ids, MAX_THREADS) - 1; i >= 0; i--) {
+        int64_t before = known_ns(known, ids[i]), since = before < 0 ? 0 : busy_ns(ids[i], &run_ns) - before;
+        if (since > top_ns)
+            top = ids[i], top_ns = since;
+    }
     int64_t usage = usage_ns(usage_fd);
     if (usage < 0 || m->usage_before_ns < 0) /* its usage is unknown, so nothing is subtracted */
         return m->starved_ns;
-    return update(m, sample.top, sample.top_ns, usage - m->usage_before_ns, now);
+    return update(m, top, top_ns, usage - m->usage_before_ns, now);
 }
 
 int has_one_thread(pid_t pid) {
     char path[64];
     struct stat st;
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
-    return !stat(path, &st) && st.st_nlink == 3;
+    return !stat(path, &st) && st.st_nlink == 3; /* one for each thread, and two of its own */
 }
 
 int64_t meter_one(struct cpu_meter *m, pid_t program, pid_t guardian, int own_children, int64_t now) {

@@ -2,7 +2,6 @@
  *
  * Runs in the warm interpreter and does not touch the Python heap, so that pages stay shared with the children. The zygote
  * never reads a byte of the caller's data. */
-#include "raw.h"
 #include "zygote.h"
 #include <poll.h>
 
@@ -10,6 +9,32 @@
 #define LOOK_AGAIN_NS 5000000LL /* poll interval for a program that has nearly used up its time */
 #define MAX_ROUND_NS 100000000LL
 #define MAX_CLEARING_NS 30000000000LL
+
+/* Returns 0 if the caller has to try again: the socket is full, or the kernel lacks memory. A worker that is gone needs no
+ * report. */
+static int try_send(const struct report *report) {
+    return send(loop->control_fd, report, sizeof *report, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EPIPE ||
+           errno == ECONNRESET || errno == ENOTCONN;
+}
+
+/* Never blocks: a blocked zygote enforces no limits. Reports that do not fit into the socket are sent later. Until then the
+ * loop reads no request, so only reports of ends can be added, at most one for each slot and member. */
+void send_report(const struct report *report) {
+    if (!loop->pending && try_send(report))
+        return;
+    if (loop->pending == MAX_PENDING_REPORTS)
+        _exit(1); /* unreachable */
+    loop->pending_reports[(loop->first_pending + loop->pending++) % MAX_PENDING_REPORTS] = *report;
+}
+
+static void send_pending_reports(void) {
+    for (; loop->pending && try_send(&loop->pending_reports[loop->first_pending]); loop->pending--)
+        loop->first_pending = (loop->first_pending + 1) % MAX_PENDING_REPORTS;
+}
+
+void report_not_started(struct request *request, int error) {
+    send_report(&(struct report){.kind = REPORT_ENDED, .slot = request->slot, .call = request->call, .step = -1, .error = error});
+}
 
 /* A program's time begins when the supervisor has removed the files of the last program. */
 static int64_t began_ns(struct slot *s, int64_t now) {
@@ -79,7 +104,7 @@ static int next_timeout_ms(int64_t last_tick, int64_t now) {
     return next <= now ? 0 : (int)((next - now + 999999) / 1000000);
 }
 
-static int receive(struct request *request, int *fd, int most) {
+static int receive(struct request *request, int *fd) {
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int) * SLOT_FDS)];
@@ -89,12 +114,12 @@ static int receive(struct request *request, int *fd, int most) {
     ssize_t n = raw4(SYS_recvmsg, loop->control_fd, (long)&message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT, 0);
     if (n <= 0)
         return n == -EAGAIN || n == -EINTR ? -1 : 0;
-    for (int i = 0; i < most; i++)
+    for (int i = 0; i < SLOT_FDS; i++)
         fd[i] = -1;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
             size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-            memcpy(fd, CMSG_DATA(c), sizeof(int) * (count < (size_t)most ? count : (size_t)most));
+            memcpy(fd, CMSG_DATA(c), sizeof(int) * (count < SLOT_FDS ? count : SLOT_FDS));
         }
     return (size_t)n == sizeof *request ? 1 : -1;
 }
@@ -128,7 +153,7 @@ static void *handle_request(struct request *request, int *fd) {
     else if (request->kind == REQUEST_RUN && s->state == SLOT_FREE && fd[FD_PAGE] >= 0)
         return start_program(request, fd);
     else if (request->kind == REQUEST_RUN) {
-        report_not_started(request, -1, EBUSY);
+        report_not_started(request, EBUSY);
         close_all(fd, SLOT_FDS);
     } else if (request->kind == REQUEST_KILL && s->request.call == request->call)
         end_program(s, BY_REQUEST);
@@ -155,7 +180,7 @@ void *serve_loop(void) {
             struct request request;
             int fd[SLOT_FDS], got = -1;
             send_pending_reports();
-            while (!loop->pending && (got = receive(&request, fd, SLOT_FDS)) == 1) {
+            while (!loop->pending && (got = receive(&request, fd)) == 1) {
                 void *page = handle_request(&request, fd);
                 if (page)
                     return page;

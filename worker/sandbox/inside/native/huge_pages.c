@@ -15,9 +15,6 @@
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 #define ARENA_BYTES ((size_t)1 << 20) /* of Python 3.10 and later */
-#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)
-#define HAS_MALLINFO2
-#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
@@ -134,13 +131,6 @@ static int read_memory(char *to, uintptr_t from, size_t size) {
     return memory < 0 || close(memory) || n <= 0 ? -1 : 0;
 }
 
-static int read_row(char *to, uintptr_t start, struct mapping *first, struct mapping *end) {
-    for (struct mapping *m = first; m < end; m++)
-        if (read_memory(to + (m->start - start), m->start, m->end - m->start))
-            return -1;
-    return 0;
-}
-
 static struct row {
     uintptr_t start, stop;
 } rows[256];
@@ -169,7 +159,9 @@ static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start
     if (copy > raw)
         munmap(raw, (size_t)(copy - raw)); /* first: the copy may move to here */
     munmap(copy + size, (size_t)(raw_end - copy) - size);
-    int is_read = !read_row(copy, start, first, end);
+    int is_read = 1;
+    for (struct mapping *m = first; is_read && m < end; m++)
+        is_read = !read_memory(copy + (m->start - start), m->start, m->end - m->start);
     __builtin___clear_cache(copy, copy + size);
     if (is_read && mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start) != MAP_FAILED)
         remember_row(start, stop);
@@ -180,7 +172,7 @@ static void copy_row(struct mapping *first, struct mapping *end, uintptr_t start
 /* Allocates malloc's free gaps for good, so that a child's own allocations are close together at the end of the heap (-15
  * faults). Returns where that is. */
 static uintptr_t close_gaps(struct mapping *all, int most) {
-#ifdef HAS_MALLINFO2
+#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33) /* has mallinfo2 */
     mallopt(M_TOP_PAD, HUGE_PAGE);
     uintptr_t end = (uintptr_t)sbrk(0) - mallinfo2().keepcost;
     int count = read_mappings(all, most);

@@ -5,7 +5,6 @@
  * a stub if the kernel counts no other process of the program, and if the program's files use little memory (it would count
  * for the next program of the slot). Such a stub lingers. Stubs are killed in batches, because concurrent calls share one
  * grace period (3 % less CPU time for a short program than one by one). */
-#include "raw.h"
 #include "zygote.h"
 #include <sys/statfs.h>
 

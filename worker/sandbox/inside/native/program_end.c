@@ -1,5 +1,4 @@
 /* Ends a program, reaps its processes and reports what the kernel measured. */
-#include "raw.h"
 #include "zygote.h"
 #include <sys/signalfd.h>
 

@@ -12,6 +12,48 @@ void close_all(int *fd, int count) {
     }
 }
 
+/* One network namespace for each running program: abstract socket names are per network namespace, so no two programs can
+ * meet. */
+static int new_network(void) {
+    if (unshare(CLONE_NEWNET))
+        return -1;
+    int network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (setns(loop->own_netns_fd, CLONE_NEWNET))
+        _exit(1); /* fail closed: this process would stay in a program's namespace */
+    return network;
+}
+
+static int take_network(struct slot *s) {
+    s->network = -1;
+    if (!(config.layers & LAYER_MOUNTS))
+        return 0;
+    s->network = loop->networks_idle ? loop->networks[--loop->networks_idle] : new_network();
+    return s->network < 0 ? -1 : 0;
+}
+
+/* A socket outlives its program while it is in flight (SCM_RIGHTS), for example to itself. The next program would see its
+ * name. */
+static int has_no_sockets(int network) {
+    char text[256];
+    if (setns(network, CLONE_NEWNET))
+        return 0;
+    int fd = open("/proc/self/net/unix", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    if (fd >= 0)
+        close(fd);
+    if (setns(loop->own_netns_fd, CLONE_NEWNET))
+        _exit(1);
+    return n > 0 && memchr(text, '\n', (size_t)n) == text + n - 1; /* only the header line */
+}
+
+void give_back_network(struct slot *s) {
+    if (s->network >= 0 && loop->networks_idle < MAX_IDLE_NETWORKS && has_no_sockets(s->network))
+        loop->networks[loop->networks_idle++] = s->network;
+    else if (s->network >= 0)
+        close(s->network);
+    s->network = -1;
+}
+
 /* For every program: other zygotes use the slot too and may have set other limits. */
 static int write_limits(struct slot *s) {
     if (write_number(s->cgroup[CG_MEMORY_LIMIT], s->request.memory_bytes) ||
@@ -34,7 +76,7 @@ static int apply_limits(struct slot *s) {
 /* Runs outside the slot's control groups: files of the last program would otherwise count for the next one. */
 static pid_t clear_and_supervise(struct slot *s) {
     struct progress *progress = &config.progress[s - loop->slots];
-    if (clear_folder(&config, s) || write_limits(s)) {
+    if (clear_folder(s) || write_limits(s)) {
         progress->error = errno;
         _exit(EXIT_NOT_CONFINED);
     }
@@ -72,12 +114,12 @@ static pid_t start_stub_and_fork(struct slot *s) {
 }
 
 /* In the child. Returns the mapped page, or exits. */
-static void *become_program(struct slot *s, int index) {
-    void *page = NULL;
+static void *become_program(struct slot *s) {
     sigprocmask(SIG_SETMASK, &loop->python_signals, NULL);
-    if (confine(&config, s, index, &page))
+    void *page = confine(s);
+    if (!page)
         _exit(EXIT_NOT_CONFINED);
-    own_progress = &config.progress[index];
+    own_progress = &config.progress[s->request.slot];
 #if PY_VERSION_HEX >= 0x030C0000
     PyOS_BeforeFork(); /* takes the locks that the next call releases; there is no other thread */
     PyOS_AfterFork_Child();
@@ -106,9 +148,9 @@ void *start_program(struct request *request, int *fd) {
     meter_start(&s->meter, s->cgroup[CG_CPU_USAGE], s->forked_ns);
     pid_t child = take_network(s) || apply_limits(s) ? -1 : start_stub_and_fork(s);
     if (child == 0)
-        return become_program(s, (int)request->slot);
+        return become_program(s);
     if (child < 0) {
-        report_not_started(request, -1, errno);
+        report_not_started(request, errno);
         give_back_network(s);
         close_all(s->fd, RUN_FDS);
         return NULL;

@@ -49,6 +49,6 @@ struct report {
     int64_t status, ended_by;     /* as from wait4 */
     int64_t start_ns, run_ns;     /* from fork to the program's first byte; from there to the end of the main process */
     int64_t cpu_ns, memory_peak, oom_kills, processes_peak;
-    int64_t starved_ns;           /* runnable without a CPU (cpu_meter.h); of a session, in this cell */
+    int64_t starved_ns;           /* runnable without a CPU (cpu_meter.c); of a session, in this cell */
     int64_t oom_by;               /* the cause of `oom_kills`, if there are any */
 };

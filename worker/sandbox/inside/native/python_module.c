@@ -19,11 +19,7 @@ static char *own_page; /* in a program */
 
 static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
 
-static int64_t own_address_space(void) {
-    char pages[64];
-    read_proc_file(getpid(), "statm", pages, sizeof pages);
-    return strtoll(pages, NULL, 10) * sysconf(_SC_PAGESIZE);
-}
+static PyObject *none_unless(int failed, const char *what) { return failed ? fail(what) : Py_NewRef(Py_None); }
 
 static int read_rules(PyObject *rules) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rules); i++) {
@@ -58,11 +54,6 @@ static struct sock_fprog as_filter(const char *bytes, Py_ssize_t size) {
     return (struct sock_fprog){(unsigned short)((size_t)size / sizeof(struct sock_filter)), (struct sock_filter *)bytes};
 }
 
-/* Every child inherits this filter and adds the second one (seccomp.py). */
-static int put_on_filter(struct sock_fprog filter) {
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
-}
-
 /* In the child, before the program runs. */
 static int write_new_file(const char *path, const char *data, Py_ssize_t size) {
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
@@ -72,29 +63,23 @@ static int write_new_file(const char *path, const char *data, Py_ssize_t size) {
     return fd < 0 || n < 0 || close(fd) ? -1 : 0;
 }
 
-/* Writes plain code to its file at once, where all programs have the same path. */
-static PyObject *take_code(const char *code, Py_ssize_t size) {
-    if (config.layers & LAYER_MOUNTS && write_new_file(MAIN_FILE, code, size))
-        return fail(MAIN_FILE);
-    return PyUnicode_DecodeUTF8(code, size, "surrogatepass");
-}
-
 /* In the confined child: reads the caller's first bytes (payload.py). */
 static PyObject *read_payload(void) {
     struct stat st;
     ssize_t size = fstat(CHILD_FD_PAYLOAD, &st) ? 0 : st.st_size - PAGE_BYTES;
     char *data = size > 0 ? malloc((size_t)size) : NULL;
     for (ssize_t at = 0, n; data && at < size; at += n)
-        if ((n = pread(CHILD_FD_PAYLOAD, data + at, (size_t)(size - at), PAGE_BYTES + at)) <= 0) {
-            free(data);
-            return fail("payload");
-        }
-    if (!data)
-        return fail("payload");
-    if (*data != PLAIN_PAYLOAD && ftruncate(CHILD_FD_PAYLOAD, PAGE_BYTES)) /* else a session would hold this memory */
+        if ((n = pread(CHILD_FD_PAYLOAD, data + at, (size_t)(size - at), PAGE_BYTES + at)) <= 0)
+            return fail("payload"); /* the process ends */
+    /* If it is not cut off, a session holds this memory. */
+    if (!data || (*data != PLAIN_PAYLOAD && ftruncate(CHILD_FD_PAYLOAD, PAGE_BYTES)))
         return fail("payload");
     close(CHILD_FD_PAYLOAD);
-    PyObject *payload = *data == PLAIN_PAYLOAD ? take_code(data + 1, size - 1) : PyBytes_FromStringAndSize(data + 1, size - 1);
+    int is_plain = *data == PLAIN_PAYLOAD; /* written to its file at once, where all programs have the same path */
+    if (is_plain && config.layers & LAYER_MOUNTS && write_new_file(MAIN_FILE, data + 1, size - 1))
+        return fail(MAIN_FILE);
+    PyObject *payload = is_plain ? PyUnicode_DecodeUTF8(data + 1, size - 1, "surrogatepass")
+                                 : PyBytes_FromStringAndSize(data + 1, size - 1);
     free(data);
     return payload;
 }
@@ -147,13 +132,18 @@ static PyObject *py_serve(PyObject *Py_UNUSED(self), PyObject *args) {
     if (!map_state(control_fd))
         return NULL;
     small_objects_prepare();
-    config.base_address_space = own_address_space(); /* without the reservation for the warm heap */
+    char pages[64];
+    read_proc_file(getpid(), "statm", pages, sizeof pages); /* without the reservation for the warm heap */
+    config.base_address_space = strtoll(pages, NULL, 10) * sysconf(_SC_PAGESIZE);
     remember_own_memory();
     find_thread_addresses();
     if (!open_descriptors())
         return NULL;
-    if (config.layers & LAYER_SECCOMP && put_on_filter(as_filter(early, early_bytes)))
-        config.filter_error = errno; /* every child fails with it at its step `seccomp` */
+    /* Every child inherits this filter and adds the second one (seccomp.py), or fails with its error at its step `seccomp`. */
+    struct sock_fprog filter = as_filter(early, early_bytes);
+    if (config.layers & LAYER_SECCOMP &&
+        (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)))
+        config.filter_error = errno;
     send_report(&(struct report){.kind = REPORT_READY, .call = getpid()});
     void *page = serve_loop();
     if (!page)
@@ -171,7 +161,7 @@ static PyObject *py_begin(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) 
     Py_RETURN_NONE;
 }
 
-/* The program's own report, in the layout of page.py. */
+/* The program's own report, in the layout of payload.py. */
 static PyObject *py_report_completed(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     own_page[0] = 1;
     Py_RETURN_NONE;
@@ -193,9 +183,7 @@ static PyObject *py_write_file(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_ssize_t size;
     if (!PyArg_ParseTuple(args, "sy#", &path, &data, &size))
         return NULL;
-    if (write_new_file(path, data, size))
-        return fail(path);
-    Py_RETURN_NONE;
+    return none_unless(write_new_file(path, data, size), path);
 }
 
 /* In a session, which has one thread. Returns 0 in the fork. */
@@ -211,76 +199,43 @@ static PyObject *py_fork_sibling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
     return pid < 0 ? fail("clone") : PyLong_FromLong(pid);
 }
 
-#define MESSAGE_BYTES 65536
-#define MESSAGE_FDS 160
-
-static PyObject *fd_list(struct msghdr *message) {
-    PyObject *list = PyList_New(0);
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); list && c; c = CMSG_NXTHDR(message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-            if (fd < FIRST_FREE_FD) { /* a cell closed one of the reserved numbers */
-                int low = fd;
-                fd = fcntl(low, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
-                close(low);
-            }
-            PyObject *number = PyLong_FromLong(fd);
-            if (!number || PyList_Append(list, number))
-                Py_CLEAR(list);
-            Py_XDECREF(number);
-            if (!list)
-                break;
-        }
-    }
-    return list;
-}
-
-/* In a session: returns the next message of the worker and its descriptors; no bytes when the worker is gone. In C because
- * not every zygote has loaded the module `socket`. */
-static PyObject *py_receive(PyObject *Py_UNUSED(self), PyObject *args) {
-    int fd;
-    if (!PyArg_ParseTuple(args, "i", &fd))
-        return NULL;
+/* In a session: returns the next message of the worker and the numbers of its descriptors; no bytes when the worker is gone.
+ * In C because not every zygote has loaded the module `socket`. */
+static PyObject *py_receive(PyObject *Py_UNUSED(self), PyObject *control_fd) {
+    char text[65536];
     union {
         struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int) * MESSAGE_FDS)];
+        char bytes[CMSG_SPACE(sizeof(int) * 160)];
     } control;
-    PyObject *data = PyBytes_FromStringAndSize(NULL, MESSAGE_BYTES);
-    if (!data)
-        return NULL;
-    struct iovec space = {PyBytes_AS_STRING(data), MESSAGE_BYTES};
-    struct msghdr message;
+    int from = (int)PyLong_AsLong(control_fd);
+    struct iovec space = {text, sizeof text};
+    struct msghdr message = {.msg_iov = &space, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     ssize_t n;
     do {
-        message = (struct msghdr){.msg_iov = &space, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         Py_BEGIN_ALLOW_THREADS;
-        n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+        n = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
         Py_END_ALLOW_THREADS;
     } while (n < 0 && errno == EINTR && !PyErr_CheckSignals());
-    if (n < 0) {
-        Py_DECREF(data);
+    if (n < 0)
         return PyErr_Occurred() ? NULL : fail("recvmsg");
-    }
-    PyObject *fds = fd_list(&message);
-    if (!fds || _PyBytes_Resize(&data, n)) {
-        Py_XDECREF(fds);
-        return NULL;
-    }
-    return Py_BuildValue("NN", data, fds);
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    int has_fds = c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS, *fds = (int *)CMSG_DATA(&control.header);
+    size_t count = has_fds ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+    for (size_t i = 0; i < count; i++)
+        if (fds[i] < FIRST_FREE_FD) { /* a cell closed one of the reserved numbers */
+            int low = fds[i];
+            fds[i] = fcntl(low, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+            close(low);
+        }
+    return Py_BuildValue("y#y#", text, (Py_ssize_t)n, (char *)fds, (Py_ssize_t)(count * sizeof(int)));
 }
 
 /* A session adopts the orphans of its children, and returns freed memory to the kernel. The zygote (jail.py) and programs do
  * not return it: programs end before that would pay. */
 static PyObject *py_become_session(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
-    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-        return fail("PR_SET_CHILD_SUBREAPER");
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
     mallopt(M_TRIM_THRESHOLD, 4 << 20);
-    Py_RETURN_NONE;
+    return none_unless(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER");
 }
 
 static PyObject *py_steps(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
@@ -295,10 +250,8 @@ static PyObject *py_landlock_abi(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
 }
 
 /* Empties the bounding set and drops these capabilities, for this process and its children. False: not permitted. */
-static PyObject *py_drop_capabilities(PyObject *Py_UNUSED(self), PyObject *args) {
-    unsigned long long given_up;
-    if (!PyArg_ParseTuple(args, "K", &given_up))
-        return NULL;
+static PyObject *py_drop_capabilities(PyObject *Py_UNUSED(self), PyObject *bits) {
+    unsigned long long given_up = PyLong_AsUnsignedLongLongMask(bits);
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct sets[2];
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) || syscall(SYS_capget, &header, sets))
@@ -315,28 +268,17 @@ static PyObject *py_drop_capabilities(PyObject *Py_UNUSED(self), PyObject *args)
     Py_RETURN_TRUE;
 }
 
-static PyObject *py_use_huge_pages(PyObject *Py_UNUSED(self), PyObject *args) {
-    Py_ssize_t most;
-    if (!PyArg_ParseTuple(args, "n", &most))
-        return NULL;
-    if (huge_pages_init((size_t)most))
-        return fail("mmap");
-    Py_RETURN_NONE;
+static PyObject *py_use_huge_pages(PyObject *Py_UNUSED(self), PyObject *most) {
+    return none_unless(huge_pages_init(PyLong_AsSize_t(most)), "mmap");
 }
 
 static PyObject *py_forbid_dumps(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
-    if (prctl(PR_SET_DUMPABLE, 0))
-        return fail("PR_SET_DUMPABLE");
-    Py_RETURN_NONE;
+    return none_unless(prctl(PR_SET_DUMPABLE, 0), "PR_SET_DUMPABLE");
 }
 
-static PyObject *py_remove_folder(PyObject *Py_UNUSED(self), PyObject *args) {
-    const char *path;
-    if (!PyArg_ParseTuple(args, "s", &path))
-        return NULL;
-    if (remove_folder(path))
-        return fail(path);
-    Py_RETURN_NONE;
+static PyObject *py_remove_folder(PyObject *Py_UNUSED(self), PyObject *text) {
+    const char *path = PyUnicode_AsUTF8(text);
+    return path ? none_unless(remove_folder(path), path) : NULL;
 }
 
 static PyMethodDef METHODS[] = {
@@ -346,13 +288,13 @@ static PyMethodDef METHODS[] = {
     {"report_value", py_report_value, METH_O, "Report the bytes of the program's value, cut to the page."},
     {"write_file", py_write_file, METH_VARARGS, "Write a new file."},
     {"fork_sibling", py_fork_sibling, METH_NOARGS, "In a session: fork a sibling of this process. Returns 0 in it."},
-    {"receive", py_receive, METH_VARARGS, "In a session: receive the next message of the worker and its descriptors."},
+    {"receive", py_receive, METH_O, "In a session: receive the next message of the worker and its descriptors."},
     {"become_session", py_become_session, METH_NOARGS, "In a session: adopt orphans, return freed memory to the kernel."},
     {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
-    {"drop_capabilities", py_drop_capabilities, METH_VARARGS, "Empty the bounding set and drop the capabilities of this bit set."},
-    {"use_huge_pages", py_use_huge_pages, METH_VARARGS, "Put Python's objects on huge pages, up to this many bytes, until `serve`."},
-    {"remove_folder", py_remove_folder, METH_VARARGS, "Remove a folder and everything below it, if it exists. Follows no link."},
+    {"drop_capabilities", py_drop_capabilities, METH_O, "Empty the bounding set and drop the capabilities of this bit set."},
+    {"use_huge_pages", py_use_huge_pages, METH_O, "Put Python's objects on huge pages, up to this many bytes, until `serve`."},
+    {"remove_folder", py_remove_folder, METH_O, "Remove a folder and everything below it, if it exists. Follows no link."},
     {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Make /proc/PID of this process readable by root only."},
     {0},
 };

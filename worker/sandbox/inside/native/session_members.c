@@ -2,6 +2,7 @@
 #include "zygote.h"
 
 #define KILL_PASSES 4 /* a pass may miss a process that is being forked */
+#define MAX_LISTED 4096
 
 static struct member members[MAX_MEMBERS];
 static int known; /* highest used entry + 1 */
@@ -39,45 +40,32 @@ int member_pids(int slot, pid_t *pids, int most) {
     return count;
 }
 
-/* The kernel lists ids of this process's own PID namespace. */
-int for_each_listed(int list_fd, void (*act)(pid_t id, void *about), void *about) {
+int list_ids(int list_fd, pid_t *ids, int most) {
     char text[8192], again[32];
     int count = 0;
     snprintf(again, sizeof again, "/proc/self/fd/%d", list_fd);
     int fd = open(again, O_RDONLY | O_CLOEXEC); /* opened each time: version 1 caches the list of an open file for a second */
-    if (fd < 0)
-        return 0;
-    for (ssize_t n; (n = read(fd, text, sizeof text - 1)) > 0;) {
+    for (ssize_t n; fd >= 0 && count < most && (n = read(fd, text, sizeof text - 1)) > 0;) {
         text[n] = 0;
-        for (char *at = text, *next;; at = next, count++) {
-            long pid = strtol(at, &next, 10);
+        for (char *at = text, *next; count < most; at = next) {
+            long id = strtol(at, &next, 10);
             if (next == at)
                 break;
-            if (pid > 1) /* 0: a process of another namespace */
-                act((pid_t)pid, about);
+            if (id > 1) /* 0: a process of another namespace */
+                ids[count++] = (pid_t)id;
         }
     }
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return count;
 }
 
-static void clear_if_equal(pid_t pid, void *wanted) {
-    if (pid == *(pid_t *)wanted)
-        *(pid_t *)wanted = 0;
-}
-
-static void kill_listed(pid_t pid, void *none) { kill(pid, SIGKILL); }
-
 static int is_listed(int list_fd, pid_t pid) {
-    pid_t wanted = pid;
-    for_each_listed(list_fd, clear_if_equal, &wanted);
-    return !wanted;
-}
-
-static int move(pid_t pid, int processes_fd) {
-    char text[16];
-    int n = snprintf(text, sizeof text, "%d", (int)pid);
-    return write(processes_fd, text, (size_t)n) == n ? 0 : -1;
+    pid_t ids[MAX_LISTED];
+    int count = list_ids(list_fd, ids, MAX_LISTED);
+    while (count && ids[count - 1] != pid)
+        count--;
+    return count;
 }
 
 /* Moves `program` (the member, or the child of its supervisor) into a control group of its own, or checks that it is there:
@@ -85,7 +73,7 @@ static int move(pid_t pid, int processes_fd) {
 static int enter_leaf(struct member *m, pid_t program, const int *leaf, int flags) {
     memcpy(m->leaf, leaf, sizeof m->leaf);
     m->by_pids = flags & LEAF_BY_PIDS;
-    if (!(flags & LEAF_JOINED) && move(program, leaf[LEAF_PROCESSES]))
+    if (!(flags & LEAF_JOINED) && write_number(leaf[LEAF_PROCESSES], program))
         return -1;
     errno = ESRCH;
     return is_listed(leaf[LEAF_PROCESSES], program) && is_listed(leaf[LEAF_THREADS], program) ? 0 : -1;
@@ -93,8 +81,11 @@ static int enter_leaf(struct member *m, pid_t program, const int *leaf, int flag
 
 static void kill_leaf(struct member *m) {
     (void)!pwrite(m->leaf[LEAF_KILL], m->by_pids ? "0" : "1", 1, 0); /* 0: no process in the group can fork any more */
-    for (int pass = 0; m->by_pids && pass < KILL_PASSES && for_each_listed(m->leaf[LEAF_PROCESSES], kill_listed, NULL); pass++)
-        ;
+    pid_t ids[MAX_LISTED];
+    int list = m->leaf[LEAF_PROCESSES];
+    for (int pass = 0, count; m->by_pids && pass < KILL_PASSES && (count = list_ids(list, ids, MAX_LISTED)); pass++)
+        while (count)
+            kill(ids[--count], SIGKILL);
 }
 
 /* Kills it and the processes that it started, and nothing else. */

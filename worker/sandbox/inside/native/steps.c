@@ -6,7 +6,6 @@
 #include <sys/mount.h>
 
 struct box {
-    struct zygote_config *config;
     struct slot *slot;
     void *page;
     int landlock_fd;
@@ -35,11 +34,11 @@ static int prefer_as_oom_victim(struct box *b) {
 static int new_session(struct box *b) { return setsid() < 0 ? -1 : 0; }
 
 /* If there is a stub, the zygote has already created the mount namespace (program_start.c). A network namespace is expensive
- * to create and remove, so programs use it one after another; nothing in it outlives a program (network_namespaces.c). */
+ * to create and remove, so programs use it one after another; nothing in it outlives a program (program_start.c). */
 static int new_namespaces(struct box *b) {
     if (setns(b->slot->network, CLONE_NEWNET))
         return -1;
-    return unshare(CLONE_NEWIPC | CLONE_NEWUTS | (b->config->layers & LAYER_PIDNS ? 0 : CLONE_NEWNS));
+    return unshare(CLONE_NEWIPC | CLONE_NEWUTS | (config.layers & LAYER_PIDNS ? 0 : CLONE_NEWNS));
 }
 
 /* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py). It is
@@ -56,29 +55,28 @@ static int mount_workspace(struct box *b) {
     return failed ? -1 : 0;
 }
 
-static void name_folder(struct zygote_config *config, struct slot *slot, char *path, size_t size) {
-    snprintf(path, size, "%s/slot%d", config->scratch, (int)slot->request.slot);
+static const char *name_folder(struct slot *slot, char *path, size_t size) {
+    snprintf(path, size, "%s/slot%d", config.scratch, (int)slot->request.slot);
+    return path;
 }
 
-int clear_folder(struct zygote_config *config, struct slot *slot) {
+int clear_folder(struct slot *slot) {
     char path[600];
-    name_folder(config, slot, path, sizeof path);
-    return remove_folder(path);
+    return remove_folder(name_folder(slot, path, sizeof path));
 }
 
 /* Without a mount namespace: a folder per slot. The supervisor has removed the last program's folder. */
 static int make_folder(struct box *b) {
     char tmp[640];
-    name_folder(b->config, b->slot, b->folder, sizeof b->folder);
-    snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
-    uid_t uid = b->config->layers & LAYER_UID ? (uid_t)b->slot->uid : getuid();
+    snprintf(tmp, sizeof tmp, "%s/tmp", name_folder(b->slot, b->folder, sizeof b->folder));
+    uid_t uid = config.layers & LAYER_UID ? (uid_t)b->slot->uid : getuid();
     if (mkdir(b->folder, 0700) || mkdir(tmp, 0700) || chown(b->folder, uid, uid) || chown(tmp, uid, uid))
         return -1;
-    if (!(b->config->layers & LAYER_LANDLOCK))
+    if (!(config.layers & LAYER_LANDLOCK))
         return 0;
     b->landlock_fd = landlock_new_ruleset();
-    for (int i = 0; b->landlock_fd >= 0 && i < b->config->rule_count; i++)
-        if (landlock_allow(b->landlock_fd, b->config->rules[i].path, b->config->rules[i].access))
+    for (int i = 0; b->landlock_fd >= 0 && i < config.rule_count; i++)
+        if (landlock_allow(b->landlock_fd, config.rules[i].path, config.rules[i].access))
             return -1;
     return b->landlock_fd < 0 ? -1 : landlock_allow(b->landlock_fd, b->folder, 'w');
 }
@@ -136,7 +134,7 @@ static int arrange_descriptors(struct box *b) {
 static int enter_folder(struct box *b) {
     char tmp[640];
     snprintf(tmp, sizeof tmp, "%s/tmp", b->folder);
-    return chdir(b->config->layers & LAYER_MOUNTS ? "/tmp" : tmp);
+    return chdir(config.layers & LAYER_MOUNTS ? "/tmp" : tmp);
 }
 
 static int limit(int what, int64_t soft, int64_t hard) {
@@ -147,15 +145,15 @@ static int limit(int what, int64_t soft, int64_t hard) {
 /* Without a control group the watchdog limits memory; this stops a program that is faster than the watchdog. The limit is
  * generous: threads reserve address space that they never use. */
 static int limit_address_space(struct box *b) {
-    int64_t most = b->config->base_address_space + 2 * b->slot->request.memory_bytes + (1LL << 30);
+    int64_t most = config.base_address_space + 2 * b->slot->request.memory_bytes + (1LL << 30);
     return limit(RLIMIT_AS, most, most);
 }
 
 /* CORE is 1, not 0: with a piped core_pattern the kernel starts the helper even at 0. */
 static int set_rlimits(struct box *b) {
     struct request *request = &b->slot->request;
-    int64_t processes = request->processes + 1 + b->config->foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
-    if (b->config->layers & LAYER_CGROUP)
+    int64_t processes = request->processes + 1 + config.foreign_processes + (b->slot->is_session ? SESSION_FORKS : 0);
+    if (config.layers & LAYER_CGROUP)
         processes += MAX_LINGERING_STUBS; /* the control group still enforces the limit */
     else if (limit_address_space(b))
         return -1;
@@ -193,9 +191,9 @@ static int restrict_landlock(struct box *b) {
 
 /* The second filter. It is useless without the zygote's, so that one's failure fails this step. */
 static int install_seccomp(struct box *b) {
-    if ((errno = b->config->filter_error))
+    if ((errno = config.filter_error))
         return -1;
-    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &b->config->filter);
+    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &config.filter);
 }
 
 /* The last step runs in program.py: random numbers, files, environment. It ends with `begin`, which marks the program as
@@ -236,24 +234,23 @@ static const struct step {
 int step_count(void) { return sizeof STEPS / sizeof *STEPS; }
 const char *step_name(int index) { return STEPS[index].name; }
 
-int confine(struct zygote_config *config, struct slot *slot, int index, void **page) {
-    struct box box = {.config = config, .slot = slot, .landlock_fd = config->landlock_fd};
-    struct progress *progress = &config->progress[index];
+void *confine(struct slot *slot) {
+    struct box box = {.slot = slot, .landlock_fd = config.landlock_fd};
+    struct progress *progress = &config.progress[slot->request.slot];
     for (int i = 0; i < step_count(); i++) {
-        if (!is_on(config->layers, STEPS[i].layer))
+        if (!is_on(config.layers, STEPS[i].layer))
             continue;
         progress->step = i + 1;
         errno = 0;
         int failed = STEPS[i].apply(&box);
-        if (config->faults && slot->request.fail_step == i + 1) {
+        if (config.faults && slot->request.fail_step == i + 1) {
             failed = 1;
             errno = ECANCELED;
         }
         if (failed) {
             progress->error = errno ? errno : EINVAL;
-            return i + 1;
+            return NULL;
         }
     }
-    *page = box.page;
-    return 0;
+    return box.page;
 }

@@ -47,18 +47,6 @@ static void kill_and_reap_all(int pids_limit_fd) {
     }
 }
 
-static void report(struct progress *p, int status, struct rusage *u) {
-    p->status = status;
-    p->cpu_ns = cpu_ns_of(u);
-    p->ended_ns = now_ns();
-}
-
-static void close_all_but(int fd) {
-    if (fd > 0)
-        syscall(SYS_close_range, 0, fd - 1, 0);
-    syscall(SYS_close_range, fd + 1, ~0U, 0);
-}
-
 pid_t supervise(struct progress *progress, int pids_limit_fd) {
     sigset_t waited;
     sigemptyset(&waited);
@@ -71,7 +59,9 @@ pid_t supervise(struct progress *progress, int pids_limit_fd) {
     pid_t program = fork();
     if (program == 0)
         return 0;
-    close_all_but(pids_limit_fd);
+    if (pids_limit_fd > 0) /* everything else is closed */
+        syscall(SYS_close_range, 0, pids_limit_fd - 1, 0);
+    syscall(SYS_close_range, pids_limit_fd + 1, ~0U, 0);
     if (program < 0)
         _exit(1);
     for (;;) {
@@ -81,7 +71,9 @@ pid_t supervise(struct progress *progress, int pids_limit_fd) {
         struct rusage usage;
         for (pid_t pid; (pid = wait4(-1, &status, __WALL | WNOHANG, &usage)) > 0;)
             if (pid == program) {
-                report(progress, status, &usage);
+                progress->status = status;
+                progress->cpu_ns = cpu_ns_of(&usage);
+                progress->ended_ns = now_ns();
                 kill_and_reap_all(pids_limit_fd);
                 _exit(0);
             }

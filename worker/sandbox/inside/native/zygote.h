@@ -1,11 +1,11 @@
 /* The state of a zygote, and the functions that its parts offer each other. */
 #pragma once
-#include "sandbox.h"
+#include "protocol.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +25,92 @@
 #define EXIT_NOT_CONFINED 253
 #define MAX_IDLE_NETWORKS 16 /* most of the time no more programs than this run in one zygote */
 #define MAX_PENDING_REPORTS (MAX_SLOTS + MAX_MEMBERS + 1) /* one end of each, and the answer to one request */
+#define MAX_KNOWN_THREADS 16
+#define STACK_BYTES 16384
+#define WORKSPACE "/w/call" /* jail.py */
+#define MAX_LINGERING_STUBS 24 /* RLIMIT_NPROC counts them as processes of their uid */
+#define PAGE_BYTES 65536 /* payload.py */
+#define SESSION_FORKS 160 /* RLIMIT_NPROC allows a session this many more processes, for forks and checkpoints */
+#define FIRST_FREE_FD 10 /* lower numbers are fillers: no received descriptor collides with the child's final numbers */
+enum { CHILD_FD_PAYLOAD = 3, CHILD_FD_LANDLOCK = 4, CHILD_FD_BINARY = 5, CHILD_FD_CONTROL = 6 };
+
+struct cpu_meter { /* see cpu_meter.c */
+    int64_t usage_before_ns; /* of the control group, or of the one thread, at the start */
+    int64_t one_before_ns;   /* run + wait of the one thread at the start, if it was there before */
+    int64_t started_ns, starved_ns;
+    int64_t top_ns, top_since_ns; /* the longest run + wait, and when that value was first seen */
+    pid_t top;                    /* the thread that has it */
+    int has_company;              /* without control groups: it has, or had, more than one thread */
+};
+
+/* A session's threads at the start of a cell: their time before the cell does not count. */
+struct known_threads {
+    int count, is_full; /* full: a thread that is not listed may be new or old */
+    struct known_thread {
+        pid_t id;
+        int64_t ns;
+    } threads[MAX_KNOWN_THREADS];
+};
+
+/* Layers that probe.py found working. If a layer is on and fails, the program does not run. */
+enum {
+    LAYER_PIDNS = 1 << 0,   /* own PID namespace with an init stub; else a supervisor process */
+    LAYER_MOUNTS = 1 << 1,  /* own mount, IPC, UTS and network namespace, new tmpfs, own /proc; else a folder per slot */
+    LAYER_UID = 1 << 2,     /* a uid of its own */
+    LAYER_CGROUP = 1 << 3,
+    LAYER_LANDLOCK = 1 << 4,
+    LAYER_SECCOMP = 1 << 5,
+};
+
+/* The child writes it during set-up and unmaps it before the program's first byte runs. */
+struct progress {
+    int64_t step, error, ready_ns;
+    int64_t cleared_ns, status, cpu_ns, ended_ns; /* written by the supervisor, if there is one */
+};
+
+struct rule { /* of Landlock, see landlock.c */
+    char path[512];
+    char access;
+};
+
+struct zygote_config { /* the same for all programs of one zygote */
+    unsigned layers;
+    int landlock_fd; /* one for all programs if their writable folder has the same path; else -1, and each makes its own */
+    struct rule rules[64];
+    int rule_count;
+    char scratch[512]; /* parent of the slots' folders if there is no mount namespace */
+    int64_t foreign_processes; /* others of the same uid, which RLIMIT_NPROC counts too; 0 if the uid is the sandbox's own */
+    struct sock_fprog filter; /* the child adds it to the zygote's filter */
+    int filter_error;         /* errno if the zygote's filter was refused */
+    struct progress *progress; /* MAP_SHARED, one per slot */
+    int faults;                /* honour request.fail_step */
+    int64_t first_uid, last_uid; /* of programs; a slot with another uid is refused */
+    int64_t base_address_space;
+};
+
+enum slot_state { SLOT_UNKNOWN, SLOT_FREE, SLOT_RUNNING, SLOT_ENDING };
+
+/* Counters of a control group since its creation. */
+struct oom_counts {
+    int64_t kills;      /* processes killed because the group or the machine was out of memory */
+    int64_t limit_hits; /* how often the group reached its limit (version 2); else -1 */
+};
+
+struct slot {
+    enum slot_state state;
+    int64_t uid;
+    int cgroup[SLOT_FDS]; /* -1 where absent */
+    char *stub_stack; /* NULL until the first program */
+    /* the running program */
+    struct request request;
+    int fd[RUN_FDS];
+    int network; /* network namespace, or -1 */
+    pid_t child, stub;
+    int child_reaped, stub_reaped, is_session;
+    int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, processes_peak;
+    struct oom_counts oom_counts_before;
+    struct cpu_meter meter;
+};
 
 /* A process of a session: the first one, or a fork. All are children of the zygote (see forking.c): the zygote reaps each of
  * them, and the kernel reuses no pid before that. */
@@ -65,12 +151,37 @@ extern struct loop_state *loop;
 extern struct zygote_config config;
 extern struct progress *own_progress; /* in a child */
 
+/* System calls without libc, for code that shares its memory, and so errno, with another process. */
+#if defined(__x86_64__)
+static inline long raw4(long n, long a, long b, long c, long d) {
+    long r;
+    register long r10 __asm__("r10") = d;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+    return r;
+}
+#elif defined(__aarch64__)
+static inline long raw4(long n, long a, long b, long c, long d) {
+    register long x8 __asm__("x8") = n;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+    return x0;
+}
+#else
+#error "this architecture is not supported: raw system calls are missing"
+#endif
+
 /* event_loop.c */
 void *serve_loop(void);
+void send_report(const struct report *report);
+void report_not_started(struct request *request, int error);
 /* program_start.c */
 void close_all(int *fd, int count);
 int is_watched(struct slot *s);
 void *start_program(struct request *request, int *fd);
+void give_back_network(struct slot *s);
 /* program_end.c */
 void end_program(struct slot *s, int by);
 void reap(void);
@@ -81,24 +192,18 @@ struct lingering_stub *lingering_stub_by_pid(pid_t pid);
 void kill_lingering_stubs(void);
 int let_stub_linger(struct slot *s);
 int reap_lingering_stub(pid_t pid);
-/* network_namespaces.c */
-int take_network(struct slot *s);
-void give_back_network(struct slot *s);
-/* reports.c */
-void send_report(const struct report *report);
-void send_pending_reports(void);
-void report_not_started(struct request *request, int step, int error);
 /* session_members.c */
 struct member *member_add(int slot, int64_t number, pid_t pid);
 struct member *member_by_pid(pid_t pid);
 /* Lists the pids of a session's members. Returns how many. */
 int member_pids(int slot, pid_t *pids, int most);
-/* Calls `act` for each process or thread that a control group lists. Returns how many. */
-int for_each_listed(int list_fd, void (*act)(pid_t id, void *about), void *about);
+/* Lists the processes or threads of a control group, by their ids in this process's own PID namespace. Returns how many. */
+int list_ids(int list_fd, pid_t *ids, int most);
 /* Kills the processes that it left. Call after it was reaped. */
 void member_forget(struct member *m);
 void handle_member_request(struct request *request, int *fd);
 /* slot_counters.c */
+int64_t now_ns(void);
 int64_t read_number(int fd);
 int write_number(int fd, int64_t number);
 struct oom_counts read_oom_counts(struct slot *s);
@@ -108,6 +213,12 @@ int exceeds_memory_limit(struct slot *s);
 int64_t measure_starvation(struct slot *s, int64_t now);
 int64_t file_size(int fd);
 int64_t cpu_ns_of(struct rusage *u);
+/* steps.c: confines the calling process and returns its page; NULL if a step failed, which `progress` names */
+void *confine(struct slot *slot);
+/* Without a mount namespace: removes the slot's folder with the last program's files. */
+int clear_folder(struct slot *slot);
+int step_count(void);
+const char *step_name(int index);
 /* small_objects.c: called in the zygote, after the imports */
 void small_objects_prepare(void);
 /* called in a child, before its first object */
@@ -131,8 +242,16 @@ int landlock_new_ruleset(void);
 int landlock_allow(int ruleset, const char *path, char access);
 /* folder.c: removes a folder and everything below it, if it exists. Follows no link: its contents may be hostile. */
 int remove_folder(const char *path);
-/* cpu_meter.c (see cpu_meter.h): /proc/PID/task has one link for each thread, and two of its own */
+/* cpu_meter.c */
 int has_one_thread(pid_t pid);
+/* `usage_fd` and `threads_fd` are files of the control group: its CPU time and the list of its threads. Without a group (-1)
+ * the caller uses `meter_one`. */
+void meter_start(struct cpu_meter *m, int usage_fd, int64_t now);
+void meter_know(struct known_threads *known, int threads_fd);
+void meter_start_one(struct cpu_meter *m, pid_t program, int64_t now);
+int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const struct known_threads *known, int64_t now);
+/* `guardian` adopts the program's orphans; `own_children` of its children do not belong to the program. */
+int64_t meter_one(struct cpu_meter *m, pid_t program, pid_t guardian, int own_children, int64_t now);
 /* watchdog.c: replaces control groups where there are none */
 void remember_own_memory(void); /* once, before the first fork */
 /* Do `roots` and their descendants (and those of `other`, if not 0) use more than `most` bytes beyond the memory that they

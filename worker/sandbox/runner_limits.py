@@ -1,19 +1,35 @@
-"""The runner's command line: the limits that its operator sets and a worker cannot exceed.
+"""What a worker can have of its runner, which is root and does not trust it: limits on the command line, checked messages.
 
-A worker that starts its own runner passes its settings as these arguments. A worker that joins a runner on a socket can only
-ask for less.
+The operator sets the limits. A worker that starts its own runner passes its settings as these arguments; a worker that joins a
+runner on a socket can only ask for less.
+
+Every message is one JSON object with one field of a known name, type and range. Anything else is a `BadRequest`, which ends the
+connection. The runner itself checks what depends on its state (how many slots there are).
 """
 
 import argparse
+import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct
 
 from exec_wire import Tier
 from worker.sandbox.tiers import ALL_LAYERS
 from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, MAX_BASE, MIN_UID
 
 UIDS = BLOCK_SIZE - 1  # for slots and sessions; the first uid of a block is the jail's root
+MESSAGE_BYTES = 1 << 16
+MAX_PROFILES, MAX_MODULES, MAX_LEAVES = 64, 256, 4096
+
+Profile = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+Module = Annotated[str, Meta(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")]
+Modules = Annotated[list[Module], Meta(max_length=MAX_MODULES)]
+Index = Annotated[int, Meta(ge=0, le=UIDS)]
+Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Leaf = Annotated[int, Meta(ge=0, lt=MAX_LEAVES)]
 
 
 @dataclass(frozen=True)
@@ -82,3 +98,48 @@ def _layers(text: str) -> tuple[str, ...]:
     if unknown := set(layers) - set(ALL_LAYERS):
         raise argparse.ArgumentTypeError(f"unknown layers: {', '.join(sorted(unknown))}")
     return layers
+
+
+class BadRequest(Exception):
+    """The worker sent a message that is not allowed. The text says why and is safe to log."""
+
+
+class Configure(Struct, frozen=True, forbid_unknown_fields=True):
+    slots: Annotated[int, Meta(ge=1, le=UIDS)]
+    profiles: Annotated[dict[Profile, Modules], Meta(max_length=MAX_PROFILES)]
+    sessions: Annotated[int, Meta(ge=0, le=UIDS)] = 0
+    min_tier: Literal["A", "B", "C", "D", "E"] = "E"  # in addition to the runner's own
+
+
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
+    """Exactly one field is present."""
+
+    configure: Configure | None = None
+    recycle: Number | None = None
+    retire: Number | None = None
+    session_slot: Index | None = None
+    leaf: tuple[Index, Leaf] | None = None
+
+
+_decoder = msgspec.json.Decoder(Request)
+
+
+def receive(worker: socket.socket) -> Request | None:
+    """The worker's next message; None when the worker is gone. The kernel closes descriptors that come with it."""
+    try:
+        data, _, flags, _ = worker.recvmsg(MESSAGE_BYTES)
+    except ConnectionResetError:
+        return None
+    if flags & socket.MSG_TRUNC:
+        raise BadRequest(f"a message of more than {MESSAGE_BYTES} bytes")
+    return parse(data) if data else None
+
+
+def parse(data: bytes) -> Request:
+    try:
+        request = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadRequest(str(error)[:200].encode("ascii", "backslashreplace").decode()) from None
+    if sum(getattr(request, name) is not None for name in Request.__struct_fields__) != 1:
+        raise BadRequest("a message has to have exactly one field")
+    return request
