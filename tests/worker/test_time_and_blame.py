@@ -108,6 +108,14 @@ async def test_a_sleeper_gains_no_time(tier_lab: Lab) -> None:
     assert result.usage.elapsed_s - result.usage.wall_s < 0.5 * result.usage.elapsed_s
 
 
+async def test_time_asleep_before_a_wait_for_a_cpu_is_not_a_wait(tier_lab: Lab) -> None:
+    """A thread that wakes is runnable with the counters that it went to sleep with."""
+    with busy_machine():
+        sleeps = [tier_lab.run("import time\nfor _ in range(8): time.sleep(0.15)", wall_s=60, deadline_s=120) for _ in range(8)]
+        had = [result.usage.wall_s for result in await asyncio.gather(*sleeps)]
+    assert min(had) >= 1.2
+
+
 async def test_only_the_deadline_makes_a_timeout_the_machines() -> None:
     with one_core():
         async with laboratory(slots=2) as lab:

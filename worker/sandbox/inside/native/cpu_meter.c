@@ -66,13 +66,16 @@ static int64_t known_ns(const struct known_threads *known, pid_t thread) {
     return known && known->is_full ? -1 : 0;
 }
 
-/* The counters do not have a wait that continues. If the top thread is runnable and its counters stand still, it has waited
- * at least since they were first seen with these values. */
+/* The counters do not have a wait that continues. A thread that was runnable when its counters were last seen, and is runnable with
+ * the same counters now, has waited since then: to sleep in between, it would have had to run. */
 static int64_t unfinished_wait(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t now) {
-    if (top && top == m->top && top_ns == m->top_ns && is_runnable(top))
-        return now - m->top_since_ns;
-    m->top = top, m->top_ns = top_ns, m->top_since_ns = now;
-    return 0;
+    int stands_still = top == m->top && top_ns == m->top_ns;
+    m->top = top, m->top_ns = top_ns;
+    if (!top || !is_runnable(top))
+        m->waits_since_ns = 0;
+    else if (!stands_still || !m->waits_since_ns)
+        m->waits_since_ns = now;
+    return m->waits_since_ns ? now - m->waits_since_ns : 0;
 }
 
 static int64_t update(struct cpu_meter *m, pid_t top, int64_t top_ns, int64_t used_ns, int64_t now) {

@@ -38,7 +38,7 @@ struct cpu_meter { /* see cpu_meter.c */
     int64_t usage_before_ns; /* of the control group, or of the one thread, at the start */
     int64_t one_before_ns;   /* run + wait of the one thread at the start, if it was there before */
     int64_t started_ns, starved_ns;
-    int64_t top_ns, top_since_ns; /* the longest run + wait, and when that value was first seen */
+    int64_t top_ns, waits_since_ns; /* the longest run + wait; since when that thread is runnable with this value, or 0 */
     pid_t top;                    /* the thread that has it */
     int has_company;              /* without control groups: it has, or had, more than one thread */
 };
