@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 import httpx
 import msgspec
+from common import PATIENCE_S
 
 from exec_client import AsyncClient, ExecError
 from exec_service.jobs.store import JobStore
@@ -25,7 +26,6 @@ from loadtest.support import redis_server
 from loadtest.support.processes import Part, free_port
 
 EVERY_S = 0.1
-PATIENCE_S = 30.0
 KILLS = ((0.1, "worker"), (0.35, "jobs worker"), (0.6, "gateway"))  # when this share of the items is done
 GATEWAYS = ("gateway", "second gateway")
 WORKERS = ("worker", "second worker")

@@ -20,7 +20,8 @@ from loadtest.support.redis_server import RedisServer
 def test_every_item_is_done_once_though_each_part_is_killed(tmp_path: Path) -> None:
     need_redis()
     need_sandbox()
-    results = bulk_harness.run(240, 8, "import time; time.sleep(0.03); print({})", tmp_path, 60)
+    # The last items take so long that the job still runs when a busy machine notices that the last part is to be killed.
+    results = bulk_harness.run(240, 8, "import time; time.sleep(0.15); print({})", tmp_path, 300)
     assert results.once and results.killed == ["worker", "jobs worker", "gateway"], results
     assert results.calls > 50 and not results.errors, results
 

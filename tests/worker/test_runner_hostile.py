@@ -18,7 +18,17 @@ from typing import Any
 
 import pytest
 from common import PATIENCE_S, until, wait_until
-from sandbox_harness import OWN_UIDS, bystander, cgroups_of, is_alive, laboratory, need_sandbox, open_fds, scripted_runner, tree_of
+from sandbox_harness import (
+    OWN_UIDS,
+    bystander,
+    cgroups_of,
+    is_alive,
+    laboratory,
+    need_sandbox,
+    open_fds,
+    scripted_runner,
+    tree_of,
+)
 
 from worker.config import WorkerConfig, default_packages
 from worker.pool import Pool
