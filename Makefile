@@ -80,6 +80,7 @@ test-deploy: install-dev
 
 .PHONY: test-upgrade
 test-upgrade: install-dev
+	@sh deploy/tools.sh
 	BASE=$(BASE) $(BIN)/pytest -v --slow tests/cluster/test_upgrade.py $(ARGS)
 
 .PHONY: test-vm
