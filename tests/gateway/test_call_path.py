@@ -21,6 +21,7 @@ from typing import Any
 from gateway_harness import running
 from grpc_harness import caller
 
+from exec_service.dispatch.workers import WorkerRegistry
 from exec_wire import proto
 from exec_wire.messages.calls import verdict
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + "/" for name in ("exec_service", "exec_wire"))
 QUEUE = str(ROOT / "exec_wire" / "queue") + "/"
 OF_THE_HARNESS = {verdict.__code__}  # its worker runs in this process
+PERIODIC = {WorkerRegistry.refresh_forever.__code__}  # also of other tests' gateways, which run in this process too
 
 MOST_BY_HTTP = 30
 MOST_BY_GRPC = 28
@@ -50,7 +52,7 @@ class Trace:
         sys.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or not self._is_ours(frame) or frame in self._frames:
+        if event != "call" or not self._is_ours(frame) or frame in self._frames or self._is_periodic(frame):
             return
         self._frames.add(frame)
         back = frame.f_back
@@ -67,6 +69,11 @@ class Trace:
         if not code.co_filename.startswith(OURS) or code.co_filename.startswith(QUEUE) or code in OF_THE_HARNESS:
             return False
         return not code.co_name.startswith("<") or code.co_name == "<lambda>"
+
+    def _is_periodic(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code not in PERIODIC:
+            frame = frame.f_back
+        return frame is not None
 
     def _place(self, frame: FrameType) -> tuple[str, str]:
         return str(Path(frame.f_code.co_filename).relative_to(ROOT)), frame.f_code.co_qualname

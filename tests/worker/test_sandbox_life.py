@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import until
+from common import PATIENCE_S, until
 from sandbox_harness import (
     OWN_BASE,
     OWN_UIDS,
@@ -68,7 +68,7 @@ async def test_stopped_zygote_is_found_by_heartbeat_and_replaced(own_lab: Lab) -
     (zygote,) = own_lab.zygote_pids
     os.kill(zygote, signal.SIGSTOP)
     with pytest.raises(ZygoteLost):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await task
     assert (await own_lab.run("print('again')")).stdout == "again\n"
     assert own_lab.pool.zygote_restarts == 1 and not is_alive(zygote)

@@ -16,7 +16,7 @@ from worker.sandbox import protocol
 from worker.sandbox.large_results import LargeResults
 from worker.sandbox.protocol import ZygoteRequest
 from worker.sandbox.session_tree import SessionTree
-from worker.sandbox.zygote_client import ZygoteClient
+from worker.sandbox.zygote_client import MAX_UNANSWERED, ZygoteClient
 
 ENDLESS = f"{NAME_ITSELF}\nwhile True: pass"
 
@@ -48,6 +48,21 @@ async def test_a_worker_that_does_not_read_keeps_no_limit_from_being_enforced(mo
         assert (result.status, result.blame) == ("timeout", "model")
         assert await lab.output("print(6 * 7)") == "42\n"
         assert lab.pool._zygotes == [zygote]
+
+
+async def test_a_worker_that_was_held_up_does_not_take_its_zygote_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats count and not time: while a busy machine holds up the worker, an answer waits to be read."""
+    ours, zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client = ZygoteClient(0, "bare", ours)
+    with zygote:
+        assert client.ping()
+        monkeypatch.setattr("time.monotonic", lambda: float("inf"))
+        assert client.ping()
+        monkeypatch.undo()
+        pong = protocol.read_report(bytes(protocol.REPORT_BYTES))._replace(kind=protocol.REPORT_PONG)
+        client._handle(pong)
+        assert [client.ping() for _ in range(MAX_UNANSWERED + 1)] == [True] * MAX_UNANSWERED + [False]
+        client.close()
 
 
 async def test_a_place_that_is_in_use_is_not_changed_and_its_descriptors_do_not_pile_up() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import socket
-import time
 from collections.abc import Sequence
 
 from worker.sandbox import protocol
@@ -11,7 +10,9 @@ from worker.sandbox.execution import Execution
 from worker.sandbox.protocol import ZygoteReport, ZygoteRequest
 
 HEARTBEAT_S = 1.0
-SILENT_S = 10.0  # a zygote that does not answer for longer hangs; on a busy machine with fork bombs it waits seconds for a CPU
+# A zygote that does not answer so many heartbeats hangs. Fork bombs on a busy machine delay its own forks by many seconds: all
+# its descendants share the lock of its memory (anon_vma).
+MAX_UNANSWERED = 30
 
 
 class ZygoteLost(Exception):
@@ -32,7 +33,7 @@ class ZygoteClient:
         self._sessions: dict[int, asyncio.Future[ZygoteReport]] = {}  # of sessions and of their processes
         self._replies: dict[tuple[int, int], asyncio.Future[ZygoteReport]] = {}  # by kind and process
         self.warmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pinged_at: float | None = None
+        self._unanswered = 0  # heartbeats
         self.lost = False
         self.retired = False  # another zygote replaces it; it stays for its sessions
         socket_.setblocking(False)
@@ -112,7 +113,7 @@ class ZygoteClient:
         future = self._replies[kind, request.member] = asyncio.get_running_loop().create_future()
         try:
             protocol.send_request(self._socket, request, fds)
-            return await asyncio.wait_for(future, SILENT_S)
+            return await asyncio.wait_for(future, MAX_UNANSWERED * HEARTBEAT_S)
         except (OSError, TimeoutError) as error:
             raise ZygoteLost from error
         finally:
@@ -125,16 +126,10 @@ class ZygoteClient:
             pass  # the zygote is lost; `_read` sees it
 
     def ping(self) -> bool:
-        """Send a ping. False if the answer to the last one is overdue."""
-        now = time.monotonic()
-        if self._pinged_at is not None:
-            return now - self._pinged_at < SILENT_S
-        self._pinged_at = now
-        try:
-            protocol.send_request(self._socket, ZygoteRequest(protocol.REQUEST_PING))
-        except OSError as error:
-            return error.errno != errno.EAGAIN  # a full socket is overdue by the next ping
-        return True
+        """Send a ping, once per heartbeat. False if too many were not answered; a worker that was itself held up counts one."""
+        self._unanswered += 1
+        self.send(ZygoteRequest(protocol.REQUEST_PING))
+        return self._unanswered <= MAX_UNANSWERED
 
     def _read(self) -> None:
         """Read one report; the event loop calls again while there are more."""
@@ -161,7 +156,7 @@ class ZygoteClient:
             if reply is not None and not reply.done():
                 reply.set_result(report)
         elif report.kind == protocol.REPORT_PONG:
-            self._pinged_at = None
+            self._unanswered = 0
         elif report.kind == protocol.REPORT_READY and not self.warmed.done():
             self.warmed.set_result(None)
 
