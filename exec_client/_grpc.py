@@ -20,9 +20,9 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),  # as over HTTP: a cluster-wide proxy must not catch calls to localhost
-    # A dead peer is noticed in 30 s, also while a long program is silent.
+    # A dead peer is noticed in 45 s, also while a long program is silent; a busy one has 30 s to answer.
     ("grpc.keepalive_time_ms", 15_000),
-    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),  # the outbox paces itself

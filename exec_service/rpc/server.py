@@ -51,9 +51,10 @@ OPTIONS = [
     ("grpc.server.max_pending_requests_hard_limit", MANY),
     ("grpc.max_concurrent_streams", MANY),
     ("grpc.so_reuseport", 0),  # else a second service on the same port would silently take half of the connections
-    # A dead peer is noticed, and its calls cancelled, in 30 s; clients may ask whether we live every 5 s.
+    # A dead peer is noticed, and its calls cancelled, in 50 s; clients may ask whether we live every 5 s. On a busy machine a
+    # peer that lives may take more than ten seconds to answer.
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

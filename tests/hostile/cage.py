@@ -332,12 +332,14 @@ class Cage:
         )
 
     async def look_at_rest(self) -> Node:
-        """When what ran last has gone: the first look to be the same as the one before it."""
-        before, now = None, self.look()
-        while before is None or now.processes != before.processes:
-            await asyncio.sleep(0.2)
-            before, now = now, self.look()
-        return now
+        """When what ran last has gone: the first look that is the same as the one before it."""
+        before = self.look()
+        while True:
+            await asyncio.sleep(0.3)
+            now = self.look()
+            if not now.differences(before):
+                return now
+            before = now
 
     async def differences(self, before: Node) -> list[str]:
         """Describes what differs from the state before, after the time that killed processes need to die."""

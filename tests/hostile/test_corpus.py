@@ -67,7 +67,7 @@ async def test_program_ends_as_expected(cage: Cage, ends: Ends, alone: str) -> N
 
 @pytest.mark.parametrize("name", IN_A_CROWD)
 async def test_copies_end_as_expected_and_leave_nothing(cage: Cage, name: str) -> None:
-    before = cage.look()
+    before = await cage.look_at_rest()
     wrong, _ = await cage.run_crowd(PROGRAMS[name])
     assert wrong == []
     assert await cage.differences(before) == []
@@ -115,7 +115,7 @@ async def test_copies_of_a_cell_end_as_expected_and_harm_no_other_session(cells_
 
 
 async def test_hostile_cells_leave_nothing(cells_cage: Cage) -> None:
-    before = cells_cage.look()
+    before = await cells_cage.look_at_rest()
     for name in (
         "b_015_fork_bomb.py",
         "b_017_daemon_with_stdout.py",
