@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def _run(args: argparse.Namespace, settings: config.Config) -> int:
         case "sft":
             start = args.model or (Path(settings.model.path) if settings.model.path else None)
             if start is None:
+                if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                    raise config.ConfigError("--model: several ranks cannot make one; use `python -m grpo_roc make-tiny`")
                 start = args.out / "tiny"
                 model.make_tiny(settings, start, args.seed)
             print(sft.run_sft(settings, start, args.out, seed=args.seed))

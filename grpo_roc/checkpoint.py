@@ -1,7 +1,9 @@
 """Checkpoints: a folder that is complete or absent, with everything that the next step depends on.
 
     model.safetensors config.json tokenizer…   loads with AutoModel
-    optim.pt                                   the optimizer
+    optim.pt                                   the optimizer (only in `latest`)
+    shards, optimizer_shards                   under fsdp2 instead of both, in `latest` (see `sharded.py`)
+    rollouts.msgpack                           of the next step, if they were made during the last update (see `overlap.py`)
     state.json                                 step, stage, best, hash of the settings, the stage's history
 
 The state of random generators is not needed: every random draw depends on (seed, step) alone.
@@ -53,16 +55,29 @@ def save(
     state: State,
     settings: config.Config,
 ) -> None:
-    """Write to a temporary folder, flush it to disk, and rename it."""
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    """What one process has: see `sharded.save` for all ranks."""
+    fresh = temporary(folder)
+    begin(fresh)
     save_weights(untied(weights, model_config), fresh)
+    if optimizer is not None:
+        save_optimizer(optimizer, fresh)
+    finish(fresh, folder, model_config, tokenizer, state, settings)
+
+
+def temporary(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.new")
+
+
+def begin(fresh: Path) -> None:
+    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+    fresh.mkdir(parents=True)
+
+
+def finish(fresh: Path, folder: Path, model_config: Any, tokenizer: Any, state: State, settings: config.Config) -> None:
+    """Describe the temporary folder, flush it to disk, and rename it."""
     model_config.save_pretrained(fresh)
     if tokenizer is not None:
         tokenizer.save_pretrained(fresh)
-    if optimizer is not None:
-        torch.save(optimizer, fresh / "optim.pt")
     about = state._asdict() | {"format": FORMAT, "settings": settings_hash(settings)}
     (fresh / "state.json").write_text(json.dumps(about))
     (fresh / "settings.json").write_text(json.dumps(config.as_dict(settings), indent=1))
@@ -76,10 +91,27 @@ def untied(weights: Mapping[str, torch.Tensor], model_config: Any) -> dict[str, 
     return {name: value for name, value in weights.items() if not (tied and name == "lm_head.weight")}
 
 
+def save_optimizer(state: dict[str, Any], folder: Path) -> None:
+    torch.save(state, folder / "optim.pt")
+
+
+def save_rollouts(encoded: bytes, folder: Path) -> None:
+    if encoded:
+        (folder / "rollouts.msgpack").write_bytes(encoded)
+
+
+def load_rollouts(folder: Path) -> bytes:
+    path = folder / "rollouts.msgpack"
+    return path.read_bytes() if path.exists() else b""
+
+
 def save_weights(
-    weights: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype | None = None, shard_bytes: int = 4 << 30
+    weights: Mapping[str, torch.Tensor], folder: Path | None, dtype: torch.dtype | None = None, shard_bytes: int = 4 << 30
 ) -> None:
-    """As safetensors: one file, or several with an index. Only one of them is converted to `dtype` and in memory at a time."""
+    """As safetensors: one file, or several with an index. Only one of them is converted to `dtype` and in memory at a time.
+
+    Sharded weights are gathered file by file, which is collective; the ranks without a folder only take part in that.
+    """
     shards: list[list[str]] = [[]]
     size = 0
     for name, value in weights.items():
@@ -92,16 +124,22 @@ def save_weights(
     index: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        whole = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
-        save_file(whole, folder / file, {"format": "pt"})
+        whole = {name: _whole(weights[name], dtype) for name in names}
+        if folder is not None:
+            save_file(whole, folder / file, {"format": "pt"})
         index |= dict.fromkeys(names, file)
-    if len(shards) > 1:
+    if len(shards) > 1 and folder is not None:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def _whole(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    full = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full.detach().to("cpu", dtype).contiguous()
 
 
 def _sync(folder: Path) -> None:
     """Flush to disk before the rename: after a power cut the folder could otherwise have empty files."""
-    for path in [*folder.iterdir(), folder]:
+    for path in [*folder.rglob("*"), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -28,7 +28,8 @@ class Model(Section, frozen=True):
     path: str = ""  # folder with a model and its tokenizer; empty: make a tiny one
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     attn: str = "sdpa"
-    grad_ckpt: bool = False
+    grad_ckpt: bool = False  # keep only the layers' inputs, and compute the rest again in the backward pass
+    logit_rows: int = 2048  # the most tokens whose logits are in memory at once; 0: all of a micro-batch
     hidden: Positive = 96
     layers: Positive = 3
     heads: Positive = 4
@@ -118,10 +119,16 @@ class Rl(Section, frozen=True):
     turns: Positive = 5
     max_response: Positive = 256
     micro_tokens: Positive = 4096
+    packing: bool = False  # several samples in one row, which saves padding
     lockstep: bool = True
+    overlap: Literal["none", "one_step_off"] = "none"  # one_step_off: make the next step's rollouts during the update
     eval_every: int = 0
     checkpoint_every: Positive = 10
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.overlap != "none" and not self.is_cap:
+            raise ValueError("overlap: rollouts of older weights need importance weights; set rl.is_cap, for example to 2")
 
 
 class Eval(Section, frozen=True):

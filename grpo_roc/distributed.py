@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_roc import config
 from grpo_roc.checkpoint import untied
+from grpo_roc.loss import register_forward
 
 T = TypeVar("T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -76,6 +77,20 @@ class Ranks:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def control(self) -> Any:
+        """The process group in which ranks may wait for hours."""
+        return self._control
+
+    def barrier(self) -> None:
+        if self._control is not None:
+            dist.barrier(self._control)
+
+    def share(self, parts: list[T]) -> list[tuple[T, float]]:
+        """This rank's parts with weight 1, and with weight 0 one that fills up: passes of a sharded model are collective."""
+        filled = [(part, 1.0) for part in parts] + [(parts[0], 0.0)] * (-len(parts) % self.world)
+        return filled[self.rank :: self.world]
+
     def shard(self, model: Any) -> Any:
         if self.kind == "fsdp2":
             # Each rank keeps its shard of parameters and Adam's moments in fp32 and computes in the device's dtype.
@@ -83,6 +98,7 @@ class Ranks:
             for layer in model.model.layers:
                 fully_shard(layer, mp_policy=policy)
             fully_shard(model, mp_policy=policy)
+            register_forward(model)
         return model
 
     def broadcast(self, value: T | None) -> T:
@@ -98,7 +114,15 @@ class Ranks:
         """FSDP averages gradients over ranks, but each rank's loss is already its part of a global sum."""
         return float(self.world) if self.kind == "fsdp2" else 1.0
 
-    def sum_gradients(self, model: Any) -> None:
+    def apply_gradients(self, model: Any, optimizer: torch.optim.Optimizer, clip: float) -> float:
+        """Sum the ranks' gradients, clip them, and take an optimizer step; returns the norm before the clip."""
+        self._sum_gradients(model)
+        norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def _sum_gradients(self, model: Any) -> None:
         if self.kind == "ddp":
             for parameter in model.parameters():
                 if parameter.grad is None:
@@ -123,18 +147,6 @@ class Ranks:
         """The whole model's weights. Collective: every rank must call it."""
         whole = sharded.get_model_state_dict(model, options=_FULL) if self.kind == "fsdp2" else model.state_dict()
         return untied(whole, model.config)
-
-    def optimizer_state(self, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        if self.kind == "fsdp2":
-            return sharded.get_optimizer_state_dict(model, optimizer, options=_FULL)
-        return optimizer.state_dict()
-
-    def load_optimizer(self, model: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        if self.kind == "fsdp2":
-            options = sharded.StateDictOptions(full_state_dict=True)
-            sharded.set_optimizer_state_dict(model, optimizer, state, options=options)
-        else:
-            optimizer.load_state_dict(state)
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -1,9 +1,10 @@
 """One step of GRPO-RoC: problems, rollouts, selection, one update, new weights for the engine. Read `train_step` first.
 
-A step depends on (settings, seed, step, weights, optimizer) alone. In lockstep mode this holds to the last bit, so a run that
-was killed and resumed writes the same rows as one that was not.
+A step depends on (settings, seed, step, weights, optimizer) alone, and with overlap on the rollouts that the step before began.
+In lockstep mode this holds to the last bit, so a run that was killed and resumed writes the same rows as one that was not.
 """
 
+import asyncio
 import random
 import statistics
 import time
@@ -11,45 +12,83 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from grpo_roc import config, metrics, roc
+from grpo_roc.batches import Sample
 from grpo_roc.engines.weights import Weights
-from grpo_roc.env import Position, ToolEnv
-from grpo_roc.learner import Learner, Sample
-from grpo_roc.rollout import Actor, Limits, Times, Trajectory
+from grpo_roc.env import ToolEnv
+from grpo_roc.learner import Learner
+from grpo_roc.overlap import Rollouts
+from grpo_roc.rollout import Actor, Limits, Trajectory
 from grpo_roc.tasks.base import Task
 
 Row = dict[str, Any]
 
 
 async def train_step(
-    step: int, rl: config.Rl, task: Task, learner: Learner, actor: Actor | None, limits: Limits | None = None
+    step: int,
+    rl: config.Rl,
+    task: Task,
+    learner: Learner,
+    source: Rollouts | None,
+    limits: Limits | None = None,
+    *,
+    last: bool = False,
 ) -> Row:
-    """Rank 0 has an actor and makes the rollouts; all ranks learn from them. Returns the step's metrics."""
+    """Rank 0 has a source of rollouts; all ranks learn from them. Returns the step's metrics.
+
+    With `overlap`, the rollouts of the next step begin before the update, unless this step is the `last` one.
+    """
     began, row = time.monotonic(), Row(step=step)
+    limits = limits or Limits(rl.turns, rl.max_response, rl.temperature)
     samples: list[Sample] | None = None
-    if actor is not None:
-        problems = task.batch(rl.seed, step, rl.prompts)
-        count = rl.group * (1 if rl.arm == "grpo" else rl.oversample)
-        limits = limits or Limits(rl.turns, rl.max_response, rl.temperature)
-        times = Times(float)
-        rollouts = await actor.roll(problems, count, limits, Position(rl.seed, step), times)
-        selected = select(rollouts, rl, step)
-        row |= times | _describe(rollouts, selected, actor.env)
+    busy = source.busy.read() if source else 0.0
+    if source is not None:
+        rolled = await source.take(step, task, limits)
+        selected = select(rolled.rollouts, rl, step)
+        row |= rolled.times | _describe(step, rolled.rollouts, selected, source.actor.env)
         samples = selected.samples
     samples = learner.ranks.broadcast(samples)
 
+    actor, overlap = source.actor if source else None, rl.overlap == "one_step_off"
+    sync_s = await push_weights(learner, actor, step) if overlap else 0.0
+    if overlap and source is not None and not last:
+        source.begin(step + 1, task, limits)
     train_began = time.monotonic()
     if samples:
-        row |= learner.update(samples, step)
-    sync_began = time.monotonic()
+        row |= await _update_in_thread(learner, samples, step) if overlap and source else learner.update(samples, step)
+    train_s = time.monotonic() - train_began
+    sync_s += 0.0 if overlap else await push_weights(learner, actor, step + 1)
+    step_s = time.monotonic() - began
+    row |= {"time/train": train_s, "time/sync": sync_s, "time/step": step_s}
+    row["speed/tokens_per_s"] = row.get("train/tokens", 0.0) / max(1e-9, step_s)
+    if source is not None:
+        row["time/trainer_idle_share"] = 1 - train_s / max(1e-9, step_s)
+        row["time/engine_idle_share"] = 1 - (source.busy.read() - busy) / max(1e-9, step_s)
+    return row
+
+
+async def push_weights(learner: Learner, actor: Actor | None, version: int) -> float:
+    """Give the engines the learner's weights; returns the seconds. Collective: every rank must call it."""
+    began = time.monotonic()
     weights = learner.ranks.gather_weights(learner.model)
     if actor is not None:
-        await actor.engine.update_weights(Weights(weights, step + 1))
-    end = time.monotonic()
-    row |= {"time/train": sync_began - train_began, "time/sync": end - sync_began, "time/step": end - began}
-    row["speed/tokens_per_s"] = row.get("train/tokens", 0.0) / max(1e-9, end - began)
-    return row
+        await actor.engine.update_weights(Weights(weights, version))
+    return time.monotonic() - began
+
+
+async def _update_in_thread(learner: Learner, samples: Sequence[Sample], step: int) -> Row:
+    """The event loop stays free for rollouts."""
+    threads, device = torch.get_num_threads(), learner.ranks.device
+
+    def update() -> Row:
+        torch.set_num_threads(threads)  # both are settings of a thread
+        if device.kind == "cuda":
+            torch.cuda.set_device(device.torch)
+        return learner.update(samples, step)
+
+    return await asyncio.to_thread(update)
 
 
 class Selected(NamedTuple):
@@ -95,7 +134,7 @@ def _sample(one: Trajectory, advantage: float) -> Sample:
     return Sample(one.prompt + one.ids, [0] * length + one.mask, [0.0] * length + one.logprobs, advantage, one.group)
 
 
-def _describe(rollouts: Sequence[Trajectory], selected: Selected, env: ToolEnv) -> Row:
+def _describe(step: int, rollouts: Sequence[Trajectory], selected: Selected, env: ToolEnv) -> Row:
     latencies, env.latencies_ms = env.latencies_ms, []
     retries, env.infra_retries = env.infra_retries, 0
     wait_s = sum(one.tool_wait_s for one in rollouts) / max(1, len(rollouts))
@@ -103,6 +142,7 @@ def _describe(rollouts: Sequence[Trajectory], selected: Selected, env: ToolEnv) 
     row = metrics.of_rollouts(rollouts)
     p50, p99 = np.percentile(latencies, [50, 99]) if latencies else (0.0, 0.0)
     return row | {
+        "rollout/age": statistics.fmean(step - one.weight_version for one in rollouts),
         "groups/mixed": selected.mixed,
         "groups/all0": selected.all0,
         "groups/all1": selected.all1,

@@ -1,12 +1,16 @@
 """The clipped policy-gradient loss on generated tokens, and the log-probabilities it needs. No KL, no entropy term."""
 
 from collections.abc import Sequence
+from functools import partial
+from types import MethodType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.utils.checkpoint import checkpoint
 
-ENTROPY_ROWS = 512
+LOGIT_ROWS = 2048
 Norm = Literal["batch", "group", "seq"]
 
 
@@ -16,28 +20,62 @@ def pad(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.long) -> Ten
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=dtype)
 
 
-def logprobs(model: Any, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+def logprobs(model: Any, ids: Tensor, mask: Tensor, temperature: float = 1.0, *, logit_rows: int = LOGIT_ROWS) -> Tensor:
     """(B, T-1): log-probability of each next token where mask (B, T) is 1, else 0."""
-    return logprobs_and_entropies(model, ids, mask, temperature)[0]
+    return logprobs_and_entropies(model, ids, mask, temperature, logit_rows=logit_rows)[0]
 
 
-def logprobs_and_entropies(model: Any, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropies(
+    model: Any,
+    ids: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    *,
+    positions: Tensor | None = None,  # (B, T) that start at 0 again at every sample of a packed row
+    logit_rows: int = LOGIT_ROWS,  # the most tokens whose logits are in memory at once; 0: all
+) -> tuple[Tensor, Tensor]:
     """Both (B, T-1), 0 where mask (B, T) is 0; the entropies, in nats, have no gradient."""
     wanted = mask[:, 1:].bool()
-    every = torch.log_softmax(_logits_where(model, ids[:, :-1], wanted) / temperature, -1)
-    chosen = every.gather(1, ids[:, 1:][wanted][:, None])[:, 0]
-    with torch.no_grad():  # in parts: the vocabulary is large
-        entropies = torch.cat([-(part.exp() * part).sum(-1) for part in every.split(ENTROPY_ROWS)])
+    before = None if positions is None else positions[:, :-1]
+    read = getattr(model, _READ, None) or partial(_read_where, model)
+    found = read(ids[:, :-1], before, wanted, ids[:, 1:][wanted], temperature, logit_rows)
     zeros = torch.zeros(wanted.shape, device=ids.device)
-    return zeros.masked_scatter(wanted, chosen), zeros.masked_scatter(wanted, entropies)
+    chosen, entropies = (zeros.masked_scatter(wanted, one) for one in found)
+    return chosen, entropies
 
 
-def _logits_where(model: Any, ids: Tensor, wanted: Tensor) -> Tensor:
-    """(N, V): logits after each position of `ids` (B, T) where `wanted` is true."""
-    if hasattr(model, "unshard"):  # only the whole model's forward gathers sharded parameters
-        return model(input_ids=ids).logits[wanted].float()
-    hidden = model.model(input_ids=ids).last_hidden_state
-    return model.lm_head(hidden[wanted]).float()  # the vocabulary is large, and most tokens are not learned
+_READ = "read_where"
+
+
+def register_forward(model: Any) -> None:
+    """A sharded model gathers its parameters for `_read_where` as it does for its own forward pass."""
+    setattr(model, _READ, MethodType(_read_where, model))
+    register_fsdp_forward_method(model, _READ)
+
+
+def _read_where(
+    model: Any, ids: Tensor, positions: Tensor | None, wanted: Tensor, targets: Tensor, temperature: float, logit_rows: int
+) -> tuple[Tensor, Tensor]:
+    """(N,) log-probabilities of `targets` and entropies after each position of `ids` (B, T) where `wanted` is true.
+
+    The vocabulary is large: the output layer reads only wanted positions, `logit_rows` at a time. If there are more, their
+    logits are not kept but computed again in the backward pass.
+    """
+    # With a cache, the model would not separate the samples of a packed row.
+    hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[wanted]
+    read = partial(_read_part, model.lm_head, temperature)
+    rows = logit_rows or max(1, len(hidden))
+    if len(hidden) > rows and torch.is_grad_enabled():
+        read = partial(checkpoint, read, use_reentrant=False)
+    parts = [read(*part) for part in zip(hidden.split(rows), targets.split(rows), strict=True)]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _read_part(head: Any, temperature: float, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    every = torch.log_softmax(head(hidden).float() / temperature, -1)
+    chosen = every.gather(1, targets[:, None])[:, 0]
+    with torch.no_grad():
+        return chosen, -(every.exp() * every).sum(-1)
 
 
 class Loss(NamedTuple):
@@ -67,19 +105,19 @@ def policy_loss(
     logprobs: Tensor,  # (B, T) of the trained policy
     old: Tensor,  # (B, T) of the policy before the update
     mask: Tensor,  # (B, T) 1 for generated tokens
-    advantages: Tensor,  # (B,)
-    weights: Tensor,  # (B,) per token, see `row_weights`
+    advantages: Tensor,  # (B, T), or (B, 1) if a row is one sample
+    weights: Tensor,  # (B, T) or (B, 1), see `row_weights`
     clip: tuple[float, float],
     importance: Tensor | None = None,  # (B, T) truncated ratio of the trainer's to the engine's probabilities
 ) -> Loss:
     ratio = torch.exp((logprobs - old) * mask)
     low, high = 1 - clip[0], 1 + clip[1]
-    gain = advantages[:, None] * ratio
-    bounded = advantages[:, None] * ratio.clamp(low, high)
+    gain = advantages * ratio
+    bounded = advantages * ratio.clamp(low, high)
     token_loss = -torch.minimum(gain, bounded)
     if importance is not None:
         token_loss = token_loss * importance
-    value = (token_loss * mask * weights[:, None]).sum()
+    value = (token_loss * mask * weights).sum()
     with torch.no_grad():
         active = (bounded < gain) & (mask > 0)
         return Loss(

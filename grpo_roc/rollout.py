@@ -39,6 +39,7 @@ class Trajectory(msgspec.Struct):
     reward: float | None = None  # None: unknown because the service failed; never trained on
     tool_wait_s: float = 0.0
     preempted: int = 0
+    weight_version: int = 0  # of its first turn
 
     @property
     def tokens(self) -> int:
@@ -104,6 +105,7 @@ class _Rollout:
         one.mask += [1] * len(generated.ids)
         one.logprobs += generated.logprobs
         one.preempted += generated.preempted
+        one.weight_version = one.weight_version if one.turns else generated.weight_version
         one.turns += 1
         turn = chat.read_turn(self._actor.codec.text(generated.ids))
         one.answers += turn.answers
@@ -181,20 +183,24 @@ class Actor:
 
     async def _roll_lockstep(self, rollouts: list[_Rollout], times: Times) -> list[Trajectory]:
         assert isinstance(self.engine, LocalEngine)
-        while active := [rollout for rollout in rollouts if not rollout.done]:
-            began = time.monotonic()
-            turns = self.engine.generate_all([rollout.request() for rollout in active])
-            calls = [(rollout, rollout.add_turn(turn)) for rollout, turn in zip(active, turns, strict=True)]
-            times["time/gen"] += time.monotonic() - began
-            began = time.monotonic()
-            calls = [(rollout, asked) for rollout, asked in calls if not rollout.done]
-            observations = await asyncio.gather(*(rollout.run_tools(asked) for rollout, asked in calls))
-            for (rollout, _), observed in zip(calls, observations, strict=True):
-                rollout.add_observations(observed)
-            times["time/tool_wait"] += time.monotonic() - began
-            for rollout in active:
-                if rollout.done:
-                    self.engine.drop(rollout.id)
+        try:
+            while active := [rollout for rollout in rollouts if not rollout.done]:
+                began = time.monotonic()
+                turns = self.engine.generate_all([rollout.request() for rollout in active])
+                calls = [(rollout, rollout.add_turn(turn)) for rollout, turn in zip(active, turns, strict=True)]
+                times["time/gen"] += time.monotonic() - began
+                began = time.monotonic()
+                calls = [(rollout, asked) for rollout, asked in calls if not rollout.done]
+                observations = await asyncio.gather(*(rollout.run_tools(asked) for rollout, asked in calls))
+                for (rollout, _), observed in zip(calls, observations, strict=True):
+                    rollout.add_observations(observed)
+                times["time/tool_wait"] += time.monotonic() - began
+                for rollout in active:
+                    if rollout.done:
+                        self.engine.drop(rollout.id)
+        finally:
+            for rollout in rollouts:
+                self.engine.drop(rollout.id)
         began = time.monotonic()
         scored = await asyncio.gather(*(rollout.score() for rollout in rollouts))
         times["time/verify"] += time.monotonic() - began

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from grpo_roc import checkpoint, config, metrics
+from grpo_roc import checkpoint, config, metrics, sharded
 from grpo_roc.distributed import Ranks, use_device
 from grpo_roc.engines import make_engine
 from grpo_roc.engines.base import Engine
 from grpo_roc.engines.weights import Weights
 from grpo_roc.env import service_url, tool_env
 from grpo_roc.evaluate import evaluate
-from grpo_roc.grpo import Row, train_step
+from grpo_roc.grpo import Row, push_weights, train_step
 from grpo_roc.learner import Learner
-from grpo_roc.model import load_model, load_tokenizer
+from grpo_roc.model import load_tokenizer
+from grpo_roc.overlap import Rollouts
 from grpo_roc.rollout import Actor, Codec, Limits
 from grpo_roc.tasks import make_task
 
@@ -27,9 +28,10 @@ async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_proble
     async with open_run(settings, start, out, eval_problems) as run:
         with run.progress(settings.rl.arm, settings.rl.steps, run.state.step) as bar:
             while run.state.step < settings.rl.steps:
-                run.log(await run.step(settings.rl.eval_every), bar)
+                last = run.state.step + 1 == settings.rl.steps
+                run.log(await run.step(settings.rl.eval_every, last=last), bar)
                 if run.state.step % settings.rl.checkpoint_every == 0:
-                    run.save("latest")
+                    await run.save_latest()
         run.save("model")
     return out / "model"
 
@@ -40,17 +42,19 @@ class Run:
     def __init__(self, settings: config.Config, start: Path, out: Path, eval_problems: int) -> None:
         self.settings, self.out, self._eval_problems = settings, out, eval_problems
         self.ranks = Ranks(settings.parallel, use_device(settings))
-        latest = checkpoint.latest(out / "latest")
+        latest = sharded.find_latest(out, self.ranks)
         source = self._source = latest or start
         self.state = checkpoint.load_state(latest, settings) if latest else checkpoint.State()
         self.tokenizer = load_tokenizer(source)
-        self.model: Any = self.ranks.shard(load_model(source, settings.model, self.ranks.device))
-        self.learner = Learner(self.model, settings.rl, self.ranks)
+        self.model: Any = sharded.open_model(source, settings.model, self.ranks)
+        self.learner = Learner(self.model, settings.rl, self.ranks, settings.model.logit_rows)
         if latest:
-            self.ranks.load_optimizer(self.model, self.learner.optimizer, checkpoint.load_optimizer(latest))
+            sharded.load_optimizer(latest, self.model, self.learner.optimizer, self.ranks)
+        self._waiting = checkpoint.load_rollouts(latest) if latest and self.ranks.is_main else b""
         self.task = make_task(settings)
         self.engine: Engine | None = None
         self.actor: Actor | None = None
+        self.rollouts: Rollouts | None = None
         self._log: metrics.Metrics | None = None
         if self.ranks.is_main:
             self._log = metrics.Metrics(out, first_step=self.state.step)
@@ -62,9 +66,13 @@ class Run:
             self.engine = make_engine(self.settings, self._source, weights, lockstep=self.settings.rl.lockstep)
             await self.engine.update_weights(Weights(weights, self.state.step))
 
-    async def step(self, eval_every: int, limits: Limits | None = None) -> Row:
+    def open_actor(self, actor: Actor) -> None:
+        self.actor, self.rollouts = actor, Rollouts(actor, self.settings.rl)
+        self.rollouts.restore(self._waiting)
+
+    async def step(self, eval_every: int, limits: Limits | None = None, *, last: bool = False) -> Row:
         """One training step, and after every `eval_every` steps an evaluation; the best policy is kept in `best`."""
-        row = await train_step(self.state.step, self.settings.rl, self.task, self.learner, self.actor, limits)
+        row = await train_step(self.state.step, self.settings.rl, self.task, self.learner, self.rollouts, limits, last=last)
         self.state = self.state._replace(step=self.state.step + 1)
         if eval_every and self.state.step % eval_every == 0:
             reward = await self.eval_reward()
@@ -77,6 +85,11 @@ class Run:
 
     async def eval_reward(self) -> float:
         """Mean reward on held-out problems, the same on every rank."""
+        if self.settings.rl.overlap != "none":  # the engines have the weights from before the last update
+            if self.rollouts is not None:
+                await self.rollouts.finish()
+            self.ranks.barrier()
+            await push_weights(self.learner, self.actor, self.state.step)
         reward = None
         if self.actor is not None:
             settings = msgspec.structs.replace(self.settings.eval, problems=self._eval_problems, samples=1)
@@ -85,13 +98,22 @@ class Run:
             reward = found["reward/mean"]
         return self.ranks.broadcast(reward)
 
+    async def save_latest(self) -> None:
+        """Write the checkpoint from which a run resumes. Collective: every rank must call it."""
+        rollouts = await self.rollouts.encode() if self.rollouts is not None else b""
+        self._save("latest", self.learner.optimizer, rollouts)
+
     def save(self, name: str) -> None:
-        """Write the checkpoint `out/name`. Collective: every rank must call it."""
-        weights = self.ranks.gather_weights(self.model)
-        optimizer = self.ranks.optimizer_state(self.model, self.learner.optimizer)
-        if self.ranks.is_main:
-            folder = self.out / name
-            checkpoint.save(folder, self.model.config, weights, self.tokenizer, optimizer, self.state, self.settings)
+        """Write the model to `out/name`. Collective: every rank must call it."""
+        self._save(name, None)
+
+    def _save(self, name: str, optimizer: Any, rollouts: bytes = b"") -> None:
+        folder, model, state = self.out / name, self.model, self.state
+        sharded.save(folder, self.ranks, model, optimizer, self.tokenizer, state, self.settings, rollouts)
+
+    async def discard_rollouts(self) -> None:
+        if self.rollouts is not None:
+            await self.rollouts.discard()
 
     def progress(self, name: str, steps: int, done: int) -> Any:
         return tqdm(total=steps, initial=done, desc=name, disable=not self.ranks.is_main)
@@ -118,5 +140,6 @@ async def open_run(settings: config.Config, start: Path, out: Path, eval_problem
         if run.engine is not None:
             url = stack.enter_context(service_url(settings.service))
             env = await stack.enter_async_context(tool_env(settings, url))
-            run.actor = Actor(run.engine, env, Codec(run.tokenizer, settings.chat))
+            run.open_actor(Actor(run.engine, env, Codec(run.tokenizer, settings.chat)))
+            stack.push_async_callback(run.discard_rollouts)  # they need the environment
         yield run

@@ -54,19 +54,20 @@ async def _run_stage(run: Run) -> None:
     end: End | None = None
     with run.progress(f"stage {number + 1}", stage.steps, len(rows)) as bar:
         while end is None:
-            row = await run.step(stage.eval_every, limits) | {"stage": number + 1}
+            row = await run.step(stage.eval_every, limits, last=len(rows) + 1 == stage.steps) | {"stage": number + 1}
             rows.append({name: row[name] for name in _TRIGGER_FIELDS if name in row})
             end = ranks.broadcast(stage_end(stage, rows) if ranks.is_main else None)
             run.log(row, bar)
             run.state = run.state._replace(history=run.state.history | {"rows": rows, "stages": finished})
             if run.state.step % run.settings.rl.checkpoint_every == 0 and end is None:
-                run.save("latest")
+                await run.save_latest()
+    await run.discard_rollouts()  # the next stage has other limits and problems
     rewards = {"reward_first": run.state.history["first"], "reward_last": await run.eval_reward()}
     if ranks.is_main:
         finished.append(_summary(number, stage, run, rows, end) | rewards)
         tqdm.write(f"stage {number + 1} ended after {len(rows)} steps by {end.by}: {end.why}")
     run.state = run.state._replace(stage=number + 1, history={"stages": finished})
-    run.save("latest")
+    await run.save_latest()
     run.save(f"stage{number + 1}")
 
 

@@ -16,8 +16,8 @@ def test_loss_is_the_one_computed_by_hand_with_both_sides_of_the_clip() -> None:
     old = torch.zeros(2, 3)
     ratios = torch.tensor([[1.5, 0.5, 1.0], [1.5, 0.5, 9.0]])
     mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
-    weights = torch.tensor([0.2, 0.2])
-    found = policy_loss(ratios.log(), old, mask, torch.tensor([2.0, -1.0]), weights, (0.2, 0.28))
+    weights = torch.tensor([[0.2], [0.2]])
+    found = policy_loss(ratios.log(), old, mask, torch.tensor([[2.0], [-1.0]]), weights, (0.2, 0.28))
     # Positive advantage: 1.5 is held at 1.28, 0.5 counts. Negative: 1.5 counts, 0.5 is held at 0.8. The last token is masked.
     by_hand = -(2 * 1.28 + 2 * 0.5 + 2 * 1.0 - 1 * 1.5 - 1 * 0.8) / 5
     assert float(found.value) == pytest.approx(by_hand, rel=1e-5)
@@ -26,7 +26,7 @@ def test_loss_is_the_one_computed_by_hand_with_both_sides_of_the_clip() -> None:
 
 def test_on_policy_gradient_is_advantage_times_weight() -> None:
     now = torch.zeros(1, 2, requires_grad=True)
-    policy_loss(now, now.detach(), torch.ones(1, 2), torch.tensor([3.0]), torch.tensor([0.5]), (0.2, 0.28)).value.backward()
+    policy_loss(now, now.detach(), torch.ones(1, 2), torch.tensor([[3.0]]), torch.tensor([[0.5]]), (0.2, 0.28)).value.backward()
     assert now.grad is not None and now.grad.tolist() == [[-1.5, -1.5]]
 
 

@@ -75,5 +75,5 @@ def test_the_table_says_what_the_configuration_says(setting: str, here: str) -> 
 
 
 def test_the_table_has_every_setting_of_the_method() -> None:
-    ours = {"arm", "turns", "max_response", "micro_tokens", "lockstep", "eval_every", "checkpoint_every", "seed"}
+    ours = {"arm", "turns", "max_response", "micro_tokens", "packing", "lockstep", "eval_every", "checkpoint_every", "seed"}
     assert set(config.Rl.__struct_fields__) - ours == {row[0].removeprefix("rl.") for row in ROWS if row[0].startswith("rl.")}

@@ -1,33 +1,39 @@
 """Training with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
 
 import asyncio
-import json
 import math
-import multiprocessing
-import os
 import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from common import wait_until
 from service_harness import QUICK, Service, environment
-from trainer_harness import TINY, rollout, with_settings
+from trainer_harness import (
+    RUN,
+    TINY,
+    rollout,
+    rows_without_times,
+    samples,
+    settings_at,
+    start_python,
+    wait_for_rows,
+    with_settings,
+    write_settings,
+)
 
-from grpo_roc import checkpoint, config, distributed, metrics, sft
+from grpo_roc import checkpoint, config, metrics, sft
 from grpo_roc.chat import ToolCall
 from grpo_roc.distributed import Ranks, pick_device
 from grpo_roc.engines.local import LocalEngine
 from grpo_roc.env import Position, ToolEnv, tool_env
 from grpo_roc.evaluate import evaluate, run_eval
 from grpo_roc.grpo import select
-from grpo_roc.learner import Learner, Sample
+from grpo_roc.learner import Learner
 from grpo_roc.loss import logprobs, logprobs_and_entropies, pad
 from grpo_roc.model import load_model, load_tokenizer
 from grpo_roc.rollout import Actor, Codec, Limits
@@ -36,10 +42,6 @@ from grpo_roc.tasks import make_task
 from loadtest.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def _at(service: Service, *changes: str) -> config.Config:
-    return with_settings(f"service.url={service.url}", *changes)
 
 
 def _model(folder: Path) -> Any:
@@ -59,7 +61,7 @@ def _actor(folder: Path, env: ToolEnv) -> Actor:
 
 
 async def test_a_taught_model_solves_problems_with_the_tool_and_none_without(taught: Path, live_service: Service) -> None:
-    settings = _at(live_service, "eval.problems=96")
+    settings = settings_at(live_service, "eval.problems=96")
     found, rollouts = await run_eval(settings, taught, url=live_service.url)
     assert found["reward/mean"] > 0.25
     blind, _ = await run_eval(settings, taught, url=live_service.url, tools=False)
@@ -70,7 +72,7 @@ async def test_a_taught_model_solves_problems_with_the_tool_and_none_without(tau
 
 async def test_rollouts_keep_tokens_and_mask_observations(taught: Path, live_service: Service) -> None:
     codec, model = _codec(taught), _model(taught)
-    async with tool_env(_at(live_service), live_service.url) as env:
+    async with tool_env(settings_at(live_service), live_service.url) as env:
         actor = _actor(taught, env)
         rollouts = await actor.roll(make_task(TINY).heldout(12), 2, Limits(5, 300, 1.0), Position(seed=3))
     assert any(one.outcomes for one in rollouts)
@@ -87,7 +89,7 @@ async def test_rollouts_keep_tokens_and_mask_observations(taught: Path, live_ser
 
 async def test_lockstep_is_the_same_twice_and_async_finds_the_same_rollouts(taught: Path, live_service: Service) -> None:
     asked = (make_task(TINY).batch(0, 0, 4), 4, Limits(5, 300, 1.0), Position(seed=5))
-    async with tool_env(_at(live_service), live_service.url) as env:
+    async with tool_env(settings_at(live_service), live_service.url) as env:
         once = await _actor(taught, env).roll(*asked, lockstep=True)
         again = await _actor(taught, env).roll(*asked, lockstep=True)
         free = await _actor(taught, env).roll(*asked, lockstep=False)
@@ -97,7 +99,7 @@ async def test_lockstep_is_the_same_twice_and_async_finds_the_same_rollouts(taug
 
 
 async def test_tool_outcomes_are_the_models_fault_unless_the_service_failed(live_service: Service) -> None:
-    async with tool_env(_at(live_service, "noise.fault_rate=0.0"), live_service.url) as env:
+    async with tool_env(settings_at(live_service, "noise.fault_rate=0.0"), live_service.url) as env:
         ok = await env.run(ToolCall("print(6 * 7)"))
         value = await env.run(ToolCall("6 * 7"))
         error = await env.run(ToolCall("1 / 0"))
@@ -108,7 +110,7 @@ async def test_tool_outcomes_are_the_models_fault_unless_the_service_failed(live
 
 
 async def test_faults_are_injected_by_place_and_can_be_recovered_from(live_service: Service) -> None:
-    async with tool_env(_at(live_service, "noise.fault_rate=0.5"), live_service.url) as env:
+    async with tool_env(settings_at(live_service, "noise.fault_rate=0.5"), live_service.url) as env:
         places = [Position(1, step) for step in range(24)]
         first = [await env.run(ToolCall("print(1)"), at) for at in places]
         again = [await env.run(ToolCall("print(1)"), at) for at in places]
@@ -152,23 +154,13 @@ def test_the_grpo_arm_keeps_everything() -> None:
     assert len(selected.samples) == 3
 
 
-def _samples(count: int = 6) -> list[Sample]:
-    made = []
-    for number in range(count):
-        length = 6 + 3 * number
-        mask = [0] * 3 + [1] * (length - 3)
-        ids = [(7 * number + place) % 60 + 1 for place in range(length)]
-        made.append(Sample(ids, mask, [-1.0] * length, 1.0 if number % 2 else -1.0, number // 2))
-    return made
-
-
 def _learn(folder: Path, changes: dict[str, Any], steps: int = 2) -> tuple[dict[str, Any], Any]:
     model = _model(folder)
     learner = Learner(
         model, msgspec.structs.replace(TINY.rl, lr=1e-3, warmup=0, **changes), Ranks(config.Parallel(), pick_device())
     )
     for step in range(steps):
-        row = learner.update(_samples(), step)
+        row = learner.update(samples(), step)
     return row, model
 
 
@@ -188,7 +180,7 @@ def test_the_clip_acts_from_the_second_update_on(untaught: Path) -> None:
 
 def test_the_mismatch_of_engine_and_trainer_is_measured(untaught: Path) -> None:
     """A sample's log-probabilities are the model's own, but for one token: log 3 higher at the engine."""
-    model, (one, *_) = _model(untaught), _samples()
+    model, (one, *_) = _model(untaught), samples()
     with torch.no_grad():
         own, entropies = logprobs_and_entropies(model, pad([one.ids]), pad([one.mask]))
     engine = [0.0, *own[0].tolist()]
@@ -209,49 +201,20 @@ def test_the_mismatch_of_engine_and_trainer_is_measured(untaught: Path) -> None:
 
 def test_an_update_makes_good_rollouts_likelier_and_bad_ones_less_so(untaught: Path) -> None:
     def likelihood(model: Any) -> list[float]:
-        samples = _samples()
+        every = samples()
         with torch.no_grad():
-            found = logprobs(model, pad([one.ids for one in samples]), pad([one.mask for one in samples])).sum(1)
+            found = logprobs(model, pad([one.ids for one in every]), pad([one.mask for one in every])).sum(1)
         return [float(value) for value in found]
 
     before = likelihood(_model(untaught))
     after = likelihood(_learn(untaught, {}, steps=3)[1])
-    for one, was, now in zip(_samples(), before, after, strict=True):
+    for one, was, now in zip(samples(), before, after, strict=True):
         assert (now - was) * one.advantage > 0
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _start(*arguments: str) -> subprocess.Popen[bytes]:
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=variables, stderr=subprocess.DEVNULL)
-
-
-def _write_settings(settings: config.Config, folder: Path) -> str:
-    (folder / "settings.json").write_text(json.dumps(config.as_dict(settings)))
-    return str(folder / "settings.json")
-
-
-def _rows(out: Path) -> list[dict[str, Any]]:
-    """Without the times, which differ between runs of the same seed."""
-    clocks = ("time/", "service/", "speed/")
-    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in metrics.read(out)]
-
-
-def _wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
-    wait_until(lambda: len(metrics.read(out)) >= count or process.poll() is not None, f"{count} rows", 600)
-    assert process.poll() is None, "the run ended"
-
-
-RUN = """
-import asyncio, sys
-from pathlib import Path
-from grpo_roc import config
-from grpo_roc.runs import run_rl
-settings, model, out = sys.argv[1:]
-asyncio.run(run_rl(config.load(settings), Path(model), Path(out), eval_problems=8))
-"""
 STEPS = ("rl.steps=6", "rl.checkpoint_every=2", "rl.eval_every=3")
 
 
@@ -259,22 +222,22 @@ STEPS = ("rl.steps=6", "rl.checkpoint_every=2", "rl.eval_every=3")
 def undisturbed(taught: Path, live_service: Service, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run in which nothing failed."""
     out = tmp_path_factory.mktemp("undisturbed")
-    asyncio.run(run_rl(_at(live_service, *STEPS), taught, out, eval_problems=8))
+    asyncio.run(run_rl(settings_at(live_service, *STEPS), taught, out, eval_problems=8))
     return out
 
 
 def test_kill_dash_nine_and_resume_gives_the_same_rows(
     taught: Path, undisturbed: Path, live_service: Service, tmp_path: Path
 ) -> None:
-    settings = _at(live_service, *STEPS)
-    process = _start("-c", RUN, _write_settings(settings, tmp_path), str(taught), str(tmp_path))
-    _wait_for_rows(process, tmp_path, 3)
+    settings = settings_at(live_service, *STEPS)
+    process = start_python("-c", RUN, write_settings(settings, tmp_path), str(taught), str(tmp_path))
+    wait_for_rows(process, tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(_rows(tmp_path)) < 6
+    assert len(rows_without_times(tmp_path)) < 6
     asyncio.run(run_rl(settings, taught, tmp_path, eval_problems=8))
-    assert _rows(tmp_path) == _rows(undisturbed) and len(_rows(tmp_path)) == 6
-    assert "eval/reward" in _rows(tmp_path)[-1] and (undisturbed / "best" / "model.safetensors").exists()
+    assert rows_without_times(tmp_path) == rows_without_times(undisturbed) and len(rows_without_times(tmp_path)) == 6
+    assert "eval/reward" in rows_without_times(tmp_path)[-1] and (undisturbed / "best" / "model.safetensors").exists()
     csv = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(csv) == 7
 
@@ -310,9 +273,9 @@ def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path
     settings = with_settings(f"service.url=http://127.0.0.1:{port}", "rl.steps=4", "service.deadline_s=5")
     service = start()
     try:
-        given = ("--config", _write_settings(settings, tmp_path), "--model", str(taught), "--out", str(tmp_path))
-        process = _start("-m", "grpo_roc", "rl", *given)
-        _wait_for_rows(process, tmp_path, 2)
+        given = ("--config", write_settings(settings, tmp_path), "--model", str(taught), "--out", str(tmp_path))
+        process = start_python("-m", "grpo_roc", "rl", *given)
+        wait_for_rows(process, tmp_path, 2)
         service.send_signal(signal.SIGKILL)
         service.wait()
         time.sleep(1)
@@ -326,61 +289,6 @@ def test_training_goes_on_when_the_service_was_killed_and_came_back(taught: Path
     assert done < len(rows) == 4
     assert sum(row["infra"] for row in rows) == 0
     assert [row["reward/mean"] for row in rows] == [row["reward/mean"] for row in metrics.read(undisturbed)[:4]]
-
-
-# -- several ranks --------------------------------------------------------------------------------------------------------
-
-
-def _learn_as_rank(kind: Any, rank: int, world: int, port: int, folder: Path, out: Path) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "RANK": str(rank)}
-    ranks = Ranks(config.Parallel(kind=kind), pick_device())
-    learner = Learner(ranks.shard(_model(folder)), msgspec.structs.replace(TINY.rl, lr=1e-3, warmup=0, micro_tokens=40), ranks)
-    rows = [learner.update(ranks.broadcast(_samples(5) if ranks.is_main else None), step) for step in range(3)]
-    weights = ranks.gather_weights(learner.model)
-    if ranks.is_main:
-        torch.save((weights, rows[-1]), out)
-    ranks.close()
-
-
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_two_ranks_learn_what_one_does(untaught: Path, tmp_path: Path, kind: str) -> None:
-    fork = multiprocessing.get_context("fork")  # importing torch in every rank would take longer than the test
-    found = {}
-    for world in (1, 2):
-        out, port = tmp_path / str(world), free_port()
-        kinds = "none" if world == 1 else kind
-        ranks = [fork.Process(target=_learn_as_rank, args=(kinds, n, world, port, untaught, out)) for n in range(world)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(600)
-        assert [rank.exitcode for rank in ranks] == [0] * world
-        found[world] = torch.load(out)
-    for name, value in found[1][0].items():
-        assert torch.allclose(value, found[2][0][name], atol=2e-5), name
-    for name, number in found[1][1].items():
-        assert found[2][1][name] == pytest.approx(number, rel=1e-3, abs=1e-5), name
-
-
-def _wait_as_rank(rank: int, port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-    distributed.COLLECTIVE_TIMEOUT = timedelta(seconds=2)
-    ranks = Ranks(config.Parallel(kind="ddp"), pick_device())
-    if ranks.is_main:
-        time.sleep(5)  # makes rollouts
-    assert ranks.broadcast("samples" if ranks.is_main else None) == "samples"
-    assert ranks.sum([1.0]) == [2.0] and ranks.max(float(rank)) == 1.0
-    ranks.close()
-
-
-def test_ranks_wait_for_rollouts_longer_than_for_gradients() -> None:
-    fork, port = multiprocessing.get_context("fork"), free_port()
-    ranks = [fork.Process(target=_wait_as_rank, args=(rank, port)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(120)
-    assert [one.exitcode for one in ranks] == [0, 0]
 
 
 # -- SFT ------------------------------------------------------------------------------------------------------------------
