@@ -47,13 +47,16 @@ class Engine(Section, frozen=True):
     capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others report theirs)
     slots: Positive = 512  # requests that run at once (local only)
     prefill_tokens: Positive = 8192  # per step (local only)
+    weights: Literal["files", "nccl", "ipc"] = "files"  # how new ones come (not local); see engines/direct.py
+    workers: Positive = 1  # GPUs of one engine, for nccl: tensor times pipeline parallel
 
 
 class Scheduler(Section, frozen=True):
     mode: Literal["static", "least_inflight", "dynamic"] = "dynamic"
     reserve: Literal["safe", "adaptive"] = "safe"
     util: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    poll_s: float = 0.5
+    colocated: bool = False  # the engines' GPUs are the trainer's: engines sleep during the update
+    poll_s: float = 0.5  # between two looks at the engines' load, while rollouts wait for room
     check_s: float = 30.0  # an engine that does not answer two checks in a row is lost until it does
     patience_s: float = 3600.0  # how long rollouts wait while no engine answers
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from grpo_roc import config, metrics, roc
 from grpo_roc.engines.weights import Weights
@@ -37,12 +38,14 @@ async def train_step(
         selected = select(rollouts, rl, step)
         row |= times | _describe(rollouts, selected, actor.env)
         samples = selected.samples
+        await actor.engine.sleep()
     samples = learner.ranks.broadcast(samples)
 
     train_began = time.monotonic()
     if samples:
         row |= learner.update(samples, step)
     sync_began = time.monotonic()
+    torch.cuda.empty_cache()  # on every rank, before a colocated engine wakes
     weights = learner.ranks.gather_weights(learner.model)
     if actor is not None:
         await actor.engine.update_weights(Weights(weights, step + 1))
