@@ -128,7 +128,7 @@ def page(rows: list[Row]) -> str:
     lines = [
         "# The scheduler's policies",
         "",
-        "The first part is measured, on real servers that are small. The second is computed, for a GPU that was not there.",
+        "The first part is for measurements on small real servers. The second is computed, for a GPU that was not there.",
         "",
         "## Measured: two vLLM servers with small caches",
         "",
@@ -144,7 +144,7 @@ def page(rows: list[Row]) -> str:
         picture = "![wall time, preemptions and idle share by number of rollouts](scheduler.png)"
         lines += [paragraph(setup), "", *measured(rows), "", picture, "", *verdicts(rows)]
     else:
-        lines += ["Not measured yet. `make bench-scheduler` measures it and writes this part."]
+        lines += ["Not measured yet: no figure here. `make bench-scheduler` measures it and writes this part."]
     return "\n".join([*lines, "", *computed(), ""])
 
 
