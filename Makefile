@@ -20,6 +20,7 @@
 # make bench    speed of the service beside a fresh interpreter and a fresh nsjail per call (root; 5 minutes; ARGS=--quick)
 # make bench-paired  CPU time per call of this tree and of another commit (root; BASE=COMMIT; 10 minutes)
 # make compare  speed of a code-judge or SandboxFusion service beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
+# make bench-scheduler  the scheduler's policies on two real vLLM servers with small KV caches (needs two quiet cores)
 # make bench-path  CPU time per call in gateway, Redis and worker, without programs (1 minute)
 # make chaos    kill, stop and cut off every part of a cluster under load; nothing may be lost (root; 5 minutes)
 # make load     users by locust, against URL or a service of its own (WEB=1 for its web page; USERS, TIME, SHAPE, MIX)
@@ -73,6 +74,12 @@ test-integrations: install-dev
 test-engines: install-all
 	@sh tests/engines/install.sh
 	EXEC_ENGINES=.venvs/engines $(BIN)/pytest -v -s tests/engines $(ARGS)
+
+.PHONY: bench-scheduler
+bench-scheduler: install-all
+	@sh tests/engines/install.sh
+	EXEC_ENGINES=.venvs/engines PYTHONPATH=. $(BIN)/python tests/engines/bench_scheduler.py --out runs/scheduler.jsonl $(ARGS)
+	PYTHONPATH=. $(BIN)/python tests/engines/scheduler_page.py runs/scheduler.jsonl
 
 .PHONY: test-deploy
 test-deploy: install-dev

@@ -1,20 +1,18 @@
-# The trainer on AMD GPUs: ROCm's torch, the client, the trainer. No service inside; see docs/rocm.md. Not tested on a GPU.
+# The trainer on AMD GPUs, in vLLM's own image: ROCm's torch and the rollout engine, with the client and the trainer. No service
+# inside; see docs/rocm.md. Not built and not tested on a GPU.
 #   docker build -f deploy/trainer-rocm.Dockerfile -t grpo-roc-rocm .
-FROM rocm/pytorch:rocm7.2.1_ubuntu24.04_py3.12_pytorch_release_2.9.1
+FROM vllm/vllm-openai-rocm:v0.32.0
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /app
 
-# torch is the image's own: the extra would pull another build over it.
+# torch, transformers, safetensors, httpx and msgspec are the image's own, as vLLM needs them.
 RUN pip install --no-cache-dir \
-    "httpx==0.28.1" \
     "matplotlib==3.11.2" \
-    "msgspec==0.22.0" \
     "pyyaml==6.0.3" \
-    "safetensors==0.8.0" \
     "tensorboard==2.21.0" \
     "tqdm==4.70.1" \
-    "transformers==5.22.2"
+    && python -c "import httpx, msgspec, safetensors, torch, transformers, vllm; assert torch.version.hip"
 
 COPY exec_wire exec_wire
 COPY exec_client exec_client
@@ -25,4 +23,5 @@ ENV PYTHONPATH=/app \
     HSA_NO_SCRATCH_RECLAIM=1 \
     NCCL_MIN_NCHANNELS=112
 
+ENTRYPOINT []
 CMD ["python", "-m", "grpo_roc", "doctor", "--gpu", "--config", "rocm_8gpu"]

@@ -48,13 +48,16 @@ class Engine(Section, frozen=True):
     capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others report theirs)
     slots: Positive = 512  # requests that run at once (local only)
     prefill_tokens: Positive = 8192  # per step (local only)
+    weights: Literal["files", "nccl", "ipc"] = "files"  # how new ones come (not local); see engines/direct.py
+    workers: Positive = 1  # GPUs of one engine, for nccl: tensor times pipeline parallel
 
 
 class Scheduler(Section, frozen=True):
     mode: Literal["static", "least_inflight", "dynamic"] = "dynamic"
     reserve: Literal["safe", "adaptive"] = "safe"
     util: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    poll_s: float = 0.5
+    colocated: bool = False  # the engines' GPUs are the trainer's: engines sleep during the update
+    poll_s: float = 0.5  # between two looks at the engines' load, while rollouts wait for room
     check_s: float = 30.0  # an engine that does not answer two checks in a row is lost until it does
     patience_s: float = 3600.0  # how long rollouts wait while no engine answers
 
@@ -178,6 +181,12 @@ class Config(Section, frozen=True):
     noise: Noise = Noise()
     service: Service = Service()
     threads: int = 0  # torch's threads on a CPU; 0: torch's default
+
+    def __post_init__(self) -> None:
+        if self.scheduler.colocated and self.rl.overlap != "off":
+            raise ValueError(
+                "scheduler.colocated: engines that sleep during the update make no rollouts meanwhile; set rl.overlap=off"
+            )
 
     @property
     def max_len(self) -> int:

@@ -52,6 +52,8 @@ async def train_step(
     samples = learner.ranks.broadcast(samples)
 
     actor, overlap = source.actor if source else None, rl.overlap == "one_step_off"
+    if actor is not None and not overlap:
+        await actor.engine.sleep()
     sync_s = await push_weights(learner, actor, step) if overlap else 0.0
     if overlap and source is not None and not last:
         source.begin(step + 1, task, limits)
@@ -72,6 +74,7 @@ async def train_step(
 async def push_weights(learner: Learner, actor: Actor | None, version: int) -> float:
     """Give the engines the learner's weights; returns the seconds. Collective: every rank must call it."""
     began = time.monotonic()
+    torch.cuda.empty_cache()  # on every rank, before a colocated engine wakes
     weights = learner.ranks.gather_weights(learner.model)
     if actor is not None:
         await actor.engine.update_weights(Weights(weights, version))

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from grpo_roc import config
 from grpo_roc.engines.base import Engine
+from grpo_roc.engines.direct import make_direct
 from grpo_roc.engines.local import LocalEngine
 from grpo_roc.engines.scheduler import Scheduler
 from grpo_roc.engines.sglang import SglangEngine
@@ -33,7 +34,8 @@ def make_engines(settings: config.Config, folder: Path, weights: Mapping[str, An
 def _make(one: config.Engine, url: str, folder: Path, weights: Mapping[str, Any], number: int) -> Engine:
     if one.kind == "local":
         return LocalEngine(AutoConfig.from_pretrained(str(folder)), weights, one, f"local-{number}")
-    return VllmEngine(url) if one.kind == "vllm" else SglangEngine(url)
+    kind = VllmEngine if one.kind == "vllm" else SglangEngine
+    return kind(url, make_direct(one, url))
 
 
 def expand(url: str) -> list[str]:

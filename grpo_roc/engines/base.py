@@ -20,7 +20,7 @@ class Sampling(NamedTuple):
     max_new: int
     temperature: float = 1.0
     stop: tuple[int, ...] = ()
-    seed: tuple[int, ...] = (0,)  # a rollout's sample does not depend on the rest of the batch
+    seed: tuple[int, ...] = (0,)  # a rollout's sample does not depend on the rest of the batch; empty: any sample
 
 
 class Generated(NamedTuple):
@@ -37,6 +37,7 @@ class Load(NamedTuple):
     running: int
     waiting: int
     preempted: int  # since the start
+    block: int = 0  # tokens are cached in blocks of so many, which requests with a common prefix share; 0: nothing is shared
 
 
 class Engine(Protocol):
@@ -46,6 +47,10 @@ class Engine(Protocol):
     async def release(self, request_id: str) -> None: ...
     async def load(self) -> Load: ...
     async def update_weights(self, weights: Weights) -> None: ...
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next `update_weights`."""
+        ...
+
     async def check(self) -> None:
         """Raise EngineUnavailable if it does not answer, or has other weights than `update_weights` gave it."""
         ...

@@ -9,19 +9,22 @@ from typing import Any, TypeVar
 import httpx
 
 from grpo_roc.engines.base import EngineError, EngineUnavailable, Generated
+from grpo_roc.engines.direct import Direct
 from grpo_roc.engines.weights import Weights
 
 T = TypeVar("T")
+Metric = tuple[str, dict[str, str], float]
 
 
 class HttpEngine:
-    """A subclass has `generate`, `load`, `_load_weights` and `_weight_label`."""
+    """A subclass has `generate`, `load`, and the methods below that are not implemented."""
 
     check_s = 30.0  # an engine that does not answer a small request for so long is unavailable
 
-    def __init__(self, url: str) -> None:
-        self.name = url
+    def __init__(self, url: str, direct: Direct | None = None) -> None:
+        self.name, self._direct = url, direct
         self.weights: Weights | None = None  # that it should have; None: those that it was started with
+        self.slept_with = ""  # label of the weights with which it was put to sleep
         # The servers close connections that are idle for 5 s; a request on such a one would fail.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
         # Generating may take an hour. The scheduler notices by `check` when the engine hangs.
@@ -64,27 +67,58 @@ class HttpEngine:
     async def update_weights(self, weights: Weights) -> None:
         """Let the engine load the weights, and read back that it has them."""
         self.weights = weights
-        try:
-            folder = await weights.folder()
-        except FileNotFoundError as error:
-            raise EngineUnavailable(f"{self.name} was too slow: {error}") from error
-        await self._weight_label()  # raises soon if the engine hangs; loading may take minutes
-        await self._load_weights(folder, weights.label)
+        direct = self._direct if weights.tensors else None
+        folder = await self._folder(weights) if direct is None else Path()
+        label = await self._weight_label()  # raises soon if the engine hangs; loading may take minutes
+        asleep, self.slept_with = await self._asleep(label), ""
+        if asleep:
+            await self._take_memory("weights")
+        if direct is not None:
+            await self._load_direct(weights, direct)
+        else:
+            await self._load_files(folder, weights.label)
+        if asleep:
+            await self._take_memory("kv_cache")
         await self.check()
+
+    async def sleep(self) -> None:
+        """The weights are discarded too: `update_weights` brings new ones."""
+        self.slept_with = await self._weight_label()
+        await self._release_memory()
+
+    async def _asleep(self, label: str) -> bool:
+        """An engine with another label than when it was put to sleep has restarted, and is awake."""
+        return label == self.slept_with
 
     async def check(self) -> None:
         self._compare({await self._weight_label()})
 
-    async def _load_weights(self, folder: Path, label: str) -> None:
+    async def _folder(self, weights: Weights) -> Path:
+        try:
+            return await weights.folder()
+        except FileNotFoundError as error:
+            raise EngineUnavailable(f"{self.name} was too slow: {error}") from error
+
+    async def _load_files(self, folder: Path, label: str) -> None:
+        raise NotImplementedError
+
+    async def _load_direct(self, weights: Weights, direct: Direct) -> None:
         raise NotImplementedError
 
     async def _weight_label(self) -> str:
         raise NotImplementedError
 
+    async def _release_memory(self) -> None:
+        raise NotImplementedError
+
+    async def _take_memory(self, tag: str) -> None:
+        """First for the `weights`, and when they are loaded for the rest."""
+        raise NotImplementedError
+
     async def release(self, request_id: str) -> None:
         """Nothing to do: the servers' prefix caches evict unused entries."""
 
-    async def metrics(self) -> list[tuple[str, dict[str, str], float]]:
+    async def metrics(self) -> list[Metric]:
         return read_prometheus((await self._send("GET", "/metrics", timeout=self.check_s)).text)
 
 
@@ -92,7 +126,7 @@ _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-def read_prometheus(text: str) -> list[tuple[str, dict[str, str], float]]:
+def read_prometheus(text: str) -> list[Metric]:
     found = []
     for line in text.splitlines():
         if match := _LINE.match(line):
@@ -100,7 +134,7 @@ def read_prometheus(text: str) -> list[tuple[str, dict[str, str], float]]:
     return found
 
 
-def total(metrics: list[tuple[str, dict[str, str], float]], name: str) -> float:
+def total(metrics: list[Metric], name: str) -> float:
     """The sum over all engines behind one address."""
     values = [value for found, _, value in metrics if found == name]
     if not values:

@@ -87,6 +87,9 @@ class LocalEngine:
             self.step()
         return [request.result for request in requests if request.result]
 
+    async def sleep(self) -> None:
+        """It has no memory of a GPU."""
+
     async def check(self) -> None:
         """It has the weights that it was given."""
 

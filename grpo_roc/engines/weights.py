@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ class Weights:
     """`label` is unique, also after a resume: an engine that reports it has these weights and no others."""
 
     def __init__(self, tensors: Mapping[str, Any], version: int, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.tensors, self.version, self._dtype = tensors, version, dtype
+        self.tensors, self.version, self.dtype = tensors, version, dtype
         self.label = f"{version}-{secrets.token_hex(4)}"
         self._folder = SHARED / f"grpo-roc-{os.getpid()}-{self.label}"
         self._writing = asyncio.Lock()
@@ -36,10 +36,15 @@ class Weights:
                 await asyncio.to_thread(self._write)
         return self._folder
 
+    def items(self, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """One by one, as they go to an engine."""
+        for name, tensor in self.tensors.items():
+            yield name, tensor.detach().to(device, self.dtype).contiguous()
+
     def _write(self) -> None:
         fresh = self._folder.with_suffix(".new")
         fresh.mkdir(mode=0o700, exist_ok=True)
-        save_weights(self.tensors, fresh, self._dtype)
+        save_weights(self.tensors, fresh, self.dtype)
         fresh.rename(self._folder)
 
     def keep_files_only(self) -> None:

@@ -12,9 +12,9 @@ python -m grpo_roc prepare aime25 "${AIME25:-downloads/aime25.jsonl}" --out data
 # 2. The format and the tool.
 python -m grpo_roc sft --config rocm_1gpu --model models/Qwen3-0.6B-Base --out "$out/sft"
 
-# 3. The rollout server, with half of the memory.
+# 3. The rollout server. It sleeps during updates, and leaves room for the trainer's weights and optimizer.
 VLLM_SERVER_DEV_MODE=1 VLLM_ROCM_USE_AITER=1 \
-    vllm serve "$out/sft/model" --port 30000 --gpu-memory-utilization 0.5 --max-model-len 6144 &
+    vllm serve "$out/sft/model" --port 30000 --enable-scale-out --enable-sleep-mode --gpu-memory-utilization 0.8 --max-model-len 6144 &
 trap 'kill $!' EXIT
 until curl -sf http://127.0.0.1:30000/health; do sleep 2; done
 

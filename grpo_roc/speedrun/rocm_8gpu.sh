@@ -16,8 +16,8 @@ python -m grpo_roc prepare math500 "${MATH500:-downloads/math500.jsonl}" --out d
 servers=
 trap 'kill $servers' EXIT
 for i in 0 1 2 3; do
-    HIP_VISIBLE_DEVICES=$i SGLANG_USE_AITER=1 \
-        python -m sglang.launch_server --model-path "$model" --port 3000$i --enable-metrics &
+    HIP_VISIBLE_DEVICES=$i VLLM_SERVER_DEV_MODE=1 VLLM_ROCM_USE_AITER=1 \
+        vllm serve "$model" --port 3000$i --enable-scale-out --max-model-len 14336 &
     servers="$servers $!"
 done
 for i in 0 1 2 3; do

@@ -20,7 +20,8 @@ if not collect_ignore_glob:
 
     @pytest.fixture(scope="module", params=["bfloat16", "float32"])
     def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-        with Vllm(SMOLLM2, tmp_path_factory.mktemp("log"), "--dtype", request.param) as server:
+        gloo = ("--weight-transfer-config", '{"backend": "gloo"}')
+        with Vllm(SMOLLM2, tmp_path_factory.mktemp("log"), "--dtype", request.param, *gloo) as server:
             yield server
 
     @pytest.fixture(scope="session")

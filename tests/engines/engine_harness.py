@@ -1,5 +1,6 @@
 """A vLLM server in a process of its own, and the settings of the toy that it serves."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(Path(__file__).parent / "gloo_plugin"),
 }
 # vLLM's attention on CPUs needs heads of 32 and more.
 TOY = with_settings(
@@ -37,12 +39,12 @@ def at(service_url: str, engines: list[str], *changes: str, base: config.Config 
 
 
 class Vllm:
-    def __init__(self, model: Path, logs: Path, *arguments: str) -> None:
+    def __init__(self, model: Path, logs: Path, *arguments: str, nice: int = 10) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = logs / "vllm.log"
         # The `vllm` command asks for the metadata of a distribution named vllm, which the wheel for CPUs does not have.
-        self._command = ["nice", "-n", "10", str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+        self._command = ["nice", "-n", str(nice), str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         self._command += ["--model", str(model), "--host", "127.0.0.1", "--port", str(self.port), "--enable-scale-out"]
         self._command += ["--enforce-eager", "--max-model-len", "1024", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,9 +73,23 @@ class Vllm:
         except httpx.HTTPError:
             return False
 
+    def sleeps(self) -> bool:
+        return bool(httpx.get(f"{self.url}/is_sleeping", timeout=60, trust_env=False).json()["is_sleeping"])
+
     def label(self) -> str:
         """Of the weights that it has."""
         return str(httpx.get(f"{self.url}/weight_info", timeout=60, trust_env=False).json()["weight_version"])
+
+    def cpu_s(self) -> float:
+        """Of all its processes, which are one session."""
+        assert self._process is not None
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._process.pid:
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """All its processes at once, as a lost machine does."""

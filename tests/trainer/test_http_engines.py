@@ -65,7 +65,7 @@ async def test_tokens_and_logprobs_come_back(server: FixtureServer) -> None:
 
 async def test_load_is_read_from_what_the_engine_publishes(server: FixtureServer) -> None:
     engine = SglangEngine(server.url)
-    assert await engine.load() == Load(capacity=16000, used=4000, running=3, waiting=2, preempted=7)
+    assert await engine.load() == Load(capacity=16000, used=4000, running=3, waiting=2, preempted=7, block=1)
     await engine.aclose()
 
 
@@ -168,7 +168,7 @@ async def test_a_5xx_is_tried_again(server: FixtureServer) -> None:
     await scheduler.update_weights(_weights())
     server.failing = 3
     await _rollouts(scheduler, 4)
-    assert scheduler.losses >= 1 and scheduler.engines[0].reserved == scheduler.engines[0].inflight == 0
+    assert scheduler.losses >= 1 and scheduler.engines[0].reserved == len(scheduler.engines[0].rollouts) == 0
     await scheduler.aclose()
 
 

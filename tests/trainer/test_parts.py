@@ -1,4 +1,4 @@
-"""Settings, tasks, triggers, metrics, entropy, the scheduler: the parts around the loop."""
+"""Settings, tasks, triggers, metrics, entropy: the parts around the loop."""
 
 import asyncio
 import json
@@ -13,9 +13,6 @@ from trainer_harness import TINY, rollout, with_settings
 from grpo_roc import checkpoint, config, evaluate, metrics, stages
 from grpo_roc.__main__ import main
 from grpo_roc.engines import expand
-from grpo_roc.engines.base import Generated, Load, Sampling
-from grpo_roc.engines.scheduler import Scheduler
-from grpo_roc.engines.weights import Weights
 from grpo_roc.env import Position
 from grpo_roc.experiments import entropy
 from grpo_roc.rollout import Limits, Trajectory
@@ -271,106 +268,3 @@ def test_entropies_that_no_model_computed_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(made_up))
     with pytest.raises(ValueError, match="all entropies are 0"):
         entropy.report(tmp_path / "t.jsonl", None, 64)
-
-
-# -- scheduler ------------------------------------------------------------------------------------------------------------
-
-
-class _Engine:
-    """Holds requests until they are let go, and counts what it holds."""
-
-    def __init__(self, name: str, capacity: int) -> None:
-        self.name, self.capacity = name, capacity
-        self.held: dict[str, int] = {}
-        self.gates: dict[str, asyncio.Event] = {}
-        self.most = 0
-        self.preempted = 0
-
-    async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated:
-        self.held[request_id] = len(ids) + sampling.max_new
-        self.most = max(self.most, sum(self.held.values()))
-        await self.gates.setdefault(request_id, asyncio.Event()).wait()
-        return Generated([1], [0.0], "stop", preempted=self.preempted)
-
-    async def release(self, request_id: str) -> None:
-        self.held.pop(request_id)
-
-    async def load(self) -> Load:
-        return Load(self.capacity, sum(self.held.values()), len(self.held), 0, 0)
-
-    async def update_weights(self, weights: Weights) -> None: ...
-    async def check(self) -> None: ...
-    async def aclose(self) -> None: ...
-
-
-async def _run_all(scheduler: Scheduler, engines: list[_Engine], count: int) -> None:
-    async def one(number: int) -> None:
-        await scheduler.generate(str(number), [1] * 20, Sampling(80))
-        await scheduler.release(str(number))
-
-    tasks = [asyncio.create_task(one(number)) for number in range(count)]
-    async with asyncio.timeout(30):
-        while not all(task.done() for task in tasks):
-            for engine in engines:
-                for gate in list(engine.gates.values())[:3]:
-                    gate.set()
-                engine.gates = {name: gate for name, gate in engine.gates.items() if not gate.is_set()}
-            await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
-
-
-async def test_dynamic_never_promises_more_than_an_engine_can_hold() -> None:
-    engines = [_Engine("small", 250), _Engine("large", 1000)]
-    await _run_all(Scheduler(engines, config.Scheduler(mode="dynamic", util=1.0)), engines, 40)
-    assert [engine.most for engine in engines] == [200, 1000]
-
-
-async def test_static_deals_evenly_and_overflows() -> None:
-    engines = [_Engine("small", 250), _Engine("large", 1000)]
-    scheduler = Scheduler(engines, config.Scheduler(mode="static"))
-    await _run_all(scheduler, engines, 40)
-    assert [tracked.served for tracked in scheduler.engines] == [20, 20] and engines[0].most > 250
-
-
-async def test_all_turns_of_a_rollout_stay_on_one_engine() -> None:
-    engines = [_Engine("a", 1000), _Engine("b", 1000)]
-    scheduler = Scheduler(engines, config.Scheduler())
-    for engine in engines:
-        engine.gates = {name: asyncio.Event() for name in "xy"}
-        for gate in engine.gates.values():
-            gate.set()
-    for ids in ([1] * 10, [1] * 30):
-        await scheduler.generate("x", ids, Sampling(5))
-        await scheduler.generate("y", ids, Sampling(5))
-    assert [set(engine.held) for engine in engines] in ([{"x"}, {"y"}], [{"y"}, {"x"}])
-
-
-async def test_a_rollout_that_fits_nowhere_runs_alone() -> None:
-    engines = [_Engine("a", 50)]
-    await _run_all(Scheduler(engines, config.Scheduler()), engines, 3)
-    assert engines[0].most == 100
-
-
-async def test_adaptive_learns_lengths_and_backs_off_when_an_engine_preempts() -> None:
-    engine = _Engine("a", 10_000)
-    scheduler = Scheduler([engine], config.Scheduler(reserve="adaptive"))
-    assert scheduler.reservation(20, 80) == 100
-    await _run_all(scheduler, [engine], 40)
-    assert scheduler.reservation(20, 80) == 21 and scheduler.engines[0].overcommit > 1
-    before, engine.preempted = scheduler.engines[0].overcommit, 1
-    await _run_all(scheduler, [engine], 1)
-    assert scheduler.engines[0].overcommit < before
-
-
-async def test_a_cancelled_rollout_leaves_the_queue() -> None:
-    engine = _Engine("a", 100)
-    scheduler = Scheduler([engine], config.Scheduler(util=1.0))
-    first = asyncio.create_task(scheduler.generate("1", [1] * 20, Sampling(80)))
-    second = asyncio.create_task(scheduler.generate("2", [1] * 20, Sampling(80)))
-    await asyncio.sleep(0.01)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
-    engine.gates["1"].set()
-    await first
-    await scheduler.release("1")
-    assert not scheduler._waiting and scheduler.engines[0].reserved == 0
