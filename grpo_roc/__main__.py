@@ -41,9 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in {"rl": "train with GRPO-RoC", "stages": "train in stages, each until its trigger"}.items():
         one = add(name, f"{text}; resumes from --out", out="")
         one.add_argument("--model", type=Path, help="the SFT model; default: model.path of the settings")
-    one = add("eval", "evaluate a model on held-out problems", seed=True)
+    one = add("eval", "evaluate a model on every benchmark: mean@k and its standard error", seed=True)
     one.add_argument("--model", type=Path, required=True)
     one.add_argument("--no-tool", action="store_true", help="answer every tool call with an error")
+    one.add_argument("--json", type=Path, help="write the results to this file too")
     one.add_argument("--trajectories", type=Path, help="write the rollouts to this JSONL file, for `entropy`")
     add("demo", "SFT, RL, evaluation and a report, on a CPU", out="runs/demo", seed=True)
     one = add("ab", "compare arms with the same start, seeds and number of updates", out="runs/ab")
@@ -107,10 +108,12 @@ def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
         case "eval":
             with service_url(settings.service) as url:
                 tools = not args.no_tool
-                found, rollouts = asyncio.run(run_eval(settings, args.model, url=url, tools=tools, seed=args.seed))
-            print(json.dumps(found, indent=1))
+                found = asyncio.run(run_eval(settings, args.model, url=url, tools=tools, seed=args.seed))
+            print(found.table())
+            if args.json:
+                args.json.write_text(json.dumps(found.as_dict(), indent=1))
             if args.trajectories:
-                entropy.write(args.trajectories, rollouts, settings, args.model)
+                entropy.write(args.trajectories, found.rollouts, settings, args.model)
         case "demo":
             return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
         case "ab":
