@@ -60,8 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     one = add("prepare", "make a problem file from files of a published data set", configured=False, out="")
     one.add_argument("kind", choices=sorted(prepare.KINDS))
     one.add_argument("files", nargs="+", type=Path, help="parquet (needs pyarrow), JSON or JSONL")
-    one = add("doctor", "check device, engines and service with one round trip each")
-    one.add_argument("--gpu", action="store_true", help="fail without a GPU")
+    one = add("doctor", "check device, memory, engines and service")
+    one.add_argument("--full", action="store_true", help="also engines against the trainer, collectives, speed and memory")
+    one.add_argument("--gpu", action="store_true", help="--full, and fail without a GPU")
+    one.add_argument("--model", type=Path, help="default: model.path of the settings, or a tiny model")
+    one.add_argument("--ranks", type=int, help="ranks of the run to come; default: one per GPU")
+    one.add_argument("--report", type=Path, help="write a Markdown report; default with --full: doctor.md")
     return parser
 
 
@@ -86,7 +90,9 @@ def _run(args: argparse.Namespace, settings: config.Config) -> int:
         case "stages":
             print(stages.table(asyncio.run(stages.run_stages(settings, _start(args, settings), args.out))))
         case "doctor":
-            return doctor.run(settings, need_gpu=args.gpu)
+            full = args.full or args.gpu
+            report = args.report or (Path("doctor.md") if full else None)
+            return doctor.run(settings, need_gpu=args.gpu, full=full, model=args.model, ranks=args.ranks, report=report)
         case _:
             return _run_experiment(args, settings)
     return 0

@@ -64,7 +64,7 @@ class Forecast(NamedTuple):
 
 
 def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.3f} MB"
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
 class Size(NamedTuple):
