@@ -37,12 +37,12 @@ def at(service_url: str, engines: list[str], *changes: str, base: config.Config 
 
 
 class Vllm:
-    def __init__(self, model: Path, logs: Path, *arguments: str) -> None:
+    def __init__(self, model: Path, logs: Path, *arguments: str, nice: int = 10) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = logs / "vllm.log"
         # The `vllm` command asks for the metadata of a distribution named vllm, which the wheel for CPUs does not have.
-        self._command = ["nice", "-n", "10", str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+        self._command = ["nice", "-n", str(nice), str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         self._command += ["--model", str(model), "--host", "127.0.0.1", "--port", str(self.port), "--enable-scale-out"]
         self._command += ["--enforce-eager", "--max-model-len", "1024", *arguments]
         self._process: subprocess.Popen[bytes] | None = None

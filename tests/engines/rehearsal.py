@@ -21,7 +21,7 @@ from common import wait_until
 from engine_harness import TOY, Vllm
 from service_harness import serving
 
-from grpo_roc import config, metrics
+from grpo_roc import config, doctor, metrics
 from grpo_roc.engines.weights import SHARED
 from grpo_roc.model import make_tiny
 from grpo_roc.sft import run_sft
@@ -84,6 +84,11 @@ def write_data(data: Path) -> None:
     for name, problems in split.items():
         rows = [{"id": f"{name}/{n}", "problem": one.text, "answer": one.answer} for n, one in enumerate(problems)]
         (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 class Trainer:
@@ -182,21 +187,18 @@ def main() -> int:
         data = Path(folder)
         write_data(data)
         print(f"model and data after {time.monotonic() - began:.0f} s", flush=True)
-        logs = [data / f"engine{number}" for number in range(2)]
-        for log in logs:
-            log.mkdir()
-        with (
-            Vllm(data / "model", logs[0], "--dtype", "bfloat16") as one,
-            Vllm(data / "model", logs[1], "--dtype", "bfloat16") as two,
-        ):
+        one, two = (Vllm(data / "model", make_folder(data / name), "--dtype", "bfloat16", nice=0) for name in ("one", "two"))
+        with one, two:
             for engine in (one, two):
                 engine.wait()
             print(f"engines ready after {time.monotonic() - began:.0f} s", flush=True)
-            derive(data, [one.url, two.url], service.url)
+            settings = derive(data, [one.url, two.url], service.url)
             try:
-                found = rehearse(data, [one, two])
+                failed = doctor.run(settings, need_gpu=False, full=True, ranks=RANKS)
+                found = [("doctor finds nothing wrong", f"exit code {failed}", failed == 0), *rehearse(data, [one, two])]
             except BaseException:
-                print((data / "trainer.log").read_text()[-8000:])
+                if (log := data / "trainer.log").exists():
+                    print(log.read_text()[-8000:])
                 raise
     print("\n".join(metrics.table(["checked", "found", ""], [[*one[:2], "ok" if one[2] else "**FAIL**"] for one in found], 3)))
     print(f"{time.monotonic() - began:.0f} s")
