@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from common import wait_until
 from engine_harness import TOY, Vllm
 from service_harness import serving
@@ -69,8 +70,8 @@ def derive(data: Path, engines: list[str], service: str) -> config.Config:
     for stage, (response, turns) in zip(tree["stages"], LIMITS, strict=True):
         stage |= {"steps": STEPS, "min_steps": 1, "max_response": response, "turns": turns}
         stage["eval_every"] = 2 if stage["eval_every"] else 0
-    (data / "settings.json").write_text(json.dumps(tree))
-    return config.load(data / "settings.json")
+    (data / "settings.yaml").write_text(yaml.safe_dump(tree))
+    return config.load(data / "settings.yaml")
 
 
 def write_data(data: Path) -> None:
@@ -97,7 +98,7 @@ class Trainer:
     def __init__(self, data: Path, out: Path) -> None:
         self.out, self._log = out, data / "trainer.log"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
-        command += ["-m", "grpo_roc", "stages", "--config", str(data / "settings.json"), "--out", str(out)]
+        command += ["-m", "grpo_roc", "stages", "--config", str(data / "settings.yaml"), "--out", str(out)]
         variables = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True)
