@@ -5,6 +5,7 @@
 # make train-demo    SFT and RL of a tiny model on this CPU, in minutes, with a report
 # make test-integrations  published clients of other services, each in an environment of its own, against this one; adapters for trainers
 # make test-engines  the trainer with a real vLLM on the CPU and a real pretrained model (2.4 GB in .venvs/engines; 15 minutes)
+# make rehearsal  the GPU node's layout on the CPU: two vLLM, two FSDP2 ranks, three stages, an engine and a rank killed (15 minutes)
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make test-upgrade  the previous commit's gateway with this worker and the reverse, under load; its chart values (BASE=COMMIT)
 # make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
@@ -80,6 +81,11 @@ bench-scheduler: install-all
 	@sh tests/engines/install.sh
 	EXEC_ENGINES=.venvs/engines PYTHONPATH=. $(BIN)/python tests/engines/bench_scheduler.py --out runs/scheduler.jsonl $(ARGS)
 	PYTHONPATH=. $(BIN)/python tests/engines/scheduler_page.py runs/scheduler.jsonl
+
+.PHONY: rehearsal
+rehearsal: install-all
+	@sh tests/engines/install.sh
+	@EXEC_ENGINES=.venvs/engines PYTHONPATH=.:tests:tests/service:tests/worker:tests/trainer:tests/engines $(BIN)/python tests/engines/rehearsal.py
 
 .PHONY: test-deploy
 test-deploy: install-dev

@@ -42,9 +42,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in {"rl": "train with GRPO-RoC", "stages": "train in stages, each until its trigger"}.items():
         one = add(name, f"{text}; resumes from --out", out="")
         one.add_argument("--model", type=Path, help="the SFT model; default: model.path of the settings")
-    one = add("eval", "evaluate a model on held-out problems", seed=True)
+    one = add("eval", "evaluate a model on every benchmark: mean@k and its standard error", seed=True)
     one.add_argument("--model", type=Path, required=True)
     one.add_argument("--no-tool", action="store_true", help="answer every tool call with an error")
+    one.add_argument("--json", type=Path, help="write the results to this file too")
     one.add_argument("--trajectories", type=Path, help="write the rollouts to this JSONL file, for `entropy`")
     add("demo", "SFT, RL, evaluation and a report, on a CPU", out="runs/demo", seed=True)
     one = add("ab", "compare arms with the same start, seeds and number of updates", out="runs/ab")
@@ -60,8 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     one = add("prepare", "make a problem file from files of a published data set", configured=False, out="")
     one.add_argument("kind", choices=sorted(prepare.KINDS))
     one.add_argument("files", nargs="+", type=Path, help="parquet (needs pyarrow), JSON or JSONL")
-    one = add("doctor", "check device, engines and service with one round trip each")
-    one.add_argument("--gpu", action="store_true", help="fail without a GPU")
+    one = add("doctor", "check device, memory, engines and service")
+    one.add_argument("--full", action="store_true", help="also engines against the trainer, collectives, speed and memory")
+    one.add_argument("--gpu", action="store_true", help="--full, and fail without a GPU")
+    one.add_argument("--model", type=Path, help="default: model.path of the settings, or a tiny model")
+    one.add_argument("--ranks", type=int, help="ranks of the run to come; default: one per GPU")
+    one.add_argument("--report", type=Path, help="write a Markdown report; default with --full: doctor.md")
     return parser
 
 
@@ -88,7 +93,9 @@ def _run(args: argparse.Namespace, settings: config.Config) -> int:
         case "stages":
             print(stages.table(asyncio.run(stages.run_stages(settings, _start(args, settings), args.out))))
         case "doctor":
-            return doctor.run(settings, need_gpu=args.gpu)
+            full = args.full or args.gpu
+            report = args.report or (Path("doctor.md") if full else None)
+            return doctor.run(settings, need_gpu=args.gpu, full=full, model=args.model, ranks=args.ranks, report=report)
         case _:
             return _run_experiment(args, settings)
     return 0
@@ -110,10 +117,12 @@ def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
         case "eval":
             with service_url(settings.service) as url:
                 tools = not args.no_tool
-                found, rollouts = asyncio.run(run_eval(settings, args.model, url=url, tools=tools, seed=args.seed))
-            print(json.dumps(found, indent=1))
+                found = asyncio.run(run_eval(settings, args.model, url=url, tools=tools, seed=args.seed))
+            print(found.table())
+            if args.json:
+                args.json.write_text(json.dumps(found.as_dict(), indent=1))
             if args.trajectories:
-                entropy.write(args.trajectories, rollouts, settings, args.model)
+                entropy.write(args.trajectories, found.rollouts, settings, args.model)
         case "demo":
             return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
         case "ab":

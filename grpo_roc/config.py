@@ -83,6 +83,8 @@ class Task(Section, frozen=True):
     sft_file: str = ""
     eval_file: str = ""
     eval_files: dict[str, str] = field(default_factory=dict)  # instead of eval_file: a file by benchmark
+    val_file: str = ""  # validation; empty: problems of rl_file, which are not trained on
+    val_problems: Positive = 256  # at most; and at most a tenth of rl_file
     first_bug: Share = 0.45  # arith: share of demonstrations that begin with a bug
     first_guess: Share = 0.13  # arith: share that guess the answer
     verify_kind: Literal["math", "exact", "numeric"] = "numeric"
@@ -135,8 +137,9 @@ class Rl(Section, frozen=True):
 
 
 class Eval(Section, frozen=True):
-    problems: Positive = 1024
+    problems: Positive = 1024  # of each benchmark, at most
     samples: Positive = 1
+    val_samples: Positive = 1  # of each validation problem
     temperature: float = 1.0
     turns: Positive = 5
     max_response: Positive = 256
@@ -154,7 +157,7 @@ class Stage(Section, frozen=True):
     filter_8of8: bool = False  # drop problems that the policy solves in 8 of 8 rollouts
     reset_optimizer: bool = False
     eval_every: int = 0
-    eval_drop: float = 0.05
+    eval_drop_se: float = 3.5  # eval_drop: standard errors of the paired difference
 
 
 class Service(Section, frozen=True):
@@ -183,9 +186,9 @@ class Config(Section, frozen=True):
     threads: int = 0  # torch's threads on a CPU; 0: torch's default
 
     def __post_init__(self) -> None:
-        if self.scheduler.colocated and self.rl.overlap != "off":
+        if self.scheduler.colocated and self.rl.overlap != "none":
             raise ValueError(
-                "scheduler.colocated: engines that sleep during the update make no rollouts meanwhile; set rl.overlap=off"
+                "scheduler.colocated: engines that sleep during the update make no rollouts meanwhile; set rl.overlap=none"
             )
 
     @property

@@ -1,38 +1,100 @@
-"""Check device, model, engines and service with one round trip each."""
+"""Check device, memory, engines and service before a run; `--full` also compares them with the trainer and with the hardware.
+
+Each line is ok, FAIL or skipped, with the figures or the reason. The lines are printed and written to a Markdown report.
+"""
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from grpo_roc import config
+from grpo_roc import checks, config, metrics
 from grpo_roc.chat import ToolCall
+from grpo_roc.checks import Setup, Skip
 from grpo_roc.distributed import pick_device
-from grpo_roc.engines import make_engines
 from grpo_roc.engines.base import Engine, Sampling
 from grpo_roc.env import service_url, tool_env
 from grpo_roc.loss import logprobs
-from grpo_roc.model import load_model, make_model, make_tiny
+from grpo_roc.model import make_model, make_tiny
 
 
-def run(settings: config.Config, *, need_gpu: bool) -> int:
-    checks: dict[str, Callable[[], str]] = {
+class Line(NamedTuple):
+    status: str  # ok, FAIL, skipped
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.status:8}{self.name}: {self.text}"
+
+
+def run(
+    settings: config.Config,
+    *,
+    need_gpu: bool,
+    full: bool = False,
+    model: Path | None = None,
+    ranks: int | None = None,
+    report: Path | None = None,
+) -> int:
+    """0 if no check failed. `ranks`: of the run to come; without it those of torchrun, or one per GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = model or Path(settings.model.path or folder)
+        if path == Path(folder):
+            make_tiny(settings, path)
+        setup = Setup(settings, path, ranks or _ranks(settings))
+        lines = []
+        for name, check in (_checks(setup, need_gpu) | (_full(setup) if full else {})).items():
+            lines.append(_line(name, check))
+            print(lines[-1], flush=True)
+    if report is not None:
+        report.write_text(_report(settings, lines))
+        print(f"report: {report}")
+    return 1 if any(line.status == "FAIL" for line in lines) else 0
+
+
+def _ranks(settings: config.Config) -> int:
+    if settings.parallel.kind == "none":
+        return 1
+    return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
+
+
+def _line(name: str, check: Callable[[], str]) -> Line:
+    try:
+        return Line("ok", name, check())
+    except Skip as reason:
+        return Line("skipped", name, str(reason))
+    except Exception as error:
+        return Line("FAIL", name, f"{type(error).__name__}: {error}")
+
+
+def _report(settings: config.Config, lines: list[Line]) -> str:
+    rows = [[line.name, line.status, " ".join(line.text.split()).replace("|", "/")] for line in lines]
+    return "\n".join([f"# Doctor: {settings.name}", "", *metrics.table(["check", "status", "found"], rows, 3), ""])
+
+
+def _checks(setup: Setup, need_gpu: bool) -> dict[str, Callable[[], str]]:
+    return {
         "torch": lambda: f"{torch.__version__}, HIP {torch.version.hip}, CUDA {torch.version.cuda}",
-        "device": lambda: _device(settings, need_gpu),
-        "one forward and backward pass": lambda: _learn(settings),
-        "engines": lambda: asyncio.run(_engines(settings)),
-        "service": lambda: asyncio.run(_service(settings)),
+        "device": lambda: _device(setup.settings, need_gpu),
+        "one forward and backward pass": lambda: _learn(setup.settings),
+        "memory forecast": lambda: checks.fits(setup),
+        "engines": lambda: asyncio.run(setup.each_engine(_generate)),
+        "service": lambda: asyncio.run(_service(setup.settings)),
     }
-    failed = 0
-    for name, check in checks.items():
-        try:
-            print(f"ok    {name}: {check()}")
-        except Exception as error:
-            failed += 1
-            print(f"FAIL  {name}: {type(error).__name__}: {error}")
-    return 1 if failed else 0
+
+
+def _full(setup: Setup) -> dict[str, Callable[[], str]]:
+    return {
+        "log-probabilities of engine and trainer": lambda: asyncio.run(setup.each_engine(checks.parity)),
+        "weights to the engine and back": lambda: asyncio.run(setup.each_engine(checks.round_trip)),
+        "collectives": lambda: checks.collective_bandwidth(setup),
+        "generation speed": lambda: asyncio.run(setup.each_engine(checks.speed)),
+        "memory of an update": lambda: checks.memory(setup),
+    }
 
 
 def _device(settings: config.Config, need_gpu: bool) -> str:
@@ -52,24 +114,11 @@ def _learn(settings: config.Config) -> str:
     return f"loss {float(loss):.2f}"
 
 
-async def _engines(settings: config.Config) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(settings.model.path or folder)
-        if not settings.model.path:
-            make_tiny(settings, path)
-        local = any(engine.kind == "local" for engine in settings.engines)
-        weights = load_model(path, settings.model, pick_device()).state_dict() if local else {}
-        return ", ".join([await _generate(engine) for engine in make_engines(settings, path, weights)])
-
-
-async def _generate(engine: Engine) -> str:
-    try:
-        generated = await engine.generate("doctor", [1, 2, 3], Sampling(4))
-        await engine.release("doctor")
-        load = await engine.load()
-    finally:
-        await engine.aclose()
-    return f"{engine.name}: {len(generated.ids)} tokens, cache for {load.capacity:,}"
+async def _generate(setup: Setup, engine: Engine) -> str:
+    generated = await engine.generate("doctor", [1, 2, 3], Sampling(4))
+    await engine.release("doctor")
+    load = await engine.load()
+    return f"{len(generated.ids)} tokens, cache for {load.capacity:,}"
 
 
 async def _service(settings: config.Config) -> str:

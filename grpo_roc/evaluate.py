@@ -1,8 +1,11 @@
-"""Evaluation on held-out problems, with the tool and without it."""
+"""Evaluation: mean@k with its standard error for each benchmark, with the tool and without it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import math
+import statistics
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from grpo_roc import config, metrics
 from grpo_roc.checkpoint import untied
@@ -21,31 +24,94 @@ BATCH = 256  # rollouts at a time in lockstep
 IN_PROGRESS = 2048  # rollouts else; the scheduler lets as many of them generate as fit
 
 
-async def run_eval(
-    settings: config.Config, folder: Path, *, url: str, tools: bool = True, seed: int = 0
-) -> tuple[dict[str, float], list[Trajectory]]:
-    """Evaluate the model in `folder`, without injected faults."""
+class Score(NamedTuple):
+    """mean@k: the mean over problems of the mean reward of their rollouts.
+
+    The standard error is that of a mean over problems. It covers the choice of problems and the sampling of rollouts.
+    """
+
+    mean: float
+    error: float | None  # None with fewer than two problems
+    problems: int
+    samples: int  # k
+    unknown: int  # rollouts without a reward, left out
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if self.error is None else f"{self.mean:.3f} ± {self.error:.3f}"
+
+
+class Evaluation(NamedTuple):
+    scores: dict[str, Score]  # by benchmark, and `all` if there are several
+    metrics: dict[str, float]  # of all rollouts
+    rollouts: list[Trajectory]
+
+    def table(self) -> str:
+        samples = max(score.samples for score in self.scores.values())
+        head = ["benchmark", "problems", f"mean@{samples}", "standard error", "rollouts without a reward"]
+        rows = [
+            [name, one.problems, one.mean, "-" if one.error is None else one.error, one.unknown]
+            for name, one in self.scores.items()
+        ]
+        return "\n".join(metrics.table(head, rows))
+
+    def as_dict(self) -> dict[str, object]:
+        return {"benchmarks": {name: score._asdict() for name, score in self.scores.items()}, "metrics": self.metrics}
+
+
+async def run_eval(settings: config.Config, folder: Path, *, url: str, tools: bool = True, seed: int = 0) -> Evaluation:
+    """Evaluate the model in `folder` on all benchmarks, without injected faults."""
     model = load_model(folder, settings.model, use_device(settings))
     weights = untied(model.state_dict(), model.config)
     engine = make_engine(settings, folder, weights, lockstep=settings.engines[0].kind == "local")
     await engine.update_weights(Weights(weights, 0))
     async with tool_env(settings, url, noise=config.Noise()) as env:
         actor = Actor(engine, env, Codec(load_tokenizer(folder), settings.chat))
-        problems = make_task(settings).heldout(settings.eval.problems)
-        found = await evaluate(actor, problems, settings.eval, seed=seed, tools=tools)
+        benchmarks = make_task(settings).benchmarks(settings.eval.problems)
+        found = await evaluate(actor, benchmarks, settings.eval, seed=seed, tools=tools)
     await engine.aclose()
     return found
 
 
 async def evaluate(
-    actor: Actor, problems: Sequence[Problem], settings: config.Eval, *, seed: int, tools: bool = True
-) -> tuple[dict[str, float], list[Trajectory]]:
+    actor: Actor, benchmarks: Mapping[str, Sequence[Problem]], settings: config.Eval, *, seed: int, tools: bool = True
+) -> Evaluation:
+    """All benchmarks in one pool, so that the engines stay busy until the last of them ends."""
+    problems = [problem for one in benchmarks.values() for problem in one]
+    if not problems:
+        raise config.ConfigError(
+            "no problems to evaluate: set task.eval_files, or for validation task.val_file or task.rl_file"
+        )
     limits = Limits(settings.turns, settings.max_response, settings.temperature, tools)
     rollouts: list[Trajectory] = []
-    async for part in sample(actor, problems[: settings.problems], settings.samples, limits, Position(seed, EVAL_STEP)):
+    async for part in sample(actor, problems, settings.samples, limits, Position(seed, EVAL_STEP)):
         rollouts += part
     rollouts.sort(key=lambda one: (one.group, one.sample))
-    return metrics.of_rollouts(rollouts) | first_calls(rollouts) | {"n": float(len(rollouts))}, rollouts
+    found = metrics.of_rollouts(rollouts) | first_calls(rollouts) | {"n": float(len(rollouts))}
+    return Evaluation(_scores(benchmarks, rollouts), found, rollouts)
+
+
+def _scores(benchmarks: Mapping[str, Sequence[Problem]], rollouts: Sequence[Trajectory]) -> dict[str, Score]:
+    scores, first = {}, 0
+    for name, problems in benchmarks.items():
+        last = first + len(problems)
+        scores[name] = score([one for one in rollouts if first <= one.group < last])
+        first = last
+    return scores if len(scores) == 1 else scores | {"all": score(rollouts)}
+
+
+def score(rollouts: Sequence[Trajectory]) -> Score:
+    means = [mean for mean in problem_means(rollouts) if mean is not None]
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
+    samples = max((one.sample + 1 for one in rollouts), default=0)
+    return Score(metrics.mean(means), error, len(means), samples, sum(one.reward is None for one in rollouts))
+
+
+def problem_means(rollouts: Sequence[Trajectory]) -> list[float | None]:
+    """The mean reward of each problem, in the order of the problems; None where no rollout has a reward."""
+    rewards: dict[int, list[float]] = {}
+    for one in rollouts:
+        rewards.setdefault(one.group, []).extend([] if one.reward is None else [one.reward])
+    return [statistics.fmean(found) if found else None for _, found in sorted(rewards.items())]
 
 
 async def sample(

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from tqdm import tqdm
@@ -14,7 +14,7 @@ from grpo_roc.engines import make_engine
 from grpo_roc.engines.base import Engine
 from grpo_roc.engines.weights import Weights
 from grpo_roc.env import service_url, tool_env
-from grpo_roc.evaluate import evaluate
+from grpo_roc.evaluate import Score, evaluate, problem_means, score
 from grpo_roc.grpo import Row, push_weights, train_step
 from grpo_roc.learner import Learner
 from grpo_roc.model import load_tokenizer
@@ -23,8 +23,11 @@ from grpo_roc.rollout import Actor, Codec, Limits
 from grpo_roc.tasks import make_task
 
 
-async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_problems: int = 256) -> Path:
-    """Train the model in `start`, or resume from `out/latest`; the result is in `out/model`, the best policy in `out/best`."""
+async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_problems: int | None = None) -> Path:
+    """Train the model in `start`, or resume from `out/latest`; the result is in `out/model`, the best policy in `out/best`.
+
+    `eval_problems`: use only so many validation problems.
+    """
     async with open_run(settings, start, out, eval_problems) as run:
         with run.progress(settings.rl.arm, settings.rl.steps, run.state.step) as bar:
             while run.state.step < settings.rl.steps:
@@ -36,10 +39,19 @@ async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_proble
     return out / "model"
 
 
+class Validation(NamedTuple):
+    score: Score
+    problems: list[float | None]  # mean reward of each
+
+    def row(self) -> Row:
+        """`eval/problems` is not logged: stages compare it with that of an earlier validation."""
+        return {"eval/reward": self.score.mean, "eval/se": self.score.error or 0.0, "eval/problems": self.problems}
+
+
 class Run:
     """An open RL run. Only rank 0 has an engine, an actor and a log."""
 
-    def __init__(self, settings: config.Config, start: Path, out: Path, eval_problems: int) -> None:
+    def __init__(self, settings: config.Config, start: Path, out: Path, eval_problems: int | None) -> None:
         self.settings, self.out, self._eval_problems = settings, out, eval_problems
         self.ranks = Ranks(settings.parallel, use_device(settings))
         latest = sharded.find_latest(out, self.ranks)
@@ -71,32 +83,31 @@ class Run:
         self.rollouts.restore(self._waiting)
 
     async def step(self, eval_every: int, limits: Limits | None = None, *, last: bool = False) -> Row:
-        """One training step, and after every `eval_every` steps an evaluation; the best policy is kept in `best`."""
+        """One training step, and after every `eval_every` steps a validation; the best policy by it is kept in `best`."""
         row = await train_step(self.state.step, self.settings.rl, self.task, self.learner, self.rollouts, limits, last=last)
         self.state = self.state._replace(step=self.state.step + 1)
         if eval_every and self.state.step % eval_every == 0:
-            reward = await self.eval_reward()
-            if self.actor is not None:
-                row["eval/reward"] = reward
-            if reward > self.state.best:
-                self.state = self.state._replace(best=reward)
+            found = await self.validate()
+            row |= found.row()
+            if found.score.mean > self.state.best:
+                self.state = self.state._replace(best=found.score.mean)
                 self.save("best")
         return row
 
-    async def eval_reward(self) -> float:
-        """Mean reward on held-out problems, the same on every rank."""
+    async def validate(self) -> "Validation":
+        """On the validation problems and never on a benchmark; the same on every rank."""
         if self.settings.rl.overlap != "none":  # the engines have the weights from before the last update
             if self.rollouts is not None:
                 await self.rollouts.finish()
             self.ranks.barrier()
             await push_weights(self.learner, self.actor, self.state.step)
-        reward = None
+        found = None
         if self.actor is not None:
-            settings = msgspec.structs.replace(self.settings.eval, problems=self._eval_problems, samples=1)
-            problems = self.task.heldout(self._eval_problems)
-            found, _ = await evaluate(self.actor, problems, settings, seed=self.settings.rl.seed)
-            reward = found["reward/mean"]
-        return self.ranks.broadcast(reward)
+            settings = msgspec.structs.replace(self.settings.eval, samples=self.settings.eval.val_samples)
+            problems = self.task.validation()[: self._eval_problems]
+            rollouts = (await evaluate(self.actor, {"validation": problems}, settings, seed=self.settings.rl.seed)).rollouts
+            found = Validation(score(rollouts), problem_means(rollouts))
+        return self.ranks.broadcast(found)
 
     async def save_latest(self) -> None:
         """Write the checkpoint from which a run resumes. Collective: every rank must call it."""
@@ -120,7 +131,7 @@ class Run:
 
     def log(self, row: Row, bar: Any) -> None:
         if self._log is not None:
-            self._log.add(row)
+            self._log.add({name: value for name, value in row.items() if name != "eval/problems"})
             bar.set_postfix_str(metrics.line(row))
             bar.update()
 
@@ -132,7 +143,7 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def open_run(settings: config.Config, start: Path, out: Path, eval_problems: int) -> AsyncIterator[Run]:
+async def open_run(settings: config.Config, start: Path, out: Path, eval_problems: int | None) -> AsyncIterator[Run]:
     async with contextlib.AsyncExitStack() as stack:
         run = Run(settings, start, out, eval_problems)
         stack.push_async_callback(run.aclose)

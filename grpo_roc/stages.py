@@ -2,10 +2,11 @@
 
 plateau    the share of truncated rollouts has settled and the reward has stopped rising
 solved     every rollout is correct for most prompts, so they teach nothing
-eval_drop  the held-out reward fell from its best; the best checkpoint is kept
+eval_drop  the validation reward fell from its best by more than noise explains; the best checkpoint is kept
 """
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +22,10 @@ from grpo_roc.rollout import Limits, Trajectory
 from grpo_roc.runs import Run, open_run
 
 WINDOW = 10
-_TRIGGER_FIELDS = ("clip_ratio", "reward/mean", "groups/mixed", "groups/all0", "groups/all1", "len/mean", "eval/reward")
+_TRIGGER_FIELDS = ("clip_ratio", "reward/mean", "groups/mixed", "groups/all0", "groups/all1", "len/mean", "eval/problems")
 
 
-async def run_stages(settings: config.Config, start: Path, out: Path, *, eval_problems: int = 256) -> list[Row]:
+async def run_stages(settings: config.Config, start: Path, out: Path, *, eval_problems: int | None = None) -> list[Row]:
     """Run all stages of the settings in order; `out/stages.md` is a table of them."""
     if not settings.stages:
         raise config.ConfigError("stages: the settings have none")
@@ -50,19 +51,21 @@ async def _run_stage(run: Run) -> None:
             await _keep_hard(run, limits)
         if stage.reset_optimizer:
             run.learner.reset_optimizer()
-        run.state = run.state._replace(history={"first": await run.eval_reward()})
+        run.state = run.state._replace(
+            history={"first": str((found := await run.validate()).score), "problems": found.problems}
+        )
     end: End | None = None
     with run.progress(f"stage {number + 1}", stage.steps, len(rows)) as bar:
         while end is None:
             row = await run.step(stage.eval_every, limits, last=len(rows) + 1 == stage.steps) | {"stage": number + 1}
             rows.append({name: row[name] for name in _TRIGGER_FIELDS if name in row})
-            end = ranks.broadcast(stage_end(stage, rows) if ranks.is_main else None)
+            end = ranks.broadcast(stage_end(stage, rows, run.state.history["problems"]) if ranks.is_main else None)
             run.log(row, bar)
             run.state = run.state._replace(history=run.state.history | {"rows": rows, "stages": finished})
             if run.state.step % run.settings.rl.checkpoint_every == 0 and end is None:
                 await run.save_latest()
     await run.discard_rollouts()  # the next stage has other limits and problems
-    rewards = {"reward_first": run.state.history["first"], "reward_last": await run.eval_reward()}
+    rewards = {"reward_first": run.state.history["first"], "reward_last": str((await run.validate()).score)}
     if ranks.is_main:
         finished.append(_summary(number, stage, run, rows, end) | rewards)
         tqdm.write(f"stage {number + 1} ended after {len(rows)} steps by {end.by}: {end.why}")
@@ -138,9 +141,17 @@ class End(NamedTuple):
     why: str
 
 
-def stage_end(stage: config.Stage, rows: Sequence[Row]) -> End | None:
-    """Why the stage with these rows ends now; None: it continues."""
-    if len(rows) >= max(stage.min_steps, WINDOW) and (why := _TRIGGERS[stage.end](stage, rows)):
+Means = Sequence[float | None]  # the mean reward of each validation problem
+
+
+def stage_end(stage: config.Stage, rows: Sequence[Row], first: Means = ()) -> End | None:
+    """Why the stage with these rows ends now; None: it continues. `first`: the validation at its start."""
+    if stage.end == "eval_drop":
+        found = [first, *(row["eval/problems"] for row in rows if "eval/problems" in row)]
+        why = _eval_drop(stage, [means for means in found if means]) if "eval/problems" in rows[-1] else ""
+    else:
+        why = _TRIGGERS[stage.end](stage, rows) if len(rows) >= WINDOW else ""
+    if why and len(rows) >= stage.min_steps:
         return End(stage.end, why)
     if len(rows) >= stage.steps:
         return End("cap", f"{stage.steps} steps are done")
@@ -167,24 +178,41 @@ def _solved(stage: config.Stage, rows: Sequence[Row]) -> str:
     return ""
 
 
-def _eval_drop(stage: config.Stage, rows: Sequence[Row]) -> str:
-    found = [row["eval/reward"] for row in rows if "eval/reward" in row]
-    if len(found) > 1 and found[-1] < max(found) - stage.eval_drop:
-        return f"held-out reward fell from {max(found):.3f} to {found[-1]:.3f}"
-    return ""
+def _eval_drop(stage: config.Stage, found: Sequence[Means]) -> str:
+    """Compare the last validation with the best one, problem by problem: what problems have in common cancels out.
+
+    The best of several is lucky too, so that two standard errors would end a quarter of the stages by noise.
+    """
+    if len(found) < 2:
+        return ""
+    best = max(found[:-1], key=lambda means: metrics.mean(_known(means)))
+    drops = [was - now for was, now in zip(best, found[-1], strict=True) if was is not None and now is not None]
+    if len(drops) < 2:
+        return ""
+    drop, error = statistics.fmean(drops), statistics.stdev(drops) / math.sqrt(len(drops))
+    if drop <= max(0.0, stage.eval_drop_se * error):
+        return ""
+    was, now = (metrics.mean(_known(means)) for means in (best, found[-1]))
+    return (
+        f"validation reward fell from {was:.3f} to {now:.3f}: {drop:.3f} ± {error:.3f}, more than {stage.eval_drop_se} errors"
+    )
 
 
-_TRIGGERS = {"cap": lambda stage, rows: "", "plateau": _plateau, "solved": _solved, "eval_drop": _eval_drop}
+def _known(means: Means) -> list[float]:
+    return [mean for mean in means if mean is not None]
+
+
+_TRIGGERS = {"cap": lambda stage, rows: "", "plateau": _plateau, "solved": _solved}
 
 
 def table(found: Sequence[Row]) -> str:
     """One line per stage, as a Markdown table."""
-    head = ["stage", "problems", "max response", "turns", "steps", "mean tokens", "held-out reward", "ended by"]
+    head = ["stage", "problems", "max response", "turns", "steps", "mean tokens", "validation reward", "ended by"]
     rows = [
         [
             *(row[name] for name in ("stage", "problems", "max_response", "turns", "steps")),
             f"{row['tokens_first']:.1f} → {row['tokens_last']:.1f}",
-            f"{row['reward_first']:.3f} → {row['reward_last']:.3f}",
+            f"{row['reward_first']} → {row['reward_last']}",
             f"{row['by']}: {row['why']}",
         ]
         for row in found

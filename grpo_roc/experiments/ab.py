@@ -35,7 +35,7 @@ async def run(settings: config.Config, out: Path, model: Path | None, arms: list
     out.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else runs yet
     with with_service(settings) as settings:
         start = model or sft_model(settings, out)
-        base, _ = await run_eval(settings, start, url=settings.service.url, seed=0)
+        base = (await run_eval(settings, start, url=settings.service.url, seed=0)).metrics
         found: Found = {arm: {} for arm in arms}
         for seed in seeds:
             for arm in arms:
@@ -53,8 +53,7 @@ async def _run_arm(settings: config.Config, start: Path, out: Path, arm: Any, se
     if not done.exists():
         settings = config.with_rl(settings, arm=arm, seed=seed)
         end = await run_rl(settings, start, out)
-        found, _ = await run_eval(settings, end, url=settings.service.url, seed=seed)
-        done.write_text(json.dumps(found))
+        done.write_text(json.dumps((await run_eval(settings, end, url=settings.service.url, seed=seed)).metrics))
     read: dict[str, float] = json.loads(done.read_text())
     return read
 

@@ -60,16 +60,17 @@ async def run(settings: config.Config, out: Path, *, seed: int) -> bool:
         url = settings.service.url
         start = sft_model(settings, out, seed)
         sft_s = time.monotonic() - began
-        before, _ = await run_eval(settings, start, url=url, seed=seed)
+        before = await run_eval(settings, start, url=url, seed=seed)
         end = await run_rl(settings, start, out / "rl")
         rl_s = time.monotonic() - began - sft_s
-        after, rollouts = await run_eval(settings, end, url=url, seed=seed)
-        blind, _ = await run_eval(settings, end, url=url, seed=seed, tools=False)
+        after = await run_eval(settings, end, url=url, seed=seed)
+        blind = await run_eval(settings, end, url=url, seed=seed, tools=False)
     copying = {name: copied_shares(settings, folder) for name, folder in (("SFT", start), ("RL", end))}
     plots.of_run(out / "rl")
-    entropy.write(out / "trajectories.jsonl", rollouts[:256], settings, end)
+    entropy.write(out / "trajectories.jsonl", after.rollouts[:256], settings, end)
     entropy.report(out / "trajectories.jsonl", out, 64)
-    results = Results(before, after, blind, copying, {"SFT": sft_s, "RL": rl_s, "all": time.monotonic() - began})
+    seconds = {"SFT": sft_s, "RL": rl_s, "all": time.monotonic() - began}
+    results = Results(before.metrics, after.metrics, blind.metrics, copying, seconds)
     text = report(settings, results, metrics.read(out / "rl"))
     (out / "report.md").write_text(text)
     (out / "report.json").write_text(json.dumps(results._asdict()))
@@ -117,7 +118,7 @@ def copied_shares(settings: config.Config, folder: Path) -> dict[str, float]:
     model = load_model(folder, settings.model, use_device(settings))
     engine = make_engine(settings, folder, model.state_dict(), lockstep=True)
     assert isinstance(engine, LocalEngine)
-    codec, problems = Codec(load_tokenizer(folder), settings.chat), make_task(settings).heldout(128)
+    codec, problems = Codec(load_tokenizer(folder), settings.chat), make_task(settings).benchmarks(128)["heldout"]
     rng = random.Random("copying")
     texts = {f"{words} unseen words": [" ".join(rng.choices(_UNSEEN, k=words)) for _ in problems] for words in LENGTHS}
     texts |= {name: [text.format(problem.id) for problem in problems] for name, text in REAL.items()}

@@ -8,6 +8,7 @@ out=${1:-runs/rocm_1gpu}
 python -m grpo_roc prepare dapo "${DAPO:-downloads/dapo-math-17k.parquet}" --out data/dapo.jsonl
 python -m grpo_roc prepare aime24 "${AIME24:-downloads/aime24.jsonl}" --out data/aime24.jsonl
 python -m grpo_roc prepare aime25 "${AIME25:-downloads/aime25.jsonl}" --out data/aime25.jsonl
+python -m grpo_roc prepare math500 "${MATH500:-downloads/math500.jsonl}" --out data/math500.jsonl
 
 # 2. The format and the tool.
 python -m grpo_roc sft --config rocm_1gpu --model models/Qwen3-0.6B-Base --out "$out/sft"
@@ -22,6 +23,5 @@ until curl -sf http://127.0.0.1:30000/health; do sleep 2; done
 python -m grpo_roc doctor --gpu --config rocm_1gpu
 python -m grpo_roc rl --config rocm_1gpu --model "$out/sft/model" --out "$out/rl"
 
-# 5. Each benchmark for itself.
-python -m grpo_roc eval --config rocm_1gpu --model "$out/rl/model" --set "task.eval_files={aime24: data/aime24.jsonl}"
-python -m grpo_roc eval --config rocm_1gpu --model "$out/rl/model" --set "task.eval_files={aime25: data/aime25.jsonl}"
+# 5. Every benchmark.
+python -m grpo_roc eval --config rocm_1gpu --model "$out/rl/model" --json "$out/eval.json"

@@ -29,7 +29,5 @@ export HIP_VISIBLE_DEVICES=4,5,6,7
 python -m grpo_roc doctor --gpu --config rocm_8gpu
 torchrun --nproc_per_node 4 -m grpo_roc stages --config rocm_8gpu --model "$model" --out "$out"
 
-# 4. Each benchmark for itself.
-python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --set "task.eval_files={aime24: data/aime24.jsonl}"
-python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --set "task.eval_files={aime25: data/aime25.jsonl}"
-python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --set "task.eval_files={math500: data/math500.jsonl}" --set eval.problems=500
+# 4. Every benchmark.
+python -m grpo_roc eval --config rocm_8gpu --model "$out/model" --json "$out/eval.json"

@@ -10,6 +10,7 @@ distance and fails at the first traceback of another length.
 import random
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from exec_wire.messages.calls import cut_middle
 from grpo_roc import chat
@@ -26,18 +27,26 @@ WORDINGS = (
 # The digit is the hundred of an operand: 5 means 500 to 599. The model can find an operand by its value instead of its place,
 # which two or three layers learn in minutes.
 FORMS = {"mod": "{5}*{7}%{9}", "sum": "({5}*{7}+{6})%{9}", "long": "{5}*{7}%{9}+{6}//{8}-{4}"}
+Split = Literal["train", "validation", "test"]
 AFTER_ERROR = {"retry": 0.93, "bug": 0.05, "guess": 0.02}
 AFTER_RESULT = {"answer": 0.72, "check": 0.14, "twice": 0.14}
 BUGS = ("paren", "name", "json", "operand")
 _WORDS = "the file code line value error note tool warn hint this is not of a to number cache path table again later".split()
 
 
-def make_problem(rng: random.Random, kinds: Sequence[str], heldout: bool) -> Problem:
-    """Held-out and training problems have no expression in common."""
+def make_problem(rng: random.Random, kinds: Sequence[str], split: Split) -> Problem:
+    """The splits have no expression in common."""
     while True:
         code = FORMS[rng.choice(kinds)].format(*(rng.randrange(100 * hundred, 100 * hundred + 100) for hundred in range(10)))
-        if (zlib.crc32(code.encode()) % 10 == 0) == heldout:
+        if _split(code) == split:
             return Problem(code, rng.choice(WORDINGS).format(code), str(eval(code)))  # digits and operators from FORMS
+
+
+def _split(code: str) -> Split:
+    number, digit = divmod(zlib.crc32(code.encode()), 10)
+    if digit:
+        return "train"
+    return "test" if number % 4 else "validation"
 
 
 class Arith(Task):
@@ -45,17 +54,21 @@ class Arith(Task):
         if unknown := set(self._settings.problems) - set(FORMS):
             raise ValueError(f"task.problems: unknown kind {', '.join(unknown)}; known kinds: {', '.join(FORMS)}")
         rng = random.Random("pool")
-        return [make_problem(rng, self._settings.problems, False) for _ in range(self._settings.pool)]
+        return [make_problem(rng, self._settings.problems, "train") for _ in range(self._settings.pool)]
 
     def batch(self, seed: int, step: int, count: int) -> list[Problem]:
         if self.pool:
             return super().batch(seed, step, count)
         rng = random.Random(f"rl:{seed}:{step}")
-        return [make_problem(rng, self._settings.problems, False) for _ in range(count)]
+        return [make_problem(rng, self._settings.problems, "train") for _ in range(count)]
 
-    def heldout(self, count: int) -> list[Problem]:
+    def benchmarks(self, count: int) -> dict[str, list[Problem]]:
         rng = random.Random("heldout")
-        return [make_problem(rng, self._settings.problems, True) for _ in range(count)]
+        return {"heldout": [make_problem(rng, self._settings.problems, "test") for _ in range(count)]}
+
+    def validation(self) -> list[Problem]:
+        rng = random.Random("validation")
+        return [make_problem(rng, self._settings.problems, "validation") for _ in range(self._settings.val_problems)]
 
     def demonstrations(self, seed: int, step: int, count: int) -> list[list[Segment]]:
         rng = random.Random(f"sft:{seed}:{step}")
@@ -70,7 +83,7 @@ class Arith(Task):
         return [*errors, *turns, chat.observation(["1"], "<reason>"), *THOUGHTS.values(), "print pritn", *words]
 
     def _demonstrate(self, rng: random.Random) -> Iterator[Segment]:
-        problem = make_problem(rng, self._settings.problems, False)
+        problem = make_problem(rng, self._settings.problems, "train")
         yield Segment(chat.prompt(problem.text, self._chat.system, self._chat.opening), False)
         bug_share, guess_share = self._settings.first_bug, self._settings.first_guess
         action = _draw(rng, {"call": 1 - bug_share - guess_share, "bug": bug_share, "guess": guess_share})

@@ -39,7 +39,13 @@ class Task(ABC):
     @abstractmethod
     def _make_pool(self) -> Sequence[Problem]: ...
     @abstractmethod
-    def heldout(self, count: int) -> list[Problem]: ...
+    def benchmarks(self, count: int) -> dict[str, list[Problem]]:
+        """Up to `count` test problems of each benchmark. No choice during training may depend on them."""
+
+    @abstractmethod
+    def validation(self) -> list[Problem]:
+        """Problems that choose the best policy and end stages: neither trained on nor part of a benchmark."""
+
     @abstractmethod
     def demonstrations(self, seed: int, step: int, count: int) -> list[list[Segment]]: ...
     @property

@@ -1,15 +1,17 @@
 """Problems from JSONL files.
 
     RL:          {"id"?: …, "problem": …, "answer": …}      integer answers only; others are dropped and counted
-    evaluation:  the same, with any answer; one file per benchmark
+    evaluation:  the same, with any answer; one file per benchmark, and one for validation
     SFT:         {"messages": [{"role": …, "content": …}, …]}
 
-`python -m grpo_roc prepare` makes the first two. Training problems that share eight words in a row with an evaluation problem
-are dropped.
+`python -m grpo_roc prepare` makes the first two. Without a file for validation, up to a tenth of the RL problems are held out
+for it. Training problems that share eight words in a row with a validation or test problem are dropped.
 """
 
 import json
 import re
+import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -74,21 +76,40 @@ class MathJsonl(Task):
     not_integer = contaminated = 0
 
     def _make_pool(self) -> Sequence[Problem]:
-        if not self._settings.rl_file:
-            return []
-        read, self.not_integer = read_problems(self._settings.rl_file)
-        problems = decontaminate(read, self._heldout)
-        self.contaminated = len(read) - len(problems)
+        _, self.not_integer = self._read
+        validation = set(self._validation)
+        rest = [problem for problem in self._uncontaminated if problem not in validation]
+        problems = decontaminate(rest, self._validation)
+        self.contaminated = len(self._read[0]) - len(self._uncontaminated) + len(rest) - len(problems)
         return problems
 
     @cached_property
-    def _heldout(self) -> list[Problem]:
-        return [problem for problems in self.benchmarks().values() for problem in problems]
+    def _read(self) -> tuple[list[Problem], int]:
+        return read_problems(self._settings.rl_file) if self._settings.rl_file else ([], 0)
 
-    def benchmarks(self) -> dict[str, list[Problem]]:
-        """The evaluation problems by benchmark, so that each can be reported apart."""
+    @cached_property
+    def _uncontaminated(self) -> list[Problem]:
+        return decontaminate(self._read[0], (one for problems in self._benchmarks.values() for one in problems))
+
+    @cached_property
+    def _validation(self) -> list[Problem]:
+        """Chosen by the text alone, so that a longer file keeps most of them."""
+        most = self._settings.val_problems
+        if self._settings.val_file:
+            return read_problems(self._settings.val_file, integer=False)[0][:most]
+        known = self._uncontaminated
+        return sorted(known, key=lambda one: zlib.crc32(one.text.encode()))[: min(most, len(known) // 10)]
+
+    @cached_property
+    def _benchmarks(self) -> dict[str, list[Problem]]:
         files = self._settings.eval_files or {"heldout": self._settings.eval_file}
         return {name: read_problems(file, integer=False)[0] for name, file in files.items() if file}
+
+    def benchmarks(self, count: int = sys.maxsize) -> dict[str, list[Problem]]:
+        return {name: problems[:count] for name, problems in self._benchmarks.items()}
+
+    def validation(self) -> list[Problem]:
+        return self._validation
 
     @cached_property
     def _dialogues(self) -> list[dict[str, Any]]:
@@ -97,9 +118,6 @@ class MathJsonl(Task):
     @property
     def texts(self) -> list[str]:
         return [problem.text for problem in self.pool]
-
-    def heldout(self, count: int) -> list[Problem]:
-        return self._heldout[:count]
 
     def demonstrations(self, seed: int, step: int, count: int) -> list[list[Segment]]:
         return [self._demonstration(row) for row in passes(self._dialogues, seed, step, count)]

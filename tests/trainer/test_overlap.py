@@ -38,6 +38,11 @@ def test_overlap_without_importance_weights_is_refused() -> None:
         config.load("cpu_tiny", ["rl.overlap=one_step_off"])
 
 
+def test_overlap_with_engines_that_sleep_during_the_update_is_refused() -> None:
+    with pytest.raises(config.ConfigError, match=r"scheduler\.colocated"):
+        config.load("cpu_tiny", [*OVERLAP, "scheduler.colocated=true"])
+
+
 @pytest.fixture(scope="module")
 def undisturbed(taught: Path, live_service: Service, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run in which nothing failed."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from trainer_harness import TINY, rollout, with_settings
 
@@ -57,9 +58,11 @@ def test_the_command_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[
 def test_arith_problems_follow_from_seed_and_step_and_heldout_ones_are_others() -> None:
     task = Arith(with_settings("task.problems=[mod,sum,long]").task, TINY.chat)
     assert task.batch(1, 2, 8) == task.batch(1, 2, 8) != task.batch(1, 3, 8)
-    heldout = {problem.id for problem in task.heldout(200)}
-    assert not heldout & {problem.id for step in range(50) for problem in task.batch(0, step, 8)}
-    assert all(int(problem.answer) == eval(problem.id) for problem in task.heldout(20))
+    heldout = task.benchmarks(2000)["heldout"]
+    splits = [heldout, task.validation(), [problem for step in range(50) for problem in task.batch(0, step, 8)]]
+    tested, validated, trained = ({problem.id for problem in split} for split in splits)
+    assert not tested & validated and not (tested | validated) & trained and len(validated) > 250
+    assert all(int(problem.answer) == eval(problem.id) for problem in heldout[:20])
     assert task.demonstrations(0, 3, 4) == task.demonstrations(0, 3, 4) != task.demonstrations(0, 4, 4)
 
 
@@ -93,6 +96,27 @@ def test_math_jsonl_keeps_integers_and_drops_what_is_in_the_benchmark(tmp_path: 
     assert (task.not_integer, task.contaminated) == (1, 1)
     (segments,) = task.demonstrations(0, 0, 1)
     assert [one.text for one in segments if one.learned] == ["ho<|im_end|>"]
+
+
+def test_validation_problems_are_neither_trained_on_nor_tested(tmp_path: Path) -> None:
+    def write(name: str, *texts: str) -> str:
+        (tmp_path / name).write_text("\n".join(json.dumps({"problem": text, "answer": 1}) for text in texts))
+        return str(tmp_path / name)
+
+    files = f"task.eval_files={{test: {write('test.jsonl', 'number 7')}}}"
+    names = [f"number {n}" for n in range(50)]
+    held = ("task.kind=math_jsonl", f"task.rl_file={write('rl.jsonl', *names)}", files, "task.val_problems=3")
+    task, again = make_task(with_settings(*held)), make_task(with_settings(*held))
+    assert len(task.validation()) == 3 and task.validation() == again.validation()
+    assert len(task.pool) == 47 and not set(task.pool) & set(task.validation())
+    assert task.with_problems(task.pool[:2]).validation() == task.validation(), "other problems after a filter"
+    assert len(make_task(with_settings(*held, "task.val_problems=99")).validation()) == 5, "more than a tenth was held out"
+    same = "a problem of eight words or a few more than that"
+    of_file = with_settings(
+        *held, f"task.rl_file={write('rl.jsonl', same, *names)}", f"task.val_file={write('v', same + ' so')}"
+    )
+    assert [one.text for one in make_task(of_file).validation()] == [same + " so"]
+    assert same not in [one.text for one in make_task(of_file).pool]
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
@@ -181,10 +205,85 @@ def test_solved_and_eval_drop_triggers() -> None:
     solved = config.Stage(steps=99, max_response=1, turns=1, end="solved")
     assert stages.stage_end(solved, [_row(all1=5)] * 12) is None
     assert (found := stages.stage_end(solved, [_row(all1=7)] * 12)) and found.by == "solved"
-    drop = config.Stage(steps=99, max_response=1, turns=1, end="eval_drop")
-    rows = [_row(**{"eval/reward": value}) for value in (*[0.9] * 11, 0.8)]
-    assert (found := stages.stage_end(drop, rows)) and "0.900 to 0.800" in found.why
     assert "| stage |" in stages.table([])
+
+
+DROP = config.Stage(steps=99, max_response=1, turns=1, end="eval_drop", min_steps=1)
+
+
+def _validated(*means: list[float | None]) -> list[dict[str, Any]]:
+    return [_row(**{"eval/problems": one}) for one in means]
+
+
+def test_a_drop_ends_a_stage_only_if_it_is_more_than_noise() -> None:
+    before: list[float | None] = [1.0] * 60 + [0.0] * 40
+    noise = before[:55] + [0.0] * 5 + [1.0] * 3 + [0.0] * 37  # 5 problems lost and 3 won: 0.02 ± 0.028
+    lost = before[:40] + [0.0] * 60  # 20 problems lost: 0.20 ± 0.040
+    assert stages.stage_end(DROP, _validated(noise), before) is None
+    found = stages.stage_end(DROP, _validated(noise, lost), before)
+    assert found and found.by == "eval_drop" and "from 0.600 to 0.400: 0.200 ± 0.040" in found.why
+    assert stages.stage_end(DROP, [*_validated(lost), _row()], before) is None, "a step without a validation ended the stage"
+    unknown: list[float | None] = [None] * 99 + [0.0]
+    assert stages.stage_end(DROP, _validated(unknown), before) is None, "one known problem ended the stage"
+
+
+def _ends_by_noise(rng: Any, problems: int, samples: int, validations: int) -> bool:
+    """A policy that does not change: each problem has its own chance, and every validation draws its rollouts."""
+    chances = rng.beta(0.5, 0.5, problems)
+    drawn = [(rng.binomial(samples, chances) / samples).tolist() for _ in range(validations + 1)]
+    return any(stages.stage_end(DROP, _validated(*drawn[1 : last + 1]), drawn[0]) for last in range(1, validations + 1))
+
+
+@pytest.mark.parametrize(("problems", "samples"), [(256, 4), (256, 1), (60, 16), (60, 1)])
+def test_noise_alone_ends_fewer_than_two_percent_of_the_stages(problems: int, samples: int) -> None:
+    """125 steps with a validation every 20, as in rocm_8gpu."""
+    rng = np.random.default_rng([problems, samples])
+    ended = sum(_ends_by_noise(rng, problems, samples, 6) for _ in range(1000))
+    print(f"{problems} problems, {samples} samples: {ended} of 1000 stages end by noise")
+    assert ended < 20
+
+
+def test_a_real_drop_of_a_tenth_ends_a_stage() -> None:
+    rng, ended = np.random.default_rng(7), 0
+    for _ in range(200):
+        chances = rng.beta(0.5, 0.5, 256)
+        before, after = ((rng.binomial(4, chances * scale) / 4).tolist() for scale in (1.0, 0.8))  # from 0.5 to 0.4
+        ended += stages.stage_end(DROP, _validated(after), before) is not None
+    assert ended > 190
+
+
+# -- scores ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_has_the_standard_error_over_problems() -> None:
+    """Three problems with the means 1, 1/2 and 0; a rollout of the second has no reward, and the fourth problem has none."""
+    rewards = [1.0, 1.0, 1.0, None, 0.0, 1.0, 0.0, 0.0, 0.0, None, None, None]
+    rollouts = [rollout(reward, group=n // 3, sample=n % 3) for n, reward in enumerate(rewards)]
+    found = evaluate.score(rollouts)
+    assert evaluate.problem_means(rollouts) == [1.0, 0.5, 0.0, None]
+    assert (found.mean, found.problems, found.samples, found.unknown) == (0.5, 3, 3, 4)
+    assert found.error == pytest.approx(0.5 / 3**0.5) and str(found) == "0.500 ± 0.289"
+    assert str(evaluate.score(rollouts[:3])) == "1.000"
+
+
+async def test_every_benchmark_is_scored_for_itself_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "IN_PROGRESS", 8)
+
+    def named(*ids: str) -> list[Problem]:
+        return [Problem(name, "", "") for name in ids]
+
+    actor: Any = _FakeActor(9)
+    settings = config.Eval(samples=8)
+    found = await evaluate.evaluate(actor, {"one": named("a", "b"), "two": named("b", "b", "c")}, settings, seed=0)
+    assert {name: (score.mean, score.problems, score.unknown) for name, score in found.scores.items()} == {
+        "one": (15 / 16, 2, 0),
+        "two": (7 / 8, 2, 8),
+        "all": ((1 + 3 * 7 / 8) / 4, 4, 8),
+    }
+    assert "| two | 2 | 0.875 | 0.000 | 8 |" in found.table() and "mean@8" in found.table()
+    assert json.loads(json.dumps(found.as_dict()))["benchmarks"]["one"]["samples"] == 8
+    with pytest.raises(config.ConfigError, match="no problems"):
+        await evaluate.evaluate(actor, {"none": []}, settings, seed=0)
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------------

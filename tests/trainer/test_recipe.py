@@ -32,7 +32,7 @@ def test_a_configuration_is_valid_and_fits_its_engines(name: str) -> None:
     assert all(response < settings.max_len and turns > 1 for response, turns in limits)
     assert settings.rl.clip == (0.2, 0.28) and settings.rl.oversample == 2 and settings.rl.loss_norm == "batch"
     if settings.task.kind == "math_jsonl":
-        assert set(settings.task.eval_files) == {"aime24", "aime25"} and settings.task.verify_kind == "math"
+        assert set(settings.task.eval_files) == {"aime24", "aime25", "math500"} and settings.task.verify_kind == "math"
     if settings.stages:
         assert settings.rl.steps <= sum(stage.steps for stage in settings.stages)
 

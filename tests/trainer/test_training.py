@@ -27,6 +27,7 @@ from trainer_harness import (
 )
 
 from grpo_roc import checkpoint, config, metrics, sft
+from grpo_roc.__main__ import main
 from grpo_roc.chat import ToolCall
 from grpo_roc.distributed import Ranks, pick_device
 from grpo_roc.engines.local import LocalEngine
@@ -62,19 +63,36 @@ def _actor(folder: Path, env: ToolEnv) -> Actor:
 
 async def test_a_taught_model_solves_problems_with_the_tool_and_none_without(taught: Path, live_service: Service) -> None:
     settings = settings_at(live_service, "eval.problems=96")
-    found, rollouts = await run_eval(settings, taught, url=live_service.url)
-    assert found["reward/mean"] > 0.25
-    blind, _ = await run_eval(settings, taught, url=live_service.url, tools=False)
-    assert blind["reward/mean"] <= 0.03
-    assert {one.reward for one in rollouts} == {0.0, 1.0} and found["infra"] == 0
-    assert any("error" in one.outcomes and one.correct for one in rollouts), "no rollout recovered from an error"
+    found = await run_eval(settings, taught, url=live_service.url)
+    assert found.metrics["reward/mean"] == pytest.approx(found.scores["heldout"].mean) and found.scores["heldout"].mean > 0.25
+    blind = await run_eval(settings, taught, url=live_service.url, tools=False)
+    assert blind.scores["heldout"].mean <= 0.03
+    assert {one.reward for one in found.rollouts} == {0.0, 1.0} and found.metrics["infra"] == 0
+    assert any("error" in one.outcomes and one.correct for one in found.rollouts), "no rollout recovered from an error"
+
+
+def test_the_command_reports_every_benchmark_and_chooses_nothing_by_it(
+    taught: Path, live_service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {}
+    for name, problems in (("one", make_task(TINY).benchmarks(30)["heldout"]), ("two", make_task(TINY).validation()[:20])):
+        rows = [{"id": n, "problem": problem.text, "answer": problem.answer} for n, problem in enumerate(problems)]
+        files[name] = str(tmp_path / f"{name}.jsonl")
+        Path(files[name]).write_text("\n".join(map(json.dumps, rows)))
+    settings = settings_at(live_service, "task.kind=math_jsonl", f"task.eval_files={json.dumps(files)}", "eval.samples=2")
+    given = ["--config", write_settings(settings, tmp_path), "--model", str(taught), "--json", str(tmp_path / "eval.json")]
+    assert main(["eval", *given]) == 0
+    told, written = capsys.readouterr().out, json.loads((tmp_path / "eval.json").read_text())["benchmarks"]
+    assert "mean@2" in told and [told.count(f"| {name} |") for name in ("one", "two", "all")] == [1, 1, 1]
+    assert {name: one["problems"] for name, one in written.items()} == {"one": 30, "two": 20, "all": 50}
+    assert 0 < written["all"]["error"] < min(written["one"]["error"], written["two"]["error"]) and written["all"]["mean"] > 0.25
 
 
 async def test_rollouts_keep_tokens_and_mask_observations(taught: Path, live_service: Service) -> None:
     codec, model = _codec(taught), _model(taught)
     async with tool_env(settings_at(live_service), live_service.url) as env:
         actor = _actor(taught, env)
-        rollouts = await actor.roll(make_task(TINY).heldout(12), 2, Limits(5, 300, 1.0), Position(seed=3))
+        rollouts = await actor.roll(make_task(TINY).benchmarks(12)["heldout"], 2, Limits(5, 300, 1.0), Position(seed=3))
     assert any(one.outcomes for one in rollouts)
     for one in rollouts:
         observed = codec.text([token for token, own in zip(one.ids, one.mask, strict=True) if not own])
@@ -121,8 +139,14 @@ async def test_faults_are_injected_by_place_and_can_be_recovered_from(live_servi
 async def test_an_unavailable_service_is_not_the_models_fault(taught: Path) -> None:
     settings = with_settings("service.patience_s=0.3", "service.deadline_s=0.5")
     async with tool_env(settings, "http://127.0.0.1:9") as env:
-        found, rollouts = await evaluate(_actor(taught, env), make_task(TINY).heldout(8), TINY.eval, seed=0)
-    assert found["infra"] == sum("infra" in one.outcomes or one.reward is None for one in rollouts) > 0
+        found = await evaluate(_actor(taught, env), make_task(TINY).benchmarks(8), TINY.eval, seed=0)
+    rollouts = found.rollouts
+    assert (
+        found.metrics["infra"]
+        == found.scores["heldout"].unknown
+        == sum("infra" in one.outcomes or one.reward is None for one in rollouts)
+        > 0
+    )
     assert all(one.reward is None for one in rollouts if "infra" in one.outcomes)
     assert "error" not in {
         outcome
