@@ -22,7 +22,7 @@ static struct found {
 static int add(PyObject *object, void *Py_UNUSED(context)) {
     if (!object || found->count == MAX_OBJECTS)
         return 0;
-    size_t at = ((uintptr_t)object >> 4) * 0x9E3779B97F4A7C15u >> 32;
+    size_t at = (uintptr_t)object >> 6; /* neighbours stay together, so that few pages of the table are used */
     while (found->table[at % TABLE_SIZE])
         if (found->table[at++ % TABLE_SIZE] == object)
             return 0;
