@@ -2,6 +2,7 @@
 # Makes .venv (the service), .sandbox-packages (what programs may import) and the web page's editor (see deploy/editor.sh), once;
 # a second run takes no time.
 #   sh deploy/setup.sh [EXTRAS]      EXTRAS of pyproject.toml, `server` if not given
+# PYTHON names the interpreter, `python3` if not given. PYTHON=fastest: see deploy/fastest-python.sh.
 # Installs the versions that the pin files name (sh deploy/pin.sh writes these), or the newest with PINS=newest.
 set -eu
 cd "$(dirname "$0")/.."
@@ -11,6 +12,16 @@ pins=${PINS:-pinned}
 
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "exec-service: $1"; shift; for line in "$@"; do say "  $line"; done; exit 1; }
+
+if [ "$python" = fastest ]; then
+    faster=$(sh deploy/fastest-python.sh) python=python3
+    if [ ! -e .venv ] && [ "$faster" != python3 ]; then
+        say "using $faster"
+        PYTHON=$faster PIP_ONLY_BINARY=:all: sh deploy/setup.sh "$extras" && exit
+        say "exec-service: installing with $faster failed; using python3."
+        rm -rf .venv
+    fi
+fi
 
 [ "$(uname -s)" = Linux ] || fail "the sandbox needs Linux, this is $(uname -s)." \
     "The client works everywhere: make wheels on Linux, then pip install dist/exec_client-*.whl"
@@ -25,7 +36,7 @@ fi
 header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
 [ -f "$header" ] || fail "Python's headers are missing ($header)." "On Debian and Ubuntu: apt-get install python3-dev"
 
-stamp() { { cat "$@"; echo "$pins"; "$python" -V; } | cksum; }
+stamp() { { cat "$@"; echo "$pins"; .venv/bin/python -V; } | cksum; }
 install() { .venv/bin/pip install --quiet --disable-pip-version-check "$@"; }
 case $pins in
     pinned)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_roc import collectives, config
+from grpo_roc.batches import Sample
 from grpo_roc.checkpoint import untied
 from grpo_roc.distributed import Device, Ranks, pick_device
 from grpo_roc.engines import make_engines
@@ -20,7 +21,7 @@ from grpo_roc.engines.base import Engine, Generated, Sampling
 from grpo_roc.engines.local import LocalEngine
 from grpo_roc.engines.weights import Weights
 from grpo_roc.forecast import device_memory, forecast, gigabytes, measured_peak, tensors_of
-from grpo_roc.learner import Learner, Sample
+from grpo_roc.learner import Learner
 from grpo_roc.loss import logprobs
 from grpo_roc.model import load_model, load_tokenizer
 from grpo_roc.rollout import Codec

@@ -1,6 +1,7 @@
 """Training with a live service: rollouts, masks, rewards, an update, a kill, two ranks."""
 
 import asyncio
+import json
 import math
 import signal
 import subprocess

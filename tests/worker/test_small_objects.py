@@ -1,5 +1,8 @@
 """Small objects in an area of their own (native/small_objects.c) behave as everywhere else."""
 
+import sys
+
+import pytest
 from sandbox_harness import Lab
 
 CHURN = """
@@ -64,6 +67,38 @@ if not child:
 print(os.waitpid(child, 0)[1], wrong)
 """
 
+INTERPRETERS = """
+import sys, threading
+if sys.version_info < (3, 13):
+    import _xxsubinterpreters as interpreters
+else:
+    import _interpreters as interpreters
+WORK = '''
+kept = [(k, str(k), [k], {k: k}) for k in range(5_000)]
+for _ in range(20):
+    kept = [(k, str(k), [k], {k: k}) for k, *_ in kept]
+assert all(k == int(text) == numbers[0] == pairs[k] for k, text, numbers, pairs in kept)
+'''
+wrong = []
+def inside():
+    try:
+        name = interpreters.create()
+        error = interpreters.run_string(name, WORK)
+        if error is not None:
+            wrong.append(error)
+        interpreters.destroy(name)
+    except BaseException as error:
+        wrong.append(error)
+threads = [threading.Thread(target=inside) for _ in range(3)]
+for thread in threads:
+    thread.start()
+exec(WORK)
+for thread in threads:
+    thread.join()
+exec(WORK)
+print(wrong)
+"""
+
 
 async def test_blocks_that_grow_shrink_and_go_keep_what_is_in_them(lab: Lab) -> None:
     assert (await lab.run(CHURN)).stdout == "all there\n"
@@ -82,3 +117,9 @@ async def test_allocations_can_be_traced(lab: Lab) -> None:
 async def test_threads_and_forks_share_it(lab: Lab) -> None:
     result = await lab.run(IN_THREADS_AND_FORKS)
     assert result.stdout == "0 []\n", result.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python's interpreters share one lock")
+async def test_interpreters_with_locks_of_their_own_do_not_disturb_each_other(lab: Lab) -> None:
+    result = await lab.run(INTERPRETERS, wall_s=60, cpu_s=60)
+    assert result.stdout == "[]\n", result.stderr

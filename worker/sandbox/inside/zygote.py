@@ -55,6 +55,7 @@ def main() -> None:
     more = settings["foreign_processes"], settings["faults"], *settings["uids"]
     arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], *more
     gc.collect()
+    _zygote.make_all_immortal()
     gc.freeze()
     program.run(_zygote.serve(*arguments))
 

@@ -120,10 +120,10 @@ static void *become_program(struct slot *s) {
     if (!page)
         _exit(EXIT_NOT_CONFINED);
     own_progress = &config.progress[s->request.slot];
-#if PY_VERSION_HEX >= 0x030C0000
+#if PY_VERSION_HEX >= 0x030E0000
     PyOS_BeforeFork(); /* takes the locks that the next call releases; there is no other thread */
     PyOS_AfterFork_Child();
-#endif /* 3.11 only renews locks, none of which is held here, and runs hooks; program.py does their work (-0.7 ms) */
+#endif /* earlier versions only renew locks, none of which is held here, and run hooks; program.py does their work (-0.7 ms) */
     return page;
 }
 

@@ -272,6 +272,10 @@ static PyObject *py_use_huge_pages(PyObject *Py_UNUSED(self), PyObject *most) {
     return none_unless(huge_pages_init(PyLong_AsSize_t(most)), "mmap");
 }
 
+static PyObject *py_make_all_immortal(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
+    return PyLong_FromLong(make_all_immortal());
+}
+
 static PyObject *py_forbid_dumps(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     return none_unless(prctl(PR_SET_DUMPABLE, 0), "PR_SET_DUMPABLE");
 }
@@ -294,6 +298,7 @@ static PyMethodDef METHODS[] = {
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
     {"drop_capabilities", py_drop_capabilities, METH_O, "Empty the bounding set and drop the capabilities of this bit set."},
     {"use_huge_pages", py_use_huge_pages, METH_O, "Put Python's objects on huge pages, up to this many bytes, until `serve`."},
+    {"make_all_immortal", py_make_all_immortal, METH_NOARGS, "Stop counting references to the objects that there are. Returns their number."},
     {"remove_folder", py_remove_folder, METH_O, "Remove a folder and everything below it, if it exists. Follows no link."},
     {"forbid_dumps", py_forbid_dumps, METH_NOARGS, "Make /proc/PID of this process readable by root only."},
     {0},

@@ -5,8 +5,8 @@
  * Larger objects, and all objects when the area is full, go to Python's own allocator. (sys.getallocatedblocks() does not
  * count objects in this area.) With the inherited library text (huge_pages.c) it saves 9 % of a short call's CPU time.
  *
- * Called with the interpreter's lock held. From 3.12 on there may be several interpreters with a lock each, so it is not
- * used. */
+ * Called with the interpreter's lock held. From 3.12 on a program may have several interpreters with a lock each: only the
+ * main one uses the area. */
 #include "zygote.h"
 #include <Python.h>
 
@@ -15,7 +15,7 @@
 #define STEP ((size_t)16) /* sizes are rounded up to a multiple */
 #define MOST ((size_t)512)
 
-#if PY_VERSION_HEX < 0x030C0000
+#ifndef Py_GIL_DISABLED
 
 struct pool {
     size_t size; /* of its blocks */
@@ -29,6 +29,21 @@ struct block {
 static char *area, *next_pool, *area_end;
 static struct block *free_blocks[MOST / STEP + 1];
 static PyMemAllocatorEx usual;
+
+#if PY_VERSION_HEX < 0x030C0000
+static int holds_lock(void) { return 1; }
+#else
+static PyInterpreterState *main_interpreter;
+
+static int holds_lock(void) {
+#if PY_VERSION_HEX < 0x030D0000
+    PyThreadState *thread = _PyThreadState_UncheckedGet();
+#else
+    PyThreadState *thread = PyThreadState_GetUnchecked();
+#endif
+    return thread && thread->interp == main_interpreter;
+}
+#endif
 
 static int is_ours(const void *p) { return (uintptr_t)p - (uintptr_t)area < AREA_BYTES; }
 
@@ -50,7 +65,7 @@ static struct block *new_pool(size_t kind) {
 
 static void *take(void *context, size_t size) {
     size_t kind = (size + STEP - 1) / STEP;
-    if (size - 1 < MOST) {
+    if (size - 1 < MOST && holds_lock()) {
         struct block *block = free_blocks[kind];
         if (block || (block = new_pool(kind))) {
             free_blocks[kind] = block->next;
@@ -72,6 +87,8 @@ static void give_back(void *context, void *p) {
         usual.free(context, p);
         return;
     }
+    if (!holds_lock())
+        return; /* lost; no interpreter frees what another one has allocated */
     struct block **list = &free_blocks[pool_of(p)->size / STEP];
     ((struct block *)p)->next = *list;
     *list = p;
@@ -102,6 +119,9 @@ void small_objects_prepare(void) {
     char *raw = mmap(NULL, AREA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED)
         return;
+#if PY_VERSION_HEX >= 0x030C0000
+    main_interpreter = PyInterpreterState_Main();
+#endif
     area = next_pool = area_end = raw;
     PyMemAllocatorEx ours = {usual.ctx, take, take_zeroed, resize, give_back};
     PyMem_SetAllocator(PYMEM_DOMAIN_MEM, &ours);

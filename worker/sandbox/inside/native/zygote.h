@@ -223,6 +223,8 @@ const char *step_name(int index);
 void small_objects_prepare(void);
 /* called in a child, before its first object */
 void small_objects_open(void);
+/* immortal.c: called in the zygote, after the imports. Returns how many objects became immortal. */
+long make_all_immortal(void);
 /* huge_pages.c */
 int huge_pages_init(size_t most);
 void huge_pages_settle(void);
