@@ -6,7 +6,7 @@
  * count objects in this area.) With the inherited library text (huge_pages.c) it saves 9 % of a short call's CPU time.
  *
  * Called with the interpreter's lock held. From 3.12 on a program may have several interpreters with a lock each: only the
- * main one uses the area. */
+ * main one uses the area. Off from 3.14 on, where it was not tested. */
 #include "zygote.h"
 #include <Python.h>
 
@@ -15,7 +15,7 @@
 #define STEP ((size_t)16) /* sizes are rounded up to a multiple */
 #define MOST ((size_t)512)
 
-#ifndef Py_GIL_DISABLED
+#if PY_VERSION_HEX < 0x030E0000 && !defined(Py_GIL_DISABLED)
 
 struct pool {
     size_t size; /* of its blocks */
