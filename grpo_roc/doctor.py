@@ -111,7 +111,7 @@ def _learn(settings: config.Config) -> str:
     with torch.autocast(device.kind, device.dtype, enabled=device.dtype != torch.float32):
         loss = -logprobs(model, ids, ids).sum()
     loss.backward()
-    return f"loss {float(loss):.2f}"
+    return f"loss {float(loss.detach()):.2f}"
 
 
 async def _generate(setup: Setup, engine: Engine) -> str:

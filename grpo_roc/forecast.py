@@ -129,14 +129,14 @@ def forecast(model_config: Any, settings: config.Config, world: int, device: Dev
     dtype = device.dtype if sharded else DTYPES["fp32"]  # only FSDP computes in another dtype than it stores
     longest = max([settings.rl.max_response, *(stage.max_response for stage in settings.stages)])
     tokens = max(settings.rl.micro_tokens, longest)  # a longer rollout is a micro-batch of its own
-    size = size_of(model_config, tokens, dtype, packing=getattr(settings.rl, "packing", False))
+    size = size_of(model_config, tokens, dtype, packing=settings.rl.packing)
     share = world if sharded else 1
     own = -(-size.parameters // share) * MASTER
     rest = size.parameters - size.layers * size.layer
     activations = size.kept_by_rest + size.layers * size.kept_by_layer
     if settings.model.grad_ckpt:
         activations = size.kept_by_rest + size.layers * tokens * size.hidden * dtype.itemsize
-    rows = min(tokens, getattr(settings.model, "logit_rows", 0) or tokens)
+    rows = min(tokens, settings.model.logit_rows or tokens)
     cast = 0 if dtype == torch.float32 else dtype.itemsize
     weights, cache, sleeping = _engine(settings, size)
     return Forecast(
@@ -160,7 +160,7 @@ def _engine(settings: config.Config, size: Size) -> tuple[int, int, bool]:
     one = settings.engines[0]
     if one.kind == "local":
         return size.parameters * MASTER, size.kv_token * (one.capacity + 1) * MASTER, False
-    if getattr(settings.scheduler, "colocated", False):
+    if settings.scheduler.colocated:
         return size.parameters * 2, size.kv_token * one.max_len * 2, True  # bf16; the cache of the longest rollout at least
     return 0, 0, False
 
