@@ -60,7 +60,10 @@ def _by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Rows of at most `budget` tokens: the longest sample first, each into the first row with room. A longer one is alone."""
+    """Rows of at most `budget` tokens: the longest sample first, each into the first row with room.
+
+    A sample of more than `budget` tokens gets a row of its own.
+    """
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):

@@ -76,7 +76,7 @@ class Setup:
                 await engine.aclose()
 
     async def push(self, engine: Engine) -> None:
-        """The engine reads back the label of what it loaded."""
+        """Send the model's weights to the engine, and check that it reports their label."""
         weights = self.weights()
         try:
             await engine.update_weights(weights)

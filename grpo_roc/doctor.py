@@ -40,7 +40,10 @@ def run(
     ranks: int | None = None,
     report: Path | None = None,
 ) -> int:
-    """0 if no check failed. `ranks`: of the run to come; without it those of torchrun, or one per GPU."""
+    """Run the checks and return the exit code: 0 if none failed, else 1.
+
+    `ranks` is the number of ranks of the planned run. Without it, torchrun's number is used, or one rank per GPU.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = model or Path(settings.model.path or folder)
         if path == Path(folder):

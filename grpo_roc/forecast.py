@@ -1,7 +1,8 @@
-"""The memory that each rank needs for training, by arithmetic and without allocating it; and the peak that a run really had.
+"""The memory that each rank needs for training, computed without allocating it; and the measured peak of a real run.
 
-The model is built of fake tensors, which have a shape and no memory, and its forward pass is traced: any architecture that
-`transformers` has is counted as it is. What is kept for the backward pass grows with the number of layers, so two are traced.
+The model is built of fake tensors, which have a shape and no memory, and its forward pass is traced. So the forecast covers
+every architecture of `transformers`. The tensors kept for the backward pass take the same memory in every layer, so models with
+one and with two layers are traced.
 """
 
 import os
@@ -45,7 +46,7 @@ class Forecast(NamedTuple):
 
     @property
     def training(self) -> int:
-        """Gradients of an earlier micro-batch are there; layers are computed again when the logits are freed."""
+        """The peak of an update: an earlier micro-batch left gradients; layers are recomputed after the logits are freed."""
         update = self.gathered + self.activations + max(self.logits, self.recomputed)
         return self.parameters + self.gradients + self.moments + max(update, self.optimizer)
 

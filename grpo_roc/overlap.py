@@ -56,12 +56,12 @@ class Rollouts:
         return Rolled(step, rollouts, dict(times))
 
     async def finish(self) -> None:
-        """Let the engines become idle; the next `take` returns what was begun."""
+        """Wait until the rollouts that were begun are done, so that the engines are idle; the next `take` returns them."""
         if self._next is not None:
             await asyncio.wait([self._next])
 
     async def discard(self) -> None:
-        """Forget what was begun: the next step has other limits or problems."""
+        """Cancel the rollouts that were begun: the next step has other limits or problems."""
         if self._next is not None:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""What one MI300X can generate, computed from a model's shape and the GPU's published figures. Nothing here was measured.
+"""Generation speed of one MI300X, computed from a model's shape and the GPU's published figures. Nothing here was measured.
 
-A decoding step reads all weights and the KV cache of every running request, and does two operations per parameter and token: it
-takes as long as the slower of the two. A prefill is bound by operations.
+A decoding step reads all weights and the KV cache of every running request, and does two operations per parameter and token.
+The slower of reading and computing determines its time. A prefill is compute-bound.
 """
 
 from typing import Any, NamedTuple

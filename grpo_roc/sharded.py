@@ -1,8 +1,8 @@
 """Models and checkpoints of all ranks. A sharded model (fsdp2) is read and written shard by shard: no process holds it whole.
 
 Each rank reads its part of a published model's safetensors. A checkpoint to resume from is in the format of
-torch.distributed.checkpoint (DCP): every rank writes its own part, and the number of ranks may change before a resume. A model
-for users is written as safetensors by rank 0, which gathers one file at a time. `none` and `ddp` write what one process has.
+torch.distributed.checkpoint (DCP): every rank writes its own part, and the number of ranks may change before a resume. Rank
+0 writes a model for users as safetensors, and gathers one file at a time. Under `none` and `ddp`, rank 0 writes the model.
 """
 
 from pathlib import Path
@@ -70,7 +70,7 @@ def save(
 ) -> None:
     """Write a folder that is complete or absent. Collective; returns on every rank when the folder is there.
 
-    The other ranks wait in the control group: writing may take longer than a collective of gradients may.
+    The other ranks wait in the control group: writing may take longer than the time-out for collectives of gradients.
     """
     fresh = checkpoint.temporary(folder)
     if ranks.is_main:

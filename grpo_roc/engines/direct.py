@@ -5,7 +5,7 @@
     ipc   the engine opens the trainer's memory by handles. The engine must be on the GPU of rank 0 (vLLM only)
 
 The servers' own packages join the groups, so the trainer's environment needs vllm or sglang. Every engine has a group of its
-own: a lost engine breaks no other one's, and its group is made again when it is back.
+own: losing an engine breaks no other group, and its group is made again when the engine is back.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ def _address_for(url: str) -> tuple[str, int]:
 
 
 async def _together(request: Awaitable[Any], work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`. A request that fails is not waited for: the thread of `work` would wait for it forever."""
+    """The result of `work`. If `request` fails, raise at once: the thread of `work` would wait for the engine forever."""
     try:
         _, result = await asyncio.gather(request, work)
     except RuntimeError as error:

@@ -4,14 +4,14 @@
     least_inflight  to the engine with the fewest rollouts, at once
     dynamic         to an engine that has room for the whole rollout; it waits until there is one
 
-A rollout keeps its engine, where its tokens are cached, for all its turns. So `dynamic` reserves for the length that it is
-expected to reach: `safe` takes the longest possible one, and no cache overflows; `adaptive` takes the mean of recent rollouts
-that were longer than this one is now. Its reservations add up to c times the cache, where c grows (to at most 2) with every
-rollout that ends and shrinks when the engine preempts one.
+A rollout keeps its engine, where its tokens are cached, for all its turns. So `dynamic` reserves cache for the length that the
+rollout is expected to reach. `safe` reserves the longest possible length, and no cache overflows. `adaptive` reserves the mean
+length of recent rollouts that were longer than this one is now. Under `adaptive`, the reservations may add up to c times the
+cache, where c grows (to at most 2) with every rollout that ends and shrinks when the engine preempts one.
 
-The engine's own figures come first. No rollout goes to an engine that lets requests wait, and tokens in use beyond the
-reservations (of other clients) count as reserved. Rollouts of one prompt share its blocks, which count once per engine, and
-stay together on one engine while it has room and is at most `AFFINITY` of its cache fuller than the emptiest.
+The engine's own figures come first. No rollout goes to an engine that has waiting requests, and tokens in use beyond the
+reservations (by other clients) count as reserved. Rollouts of one prompt share its blocks, which count once per engine. They
+stay on one engine while it has room and the filled share of its cache is at most `AFFINITY` above that of the emptiest engine.
 """
 
 import statistics

@@ -110,12 +110,12 @@ def computed() -> list[str]:
     rows = [[batch, *(_speed(batch, context, capacity) for context in contexts)] for batch in (1, 16, 64, 128, 256, 512, 1024)]
     lines += table(["requests", *(f"{context:,} tokens" for context in contexts)], rows)
     told = ", ".join(f"{capacity // context:,} of {context:,}" for context in contexts)
-    end = f"""The cache of one engine is full with so many rollouts of so many tokens on average: {told}.
-            `rocm_8gpu` makes 32 rollouts of
-        128 prompts on four engines: 1,024 for each. Their caches hold all of them only while those in progress have at most
-        {capacity // 1024:,} tokens on average. With responses of thousands of tokens, KV room binds at this load, and about
-        {capacity // 4096:,} rollouts of 4,096 tokens run at a time. To compute a preempted rollout of 8,192 tokens again takes
-        {roofline.prefill_s(QWEN3_14B, 8192):.2f} s, in which the engine would have generated about
+    end = f"""One engine's cache is full with this many rollouts of this average length: {told} tokens.
+        `rocm_8gpu` makes 32 rollouts for each of 128 prompts on four engines: 1,024 per engine. The cache holds all of them
+        only while the rollouts in progress have at most {capacity // 1024:,} tokens on average. With responses of thousands of
+        tokens, the KV cache is the limit at this load: about {capacity // 4096:,} rollouts of 4,096 tokens run at a time.
+        Recomputing a preempted rollout of 8,192 tokens takes
+        {roofline.prefill_s(QWEN3_14B, 8192):.2f} s. In this time the engine would have generated about
         {roofline.prefill_s(QWEN3_14B, 8192) * roofline.decode_tokens_per_s(QWEN3_14B, 64, 8192):,.0f} tokens."""
     return [*lines, "", paragraph(end)]
 
