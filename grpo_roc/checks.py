@@ -218,7 +218,7 @@ def memory(setup: Setup) -> str:
     model = AutoModelForCausalLM.from_config(few, dtype=torch.float32, attn_implementation=settings.model.attn)
     if settings.model.grad_ckpt:
         model.gradient_checkpointing_enable()
-    learner = Learner(model.to(setup.device.torch), rl, Ranks(config.Parallel(), setup.device))
+    learner = Learner(model.to(setup.device.torch), rl, Ranks(config.Parallel(), setup.device), settings.model.logit_rows)
     ids = [number % few.vocab_size for number in range(tokens)]
     samples = [Sample(ids, [0] + [1] * (tokens - 1), [-1.0] * tokens, 1.0, 0)] * 2
     learner.update(samples, 0)

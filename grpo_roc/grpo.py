@@ -55,6 +55,7 @@ async def train_step(
     if actor is not None and not overlap:
         await actor.engine.sleep()
     sync_s = await push_weights(learner, actor, step) if overlap else 0.0
+    learner.ranks.barrier()  # the other ranks wait for rank 0 here: a collective of the update would time out
     if overlap and source is not None and not last:
         source.begin(step + 1, task, limits)
     train_began = time.monotonic()
@@ -74,8 +75,8 @@ async def train_step(
 async def push_weights(learner: Learner, actor: Actor | None, version: int) -> float:
     """Give the engines the learner's weights; returns the seconds. Collective: every rank must call it."""
     began = time.monotonic()
-    torch.cuda.empty_cache()  # on every rank, before a colocated engine wakes
     weights = learner.ranks.gather_weights(learner.model)
+    torch.cuda.empty_cache()  # on every rank, before a colocated engine wakes
     if actor is not None:
         await actor.engine.update_weights(Weights(weights, version))
     return time.monotonic() - began

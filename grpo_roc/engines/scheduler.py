@@ -227,9 +227,9 @@ class Scheduler:
                 await self._resync(tracked, weights)
                 if weights is self._weights:  # else newer ones came meanwhile
                     break
-            except EngineError as error:
+            except (EngineError, OSError) as error:  # OSError: no room for the weights' files
                 if time.monotonic() - began > self.settings.patience_s and not any(one.usable for one in self.engines):
-                    self._give_up(error)
+                    self._give_up(EngineError(str(error)))
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, longest)
         tqdm.write(f"engine back after {time.monotonic() - began:.0f} s: {tracked.engine.name}")

@@ -29,9 +29,12 @@ def _cache(metrics: list[Metric]) -> tuple[int, int]:
     found = [labels for name, labels, _ in metrics if name == "vllm:cache_config_info"]
     if not found:
         raise EngineError("vllm:cache_config_info is missing in /metrics")
-    sizes = [int(one["block_size"]) for one in found]
-    shared = sizes[0] if found[0]["enable_prefix_caching"] == "True" else 0
-    return sum(int(one["num_gpu_blocks"]) * size for one, size in zip(found, sizes, strict=True)), shared
+    try:
+        sizes = [int(one["block_size"]) for one in found]
+        shared = sizes[0] if found[0]["enable_prefix_caching"] == "True" else 0
+        return sum(int(one["num_gpu_blocks"]) * size for one, size in zip(found, sizes, strict=True)), shared
+    except (LookupError, ValueError) as error:
+        raise EngineError(f"vllm:cache_config_info in /metrics has unexpected labels: {error!r}") from error
 
 
 class VllmEngine(HttpEngine):

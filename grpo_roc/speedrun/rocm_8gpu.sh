@@ -17,7 +17,7 @@ servers=
 trap 'kill $servers' EXIT
 for i in 0 1 2 3; do
     HIP_VISIBLE_DEVICES=$i VLLM_SERVER_DEV_MODE=1 VLLM_ROCM_USE_AITER=1 \
-        vllm serve "$model" --port 3000$i --enable-scale-out --max-model-len 14336 &
+        vllm serve "$model" --port 3000$i --enable-scale-out --max-model-len 32768 &
     servers="$servers $!"
 done
 for i in 0 1 2 3; do

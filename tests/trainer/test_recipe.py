@@ -29,6 +29,7 @@ def test_a_configuration_is_valid_and_fits_its_engines(name: str) -> None:
     settings = config.load(name)
     limits = [(settings.rl.max_response, settings.rl.turns)] if not settings.stages else []
     limits += [(stage.max_response, stage.turns) for stage in settings.stages]
+    limits.append((settings.eval.max_response, settings.eval.turns))
     assert all(response < settings.max_len and turns > 1 for response, turns in limits)
     assert settings.rl.clip == (0.2, 0.28) and settings.rl.oversample == 2 and settings.rl.loss_norm == "batch"
     if settings.task.kind == "math_jsonl":
