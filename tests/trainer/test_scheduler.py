@@ -2,6 +2,8 @@
 
 import asyncio
 
+from common import PATIENCE_S, until
+
 from grpo_roc import config
 from grpo_roc.engines.base import Generated, Load, Sampling
 from grpo_roc.engines.placement import Placement, Rollout, Room
@@ -142,7 +144,7 @@ async def _run_all(scheduler: Scheduler, engines: list[_Engine], count: int) -> 
         await scheduler.release(str(number))
 
     tasks = [asyncio.create_task(one(number)) for number in range(count)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not all(task.done() for task in tasks):
             for engine in engines:
                 for gate in list(engine.gates.values())[:3]:
@@ -170,7 +172,7 @@ async def test_least_inflight_sends_to_the_engine_with_fewer_rollouts() -> None:
     engines = [_Engine("a", 250), _Engine("b", 250)]
     scheduler = Scheduler(engines, config.Scheduler(mode="least_inflight"))
     tasks = [asyncio.create_task(scheduler.generate(str(n), [1], Sampling(5))) for n in range(6)]
-    await asyncio.sleep(0.01)
+    await until(lambda: sum(len(engine.held) for engine in engines) == 6)
     assert [len(engine.held) for engine in engines] == [3, 3]
     for gate in engines[1].gates.values():
         gate.set()
@@ -178,7 +180,7 @@ async def test_least_inflight_sends_to_the_engine_with_fewer_rollouts() -> None:
     for name in list(engines[1].held):
         await scheduler.release(name)
     tasks += [asyncio.create_task(scheduler.generate(f"late{n}", [1], Sampling(5))) for n in range(3)]
-    await asyncio.sleep(0.01)
+    await until(lambda: sum(len(engine.held) for engine in engines) == 6)
     assert [len(engine.held) for engine in engines] == [3, 3]
     for task in tasks:
         task.cancel()
@@ -210,12 +212,13 @@ async def test_rollouts_wait_until_the_engine_reports_that_none_of_its_requests_
     scheduler = Scheduler([engine], config.Scheduler(poll_s=0.01))
     engine.waiting = 1
     tasks = [asyncio.create_task(scheduler.generate(str(n), [1] * 20, Sampling(80))) for n in range(3)]
+    await until(lambda: engine.held)
     await asyncio.sleep(0.1)
     assert list(engine.held) == ["0"]  # an engine that is full of others' requests takes one
     engine.waiting = 0
     for name in "012":
         engine.gates.setdefault(name, asyncio.Event()).set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks)
     await scheduler.aclose()
 
@@ -225,7 +228,7 @@ async def test_a_cancelled_rollout_leaves_the_queue() -> None:
     scheduler = Scheduler([engine], config.Scheduler(reserve="safe", util=1.0))
     first = asyncio.create_task(scheduler.generate("1", [1] * 20, Sampling(80)))
     second = asyncio.create_task(scheduler.generate("2", [1] * 20, Sampling(80)))
-    await asyncio.sleep(0.01)
+    await until(lambda: "1" in engine.gates and scheduler._waiting)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     engine.gates["1"].set()
