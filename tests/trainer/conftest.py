@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="the trainer's extra is not installed
 os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars would hide the output of a failure
 
 import torch
+from engine_server import SGLANG, FixtureServer, serving_fixture
 from service_harness import Service, serving
 from trainer_harness import TINY, small_model
 
@@ -36,3 +37,18 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def untaught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_model(tmp_path_factory.mktemp("untaught"))
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where weights are written."""
+    from grpo_roc.engines import weights
+
+    monkeypatch.setattr(weights, "SHARED", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def server() -> Iterator[FixtureServer]:
+    with serving_fixture(SGLANG) as one:
+        yield one

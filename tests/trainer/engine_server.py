@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 FIXTURES = Path(__file__).parent / "fixtures"
+SGLANG = "sglang-0.5.23"
 
 
 def problems(route: dict[str, Any], query: dict[str, Any], body: dict[str, Any]) -> list[str]:

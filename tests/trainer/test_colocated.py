@@ -5,38 +5,24 @@ SGLang needs a GPU, so a server made from its schemas answers; tests/engines has
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gloo_group
 import pytest
 import torch
-from engine_server import FixtureServer, serving_fixture
+from engine_server import FixtureServer
 
 from grpo_roc import config
 from grpo_roc.engines import direct, make_engines
-from grpo_roc.engines import weights as weights_module
 from grpo_roc.engines.base import EngineUnavailable
 from grpo_roc.engines.direct import Broadcaster, Group
 from grpo_roc.engines.scheduler import Scheduler
 from grpo_roc.engines.sglang import SglangEngine
 from grpo_roc.engines.weights import Weights
 
-SGLANG = "sglang-0.5.23"
+pytestmark = pytest.mark.usefixtures("shared")
 COLOCATED = config.Scheduler(colocated=True)
-
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(weights_module, "SHARED", tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def server() -> Iterator[FixtureServer]:
-    with serving_fixture(SGLANG) as one:
-        yield one
 
 
 def _weights(version: int = 3) -> Weights:

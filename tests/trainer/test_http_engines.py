@@ -10,31 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_server import FixtureServer, serving_fixture
+from engine_server import SGLANG, FixtureServer, serving_fixture
 from safetensors.torch import load_file
 
 from grpo_roc import checkpoint, config
-from grpo_roc.engines import weights as weights_module
 from grpo_roc.engines.base import EngineError, EngineUnavailable, Load, Sampling
 from grpo_roc.engines.scheduler import Scheduler
 from grpo_roc.engines.sglang import SglangEngine
 from grpo_roc.engines.weights import Weights
 
-SGLANG = "sglang-0.5.23"
+pytestmark = pytest.mark.usefixtures("shared")
 GENERATE = "POST /generate"
-
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where weights are written."""
-    monkeypatch.setattr(weights_module, "SHARED", tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def server() -> Iterator[FixtureServer]:
-    with serving_fixture(SGLANG) as one:
-        yield one
 
 
 @pytest.fixture
