@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm" / "exec-service"
 CONFIGS: dict[str, type[Struct]] = {"gateway": GatewayConfig, "worker": WorkerConfig, "jobs": JobsWorkerConfig}
 SET_BY_THE_CHART = {
-    "gateway": {"host", "port", "grpc_port", "keys", "redis", "metrics_host", "metrics_port", "jobs_dir"},
+    "gateway": {"host", "port", "processes", "grpc_port", "keys", "redis", "metrics_host", "metrics_port", "jobs_dir"},
     "worker": {"redis", "metrics_host", "metrics_port", "runner_socket"},
     "jobs": {"redis", "jobs_dir", "jobs_gateway"},
 }

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -33,7 +34,7 @@ from exec_service.api.listening import CLOSE_S, Server, address_for_grpc, bind, 
 from exec_service.api.middleware import Guard
 from exec_service.api.openapi import openapi_of
 from exec_service.api.sessions import session_routes
-from exec_service.api.stats import stats_routes
+from exec_service.api.stats import report_of, stats_routes
 from exec_service.api.validation import Validator
 from exec_service.api.web_page import page_routes
 from exec_service.compat import adapter_routes, keyless_paths
@@ -46,17 +47,26 @@ from exec_service.jobs.store import JobStore
 from exec_service.refusals import Refusal
 from exec_service.sessions import SessionRouter
 from exec_service.telemetry.metrics import GatewayCollector, Metrics
+from exec_service.telemetry.processes import ANSWER_S, PARENT, Question, Report, ask
 from exec_service.telemetry.tracing import Traces
 from exec_service.tenants.keys import Keys
 from exec_wire.queue.protocol import GatewayQueue, QueueUnavailable
 from exec_wire.supervisor import Supervisor, stop
 
+if TYPE_CHECKING:
+    from exec_service.rpc.server import GrpcServer
+
 
 class Gateway:
-    """One gateway: an async context manager that starts and stops its tasks."""
+    """One gateway, or one of its processes: an async context manager that starts and stops its tasks.
 
-    def __init__(self, config: GatewayConfig, queue: GatewayQueue, supervisor: Supervisor | None = None) -> None:
-        self.config = config
+    `family`: the folder of sockets of all processes of the gateway, if there are several.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, queue: GatewayQueue, supervisor: Supervisor | None = None, family: Path | None = None
+    ) -> None:
+        self.config, self.family = config, family
         self.supervisor = supervisor or Supervisor()
         self.supervisor.on_give_up(self._give_up)
         self.metrics = Metrics()
@@ -92,6 +102,15 @@ class Gateway:
             self._tasks.append(self.supervisor.start("keys", self.keys.reread_forever))
         self.dispatch.start()
         return self
+
+    async def report(self, question: Question) -> Report:
+        """The figures of this process."""
+        return report_of(self.dispatch, self.worker_registry, self.metrics, question)
+
+    async def report_of_all(self, question: Question) -> Report:
+        """The figures of all processes; of this one if their parent does not answer."""
+        found = await ask(self.family / PARENT, question, 2 * ANSWER_S) if self.family is not None else None
+        return found or await self.report(question)
 
     def keep_jobs(self, line: ChunkQueue) -> None:
         """Hand the chunks of bulk jobs to the jobs workers behind `line`. Needs a folder of bulk jobs."""
@@ -134,7 +153,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.router.routes.extend(route for routes in adapters.values() for route in routes)
     app.include_router(plain_routes(config, dispatch, worker_registry, cluster=gateway.cluster))
     app.include_router(job_routes(config, dispatch, validator, jobs))
-    app.include_router(stats_routes(dispatch, worker_registry, metrics, cluster=gateway.cluster))
+    app.include_router(stats_routes(worker_registry, metrics, gateway.report_of_all, cluster=gateway.cluster))
     app.router.routes.extend(page_routes())
     _add_docs(app, [route for routes in adapters.values() for route in routes])
     for kind in (Refusal, HTTPException, RequestValidationError):
@@ -160,23 +179,31 @@ def _add_docs(app: FastAPI, adapters: list[Route]) -> None:
 
 
 async def serve(
-    gateway: Gateway, *, stop: asyncio.Event, listening: Callable[[str], None] | None = None, reserved: int = 0
+    gateway: Gateway,
+    *,
+    stop: asyncio.Event,
+    listening: Callable[[str], None] | None = None,
+    reserved: int = 0,
+    sock: socket.socket | None = None,
+    replaced: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve until `stop` is set, then drain and close.
 
     Args:
         listening: called with the URL once connections are accepted.
         reserved: descriptors to leave to the rest of the process.
+        sock: accept here, with other processes; else at the address of the settings.
+        replaced: whether another process has taken the place of this one when `stop` is set; then nothing is refused meanwhile.
 
     Raises:
         BindRefused, PortTaken: the gateway cannot listen there.
     """
     config = gateway.config
-    sock = bind(config.host, config.port, keys=gateway.keys is not None)
+    sock = sock or bind(config.host, config.port, keys=gateway.keys is not None)
     connections = room_for_connections(reserved, config.max_connections)
     of_grpc = max(1, connections // 4) if config.grpc_port else 0  # each carries many requests
     try:
-        async with serving_grpc(gateway, of_grpc) as finish_streams:
+        async with serving_grpc(gateway, of_grpc) as grpc:
             url = url_of(sock)
             server = Server(
                 _server_config(gateway, max(1, connections - of_grpc)), lambda: listening(url) if listening else None
@@ -186,7 +213,10 @@ async def serve(
             try:
                 await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
-                    finish_streams()
+                    if replaced():
+                        await asyncio.gather(server.hand_over(), grpc.hand_over(config.drain_s) if grpc else asyncio.sleep(0))
+                    if grpc:
+                        grpc.finish_streams()
                     await gateway.drain()
             finally:
                 stopping.cancel()
@@ -197,19 +227,20 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[Callable[[], None]]:
-    """Serve gRPC if it is enabled; yields the function that ends its streams."""
+async def serving_grpc(gateway: Gateway, max_connections: int) -> AsyncIterator[GrpcServer | None]:
+    """Serve gRPC if it is enabled."""
     config = gateway.config
     if not config.grpc_port:
-        yield lambda: None
+        yield None
         return
     from exec_service.rpc.server import GrpcServer  # grpc is slow to load and not always enabled
 
-    address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None)
+    shared = gateway.family is not None
+    address = address_for_grpc(config.host, config.grpc_port, keys=gateway.keys is not None, shared=shared)
     server = GrpcServer(gateway)
-    await server.start(address, max_connections)
+    await server.start(address, max_connections, shared=shared)
     try:
-        yield server.finish_streams
+        yield server
     finally:
         await server.stop(CLOSE_S)
 

@@ -59,6 +59,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     keys: Annotated[str, about("File of API keys (`exec-service keys add`); if set, every call needs a key, see keys.md")] = ""
     backlog: Annotated[int, about("Connections the kernel holds before they are accepted", ge=1)] = 32768
 
+    processes: Annotated[
+        int,
+        about(
+            "Processes of `exec-service gateway`, each with an event loop; limits of calls, bytes and connections are "
+            "those of each process",
+            ge=1,
+            le=256,
+        ),
+    ] = 1
     max_connections: Annotated[
         int,
         about(

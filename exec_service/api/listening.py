@@ -1,5 +1,6 @@
 """Where a service listens: which addresses it may use, their sockets, and the server that owns them."""
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -8,6 +9,7 @@ from typing import Any
 
 import uvicorn
 
+HAND_OVER_S = 5.0
 CLOSE_S = 5  # the rest of a shutdown once every call is answered: slow readers still receive bytes
 
 
@@ -43,12 +45,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bind(host: str, port: int, *, keys: bool = False, hint: str = "--port 9000 (make run PORT=9000)") -> socket.socket:
-    """Bind a socket for uvicorn, which by itself ends the process when the port is taken."""
+def bind(
+    host: str, port: int, *, keys: bool = False, hint: str = "--port 9000 (make run PORT=9000)", shared: bool = False
+) -> socket.socket:
+    """Bind a socket for uvicorn, which by itself ends the process when the port is taken. `shared`: other processes of this
+    gateway may have it."""
     family, address = address_of(host, port, keys=keys)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         sock.bind(address)
     except OSError as error:
         sock.close()
@@ -70,10 +76,10 @@ def address_of(host: str, port: int, *, keys: bool) -> tuple[socket.AddressFamil
     return family, address
 
 
-def address_for_grpc(host: str, port: int, *, keys: bool) -> str:
+def address_for_grpc(host: str, port: int, *, keys: bool, shared: bool = False) -> str:
     """The address in gRPC's notation. Binds it for a moment to see that it is free: gRPC itself only logs a failure."""
     try:
-        with bind(host, port, keys=keys, hint="--grpc-port 50052; none: --grpc-port 0") as probe:
+        with bind(host, port, keys=keys, hint="--grpc-port 50052; none: --grpc-port 0", shared=shared) as probe:
             name, number = probe.getsockname()[:2]
     except PortTaken as error:
         raise GrpcPortTaken(f"gRPC {error}") from error
@@ -95,6 +101,20 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening()
+
+    async def hand_over(self) -> None:
+        """Leave new connections to the other processes at the same socket; close each connection after its next answer, and
+        those that are idle for `HAND_OVER_S`. Refuses nothing."""
+        for server in self.servers:
+            server.close()
+        for headers in (self.config.encoded_headers, self.server_state.default_headers):
+            headers.append((b"connection", b"close"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while self.server_state.connections:  # noqa: ASYNC110 - uvicorn does not say when it changes
+                    await asyncio.sleep(0.05)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

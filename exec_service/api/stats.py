@@ -15,8 +15,8 @@ from exec_service.dispatch.dispatch import Dispatch
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.refusals import Refusal
 from exec_service.sessions import permitted
-from exec_service.telemetry.live_stats import LiveStats
 from exec_service.telemetry.metrics import CONTENT_TYPE, Metrics
+from exec_service.telemetry.processes import NO_STATS, Question, Report, Reporter
 from exec_wire.messages.calls import GivenLabel, Label, encode_json
 from exec_wire.messages.stats import Depths, RunStats, Stats
 
@@ -31,9 +31,9 @@ class StatsQuery(Struct, frozen=True, kw_only=True):
     tenant: Label | UnsetType = UNSET
 
 
-def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: Metrics, *, cluster: bool) -> APIRouter:
-    """The metrics of a gateway of a cluster are at a port of their own."""
-    router, live_stats = APIRouter(), metrics.live_stats
+def stats_routes(worker_registry: WorkerRegistry, metrics: Metrics, report: Reporter, *, cluster: bool) -> APIRouter:
+    """`report`: of all processes of this gateway. The metrics of a gateway of a cluster are at a port of their own."""
+    router = APIRouter()
 
     @router.get(
         "/v1/stats",
@@ -44,11 +44,11 @@ def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: M
     async def stats(request: Request) -> Response:
         query = read_query(request.scope["query_string"], StatsQuery)
         tenant = _tenant_of(query, request)
-        found = (
-            stats_of(dispatch, worker_registry, live_stats, tenant)
-            if query.run is UNSET
-            else live_stats.run(query.run, tenant or "")
-        )
+        found: Stats | RunStats
+        if query.run is UNSET:
+            found = stats_of(await report(Question("stats")), worker_registry, tenant)
+        else:
+            found = (await report(Question("run", (tenant or "", query.run)))).live_stats.run(query.run, tenant or "")
         return Response(encode_json(found), media_type="application/json", headers={"cache-control": "no-store"})
 
     if not cluster:
@@ -63,20 +63,35 @@ def stats_routes(dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: M
     return router
 
 
-def stats_of(dispatch: Dispatch, worker_registry: WorkerRegistry, live_stats: LiveStats, tenant: str | None) -> Stats:
+def report_of(dispatch: Dispatch, worker_registry: WorkerRegistry, metrics: Metrics, question: Question) -> Report:
+    """The figures of this process."""
+    about, live_stats = question.about, metrics.live_stats
+    try:
+        dispatch.check_ready()
+        not_ready_because = ""
+    except Refusal as refusal:
+        not_ready_because = str(refusal)
+    depths = Depths(
+        in_flight=dispatch.admission.calls,
+        waiting=len(dispatch.waiting),
+        released=len(dispatch.released),
+        oldest_wait_s=round(dispatch.oldest_wait_s, 3),
+        slots=worker_registry.slots,
+        busy=sum(worker.busy for worker in worker_registry.workers),
+    )
+    page = metrics.text().decode() if about == "metrics" else ""
+    stats = {"stats": None, "run": question.run}
+    return Report(page, not_ready_because, live_stats.part(stats[about]) if about in stats else NO_STATS, depths)
+
+
+def stats_of(report: Report, worker_registry: WorkerRegistry, tenant: str | None) -> Stats:
     """`tenant`: whose shares, failures and runs; None for all tenants."""
+    live_stats = report.live_stats
     return Stats(
         uptime_s=live_stats.uptime_s,
         window_s=live_stats.window_s,
         calls_per_s=live_stats.calls_per_s(),
-        now=Depths(
-            in_flight=dispatch.admission.calls,
-            waiting=len(dispatch.waiting),
-            released=len(dispatch.released),
-            oldest_wait_s=round(dispatch.oldest_wait_s, 3),
-            slots=worker_registry.slots,
-            busy=sum(worker.busy for worker in worker_registry.workers),
-        ),
+        now=report.depths,
         latency_ms=live_stats.latency_ms(),
         seconds=live_stats.seconds(),
         workers=worker_summaries(worker_registry),

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exec_service.config import ConfigError, read_environment
@@ -29,6 +30,14 @@ Commands = Any  # argparse._SubParsersAction, which has no public name
 EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_UNAVAILABLE, EXIT_INFRA = 69, 75  # sysexits: unavailable, try again
 EXIT_LIMIT, EXIT_INTERRUPTED = 124, 130  # as timeout(1) and a shell
+
+
+class DidNotStart(Exception):
+    """One of several processes ended before all were ready. It has logged why; this one exits with its code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def fail(message: str, code: int) -> int:
@@ -60,6 +69,12 @@ def add_insecure_argument(parser: argparse.ArgumentParser) -> None:
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_argument(parser)
     parser.add_argument("--metrics-port", type=port, help="port for metrics and health (default: a free one)")
+
+
+def add_processes_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--processes", type=int, metavar="N", help="processes that share the port, one per core (default 1)")
+    parser.add_argument("--part-of", type=Path, help=argparse.SUPPRESS)  # of one of them: the folder of their sockets
+    parser.add_argument("--listen-fd", type=int, help=argparse.SUPPRESS)
 
 
 def add_redis_argument(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +115,8 @@ def run_process(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
         return fail(str(error), EXIT_USAGE)
     except TaskKeepsFailing as error:
         return fail(str(error), EXIT_TASK_FAILED)
+    except DidNotStart as error:
+        return error.code
     return 0
 
 

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
     def start() -> Coroutine[Any, Any, None]:
         names = ("host", "port", "grpc_port", "keys", "jobs_dir", "metrics_port")
-        gateway = common.read_config(GatewayConfig, options, *names)
+        gateway = common.read_config(GatewayConfig, options, *names, processes=1)
         if options.grpc_port is None and "EXEC_GRPC_PORT" not in os.environ:
             gateway = without_grpc_if_taken(gateway)
         worker = read_environment(WorkerConfig, os.environ, slots=options.slots, min_tier=common.weakest_tier(options))
@@ -91,7 +91,7 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
         TaskKeepsFailing: at the end, if a failing task was the reason to stop.
     """
     from exec_service.app import Gateway, serve
-    from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
+    from exec_service.telemetry.metrics_server import metrics_server
     from exec_wire.queue.memory import MemoryQueue
     from exec_wire.supervisor import Supervisor
     from worker.sandbox.runner_client import SandboxUnavailable
@@ -102,8 +102,8 @@ async def up(gateway_config: GatewayConfig, worker_config: WorkerConfig) -> None
     reserved = 16 * (worker_config.slots + worker_config.max_sessions)  # descriptors that the worker needs at most
     async with Gateway(gateway_config, queue.gateway(NAME), supervisor) as gateway, contextlib.AsyncExitStack() as stack:
         if metrics_port := gateway_config.metrics_port:
-            app = MetricsApp(gateway.metrics.text, lambda: gateway.dispatch.not_ready_because)
-            await stack.enter_async_context(metrics_server(app, gateway_config.metrics_host, metrics_port, supervisor))
+            host = gateway_config.metrics_host
+            await stack.enter_async_context(metrics_server(gateway.report, host, metrics_port, supervisor))
         serving = asyncio.create_task(serve(gateway, stop=stop, listening=url.set_result, reserved=reserved))
         try:
             await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)

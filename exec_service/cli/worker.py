@@ -56,7 +56,8 @@ async def work(config: WorkerConfig) -> None:
         ConfigError, PortTaken, SandboxUnavailable: the worker cannot start so.
         TaskKeepsFailing: at the end, if a failing task was the reason to stop.
     """
-    from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
+    from exec_service.telemetry.metrics_server import metrics_server
+    from exec_service.telemetry.processes import Question, Report
     from exec_service.telemetry.worker_metrics import WorkerMetrics
     from exec_wire.queue.connection import where
     from worker.consumer import Consumer
@@ -71,12 +72,14 @@ async def work(config: WorkerConfig) -> None:
         sessions = await stack.enter_async_context(Sessions(name, pool, supervisor)) if isinstance(pool, Pool) else None
         consumer = await stack.enter_async_context(Consumer(name, pool, queue.worker(name), sessions, supervisor))
 
-        def not_ready_because() -> str:
-            unavailable = "job queue unavailable" if consumer.queue_unavailable else ""
-            return supervisor.gave_up_because or consumer.cannot_take_because or unavailable
+        figures = WorkerMetrics(pool, consumer, supervisor)
 
-        app = MetricsApp(WorkerMetrics(pool, consumer, supervisor).text, not_ready_because)
-        metrics = await stack.enter_async_context(metrics_server(app, config.metrics_host, config.metrics_port, supervisor))
+        async def report(question: Question) -> Report:
+            unavailable = "job queue unavailable" if consumer.queue_unavailable else ""
+            page = figures.text() if question.about == "metrics" else ""
+            return Report(page, supervisor.gave_up_because or consumer.cannot_take_because or unavailable)
+
+        metrics = await stack.enter_async_context(metrics_server(report, config.metrics_host, config.metrics_port, supervisor))
         say(READY.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), metrics=metrics))
         await stop.wait()
         await consumer.drain(config.drain_s)

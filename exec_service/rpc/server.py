@@ -50,7 +50,6 @@ OPTIONS = [
     ("grpc.server.max_pending_requests", MANY),
     ("grpc.server.max_pending_requests_hard_limit", MANY),
     ("grpc.max_concurrent_streams", MANY),
-    ("grpc.so_reuseport", 0),  # else a second service on the same port would silently take half of the connections
     # A dead peer is noticed, and its calls cancelled, in 50 s; clients may ask whether we live every 5 s. On a busy machine a
     # peer that lives may take more than ten seconds to answer.
     ("grpc.keepalive_time_ms", 20_000),
@@ -111,10 +110,12 @@ class GrpcServer:
 
     # -- life -------------------------------------------------------------------------------------------------------------
 
-    async def start(self, address: str, max_connections: int) -> int:
-        """Listen, and say on which port. Raises `RuntimeError` if the address is taken."""
+    async def start(self, address: str, max_connections: int, *, shared: bool = False) -> int:
+        """Listen, and say on which port. `shared`: other processes of this gateway have it too. Raises `RuntimeError` if the
+        address is taken."""
         config = self._config
         limits = [
+            ("grpc.so_reuseport", int(shared)),  # else a second service would silently take half of the connections
             ("grpc.max_receive_message_length", config.max_body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_allowed_incoming_connections", max_connections),
@@ -133,6 +134,11 @@ class GrpcServer:
         """Read nothing more from open streams; each ends when what it has accepted is answered."""
         for reader in self._readers:
             reader.cancel()
+
+    async def hand_over(self, grace_s: float) -> None:
+        """Leave new connections and requests to the other processes at the same port; finish those that have begun."""
+        self.finish_streams()
+        await self.stop(grace_s)
 
     async def stop(self, grace_s: float) -> None:
         if self._server is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log2
@@ -58,6 +58,14 @@ class Second:
     calls: Counter[str] = field(default_factory=Counter)  # by tenant
     slot_ms: dict[str, float] = field(default_factory=dict)  # by tenant
 
+    def merge(self, other: Second) -> None:
+        for stage, sketch in other.stages.items():
+            self.stages[stage].merge(sketch)
+        self.blames.update(other.blames)
+        self.calls.update(other.calls)
+        for tenant, ms in other.slot_ms.items():
+            self.slot_ms[tenant] = self.slot_ms.get(tenant, 0.0) + ms
+
     def stats(self) -> SecondStats:
         total = self.stages["total"].quantiles()
         counts = {blame: self.blames[blame] for blame in ("none", "model", "infra", "client")}
@@ -70,6 +78,12 @@ class Step:
     queue: Sketch = field(default_factory=Sketch)
     total: Sketch = field(default_factory=Sketch)
     slot_ms: float = 0.0
+
+    def merge(self, other: Step) -> None:
+        self.statuses.update(other.statuses)
+        self.queue.merge(other.queue)
+        self.total.merge(other.total)
+        self.slot_ms += other.slot_ms
 
     def stats(self, number: int | None) -> StepStats:
         statuses: Counter[str] = Counter()
@@ -105,6 +119,13 @@ class Run:
         step.slot_ms += result.timings.start_ms + result.timings.run_ms
         return step
 
+    def merge(self, other: Run) -> None:
+        self.blames.update(other.blames)
+        for number, step in other.steps.items():
+            self.steps.setdefault(number, Step()).merge(step)
+        if other.seen_at > self.seen_at:
+            self.last_step, self.seen_at = other.last_step, other.seen_at
+
 
 class LiveStats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,6 +134,35 @@ class LiveStats:
         self._seconds: deque[Second] = deque(maxlen=SECONDS_KEPT + 1)
         self._failures: dict[bool, deque[tuple[float, Failure]]] = {ours: deque(maxlen=FAILURES_KEPT) for ours in (True, False)}
         self._runs: OrderedDict[tuple[str, str], Run] = OrderedDict()
+
+    @classmethod
+    def merged(cls, parts: Sequence[LiveStats]) -> LiveStats:
+        """Of several processes of one machine, whose monotonic clocks are the same."""
+        whole, seconds = cls(), dict[int, Second]()
+        whole._since = min((part._since for part in parts), default=whole._since)
+        for part in parts:
+            for second in part._seconds:
+                seconds.setdefault(second.at, Second(second.at)).merge(second)
+            for key, run in part._runs.items():
+                whole._runs.setdefault(key, Run()).merge(run)
+        whole._seconds.extend(seconds[at] for at in sorted(seconds))
+        for ours, failures in whole._failures.items():
+            failures.extend(sorted((one for part in parts for one in part._failures[ours]), key=lambda one: one[0]))
+        newest = sorted(whole._runs, key=lambda key: whole._runs[key].seen_at)[-RUNS_KEPT:]
+        whole._runs = OrderedDict((key, whole._runs[key]) for key in newest)
+        return whole
+
+    def part(self, run: tuple[str, str] | None = None) -> LiveStats:
+        """What another process needs: of this run its steps, or all but the steps."""
+        part = LiveStats(self._clock)
+        part._since = self._since
+        if run is not None:
+            part._runs.update({run: self._runs[run]} if run in self._runs else {})
+            return part
+        part._seconds, part._failures = self._seconds, self._failures
+        for key, one in self._runs.items():
+            part._runs[key] = Run(one.blames, OrderedDict(), one.last_step, one.seen_at)
+        return part
 
     def note(self, result: Result, tenant: str, tags: Tags, *, answered: bool = True) -> None:
         now, timings, seconds = self._clock(), result.timings, self._seconds

@@ -37,7 +37,7 @@ class LogWriter(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self.dropped = 0  # lines, since the start
-        self._fd, self._reported = fd, 0
+        self.fd, self._reported = fd, 0
         self._lines: deque[bytes] = deque()
         self._bytes = 0  # of the queue and of the write in progress
         self._changed = threading.Condition()
@@ -87,9 +87,9 @@ class LogWriter(logging.Handler):
         view = memoryview(data)
         while view:
             try:
-                view = view[os.write(self._fd, view) :]
+                view = view[os.write(self.fd, view) :]
             except BlockingIOError:  # another process that shares the descriptor made it non-blocking
-                select.select([], [self._fd], [])
+                select.select([], [self.fd], [])
             except OSError:  # the reader closed it
                 return False
         return True

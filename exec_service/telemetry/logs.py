@@ -53,6 +53,11 @@ def _log_failed_thread(args: threading.ExceptHookArgs) -> None:
     _own.error("a thread failed", exc_info=error, extra={"thread_name": args.thread.name if args.thread else ""})
 
 
+def real_stderr() -> int:
+    """The descriptor that lines are written to: for children that write lines of their own."""
+    return _writer.fd if _writer is not None else 2
+
+
 def dropped_lines() -> int:
     """Since the start of the process."""
     return _writer.dropped if _writer is not None else 0

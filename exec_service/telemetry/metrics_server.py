@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -11,42 +11,45 @@ from starlette.types import Receive, Scope, Send
 from exec_service.api.connections import Bounds, server_config
 from exec_service.api.listening import CLOSE_S, PortTaken, Server, url_of
 from exec_service.telemetry.metrics import CONTENT_TYPE
+from exec_service.telemetry.processes import Question, Reporter
 from exec_wire.supervisor import Supervisor, stop
 
 MAX_CONNECTIONS = 64
 
 
 class MetricsApp:
-    """`/metrics`, `/healthz` and `/readyz`, which answers 503 with the reason while `not_ready_because` gives one."""
+    """`/metrics`, `/healthz` and `/readyz`, which answers 503 with the reason while `report` gives one."""
 
-    def __init__(self, metrics: Callable[[], bytes], not_ready_because: Callable[[], str]) -> None:
-        self._metrics, self._not_ready_because = metrics, not_ready_because
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._answer(scope["path"])(scope, receive, send)
+            answer = await self._answer(scope["path"])
+            await answer(scope, receive, send)
 
-    def _answer(self, path: str) -> Response:
+    async def _answer(self, path: str) -> Response:
         match path:
             case "/metrics":
-                return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
+                report = await self._report(Question("metrics"))
+                return Response(report.metrics, headers={"content-type": CONTENT_TYPE})
             case "/healthz":
                 return PlainTextResponse("ok\n")
             case "/readyz":
-                reason = self._not_ready_because()
+                reason = (await self._report(Question("readiness"))).not_ready_because
                 return PlainTextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
             case _:
                 return PlainTextResponse("this port serves /metrics, /healthz and /readyz\n", 404)
 
 
 @contextlib.asynccontextmanager
-async def metrics_server(app: MetricsApp, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
+async def metrics_server(report: Reporter, host: str, port: int, supervisor: Supervisor) -> AsyncIterator[str]:
     """Serves until the end of the block; yields the URL. Raises `PortTaken`."""
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise PortTaken(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
-    config = server_config(app, Bounds(max_connections=MAX_CONNECTIONS), timeout_graceful_shutdown=CLOSE_S)
+    config = server_config(MetricsApp(report), Bounds(max_connections=MAX_CONNECTIONS), timeout_graceful_shutdown=CLOSE_S)
     started, ended, servers = asyncio.Event(), asyncio.Event(), list[Server]()
 
     async def serve() -> None:

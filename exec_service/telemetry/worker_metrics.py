@@ -21,8 +21,8 @@ class WorkerMetrics(Collector):
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    def text(self) -> str:
+        return generate_latest(self._registry).decode()
 
     def collect(self) -> Iterator[Metric]:
         pool, consumer = self._pool, self._consumer

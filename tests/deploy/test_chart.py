@@ -156,10 +156,11 @@ def test_notes_wait_for_one_deployment_at_a_time(tmp_path: Path) -> None:
 
 
 def test_settings_reach_the_processes_as_they_are_written() -> None:
-    objects = render("minimal", "--set", "worker.config.compile_cache_bytes=2000000001")
+    objects = render("minimal", "--set", "worker.config.compile_cache_bytes=2000000001,gateway.processes=4")
     gateway, worker = (one(objects, "ConfigMap", name)["data"] for name in ("-gateway", "-worker-default"))
     assert gateway["EXEC_MAX_BYTES"] == "1073741824"  # not 1.073741824e+09
     assert gateway["EXEC_RELEASE_FACTOR"] == "1.25"
+    assert gateway["EXEC_PROCESSES"] == "4"
     assert worker["EXEC_COMPILE_CACHE_BYTES"] == "2000000001"
     assert worker["EXEC_MIN_TIER"] == "B"
     assert json.loads(worker["EXEC_PROFILES"])["numpy"] == ["numpy"]

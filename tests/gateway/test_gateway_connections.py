@@ -14,7 +14,8 @@ from grpc_harness import caller, calls, drained, refused, results
 from exec_client import AsyncClient, Call
 from exec_service.api import streaming
 from exec_service.rpc import server as grpc_api
-from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
+from exec_service.telemetry.metrics_server import metrics_server
+from exec_service.telemetry.processes import Question, Report
 from exec_wire import proto
 from exec_wire.supervisor import Supervisor
 
@@ -239,8 +240,10 @@ async def test_url_without_a_path_is_answered_and_logged_as_no_error(
 
 
 async def test_metrics_port_has_the_same_bounds() -> None:
-    app = MetricsApp(lambda: b"", lambda: "")
-    async with metrics_server(app, "127.0.0.1", 0, Supervisor()) as url:
+    async def report(_: Question) -> Report:
+        return Report()
+
+    async with metrics_server(report, "127.0.0.1", 0, Supervisor()) as url:
         port = int(url.rsplit(":", 1)[1])
         async with peers(port, 100) as many:
             await many[-1].send(b"GET /healthz HTTP/1.1\r\nx: " + b"a" * 100_000)
