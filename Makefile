@@ -33,6 +33,7 @@ URL ?= http://127.0.0.1:8080
 N ?= 45000
 MINUTES ?= 30
 BIN := .venv/bin
+HARNESS := .:tests:tests/service:tests/worker:tests/trainer:tests/engines
 
 .PHONY: help install run test test-integrations lint hostile proto screenshots bench bench-path chaos burst clean
 
@@ -79,13 +80,13 @@ test-engines: install-all
 .PHONY: bench-scheduler
 bench-scheduler: install-all
 	@sh tests/engines/install.sh
-	EXEC_ENGINES=.venvs/engines PYTHONPATH=. $(BIN)/python tests/engines/bench_scheduler.py --out runs/scheduler.jsonl $(ARGS)
+	EXEC_ENGINES=.venvs/engines PYTHONPATH=$(HARNESS) $(BIN)/python tests/engines/bench_scheduler.py --out runs/scheduler.jsonl $(ARGS)
 	PYTHONPATH=. $(BIN)/python tests/engines/scheduler_page.py runs/scheduler.jsonl
 
 .PHONY: rehearsal
 rehearsal: install-all
 	@sh tests/engines/install.sh
-	@EXEC_ENGINES=.venvs/engines PYTHONPATH=.:tests:tests/service:tests/worker:tests/trainer:tests/engines $(BIN)/python tests/engines/rehearsal.py
+	@EXEC_ENGINES=.venvs/engines PYTHONPATH=$(HARNESS) $(BIN)/python tests/engines/rehearsal.py
 
 .PHONY: test-deploy
 test-deploy: install-dev

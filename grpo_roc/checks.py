@@ -23,7 +23,7 @@ from grpo_roc.engines.weights import Weights
 from grpo_roc.forecast import device_memory, forecast, gigabytes, measured_peak, tensors_of
 from grpo_roc.learner import Learner
 from grpo_roc.loss import logprobs
-from grpo_roc.model import load_model, load_tokenizer
+from grpo_roc.model import checkpoint_layers, load_model, load_tokenizer
 from grpo_roc.rollout import Codec
 
 PROBLEMS = ("What is 512*731%999?", "Compute 17*23.", "Name a prime number above 100.", "What is the sum of 1, 2 and 3?")
@@ -217,7 +217,7 @@ def memory(setup: Setup) -> str:
     settings = msgspec.structs.replace(setup.settings, rl=rl, parallel=config.Parallel(), stages=[], engines=apart)
     model = AutoModelForCausalLM.from_config(few, dtype=torch.float32, attn_implementation=settings.model.attn)
     if settings.model.grad_ckpt:
-        model.gradient_checkpointing_enable()
+        checkpoint_layers(model)
     learner = Learner(model.to(setup.device.torch), rl, Ranks(config.Parallel(), setup.device), settings.model.logit_rows)
     ids = [number % few.vocab_size for number in range(tokens)]
     samples = [Sample(ids, [0] + [1] * (tokens - 1), [-1.0] * tokens, 1.0, 0)] * 2

@@ -29,8 +29,14 @@ def load_model(folder: str | Path, settings: config.Model, device: Device) -> An
     """In fp32, because AdamW's steps are smaller than bf16 resolves. On a GPU, FSDP computes in bf16."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, attn_implementation=settings.attn)
     if settings.grad_ckpt:
-        model.gradient_checkpointing_enable()
+        checkpoint_layers(model)
     return model.to(device.torch)
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Keep only the layers' inputs. transformers 6 has only the first of the names, its first versions 5 only the second."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
 
 
 def make_optimizer(model: Any, settings: config.Sft | config.Rl) -> torch.optim.AdamW:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grpo_roc import checkpoint, config
 from grpo_roc.checkpoint import CheckpointError, State, untied
 from grpo_roc.distributed import Ranks
-from grpo_roc.model import load_model
+from grpo_roc.model import checkpoint_layers, load_model
 
 _WEIGHTS, _OPTIMIZER = "shards", "optimizer_shards"
 
@@ -35,7 +35,7 @@ def open_model(folder: Path, settings: config.Model, ranks: Ranks) -> Any:
         about = AutoConfig.from_pretrained(str(folder))
         model = AutoModelForCausalLM.from_config(about, dtype=torch.float32, attn_implementation=settings.attn)
     if settings.grad_ckpt:
-        model.gradient_checkpointing_enable()
+        checkpoint_layers(model)
     ranks.shard(model).to_empty(device=ranks.device.torch)
     for module in model.modules():
         if module._non_persistent_buffers_set:  # computed from the configuration and not in the files

@@ -42,6 +42,7 @@ class Load(NamedTuple):
 
 class Engine(Protocol):
     name: str
+    direct: bool  # it gets weights over the network or GPU memory, also when it is back after a loss
 
     async def generate(self, request_id: str, ids: list[int], sampling: Sampling) -> Generated: ...
     async def release(self, request_id: str) -> None: ...

@@ -69,6 +69,9 @@ class Direct(Protocol):
         """`update` lets the workers receive."""
         ...
 
+    def forget(self) -> None:
+        """The engine has restarted, so nothing is prepared."""
+
 
 class Broadcaster:
     def __init__(self, kind: str, url: str, workers: int) -> None:
@@ -86,6 +89,10 @@ class Broadcaster:
         await _together(update(describe(weights.tensors, weights.dtype)), asyncio.to_thread(_send, weights, broadcast))
         self._broadcast = broadcast
 
+    def forget(self) -> None:
+        """A broadcast in a group without the engine would never end."""
+        self._broadcast = None
+
 
 def _send(weights: Weights, broadcast: Broadcast) -> None:
     for _, tensor in weights.items(_device()):
@@ -101,6 +108,9 @@ class Ipc:
     async def send(self, weights: Weights, update: Request) -> None:
         for part in chunks(weights.items(_device()), CHUNK_BYTES):
             await update(describe(part, weights.dtype) | {"ipc_handles_pickled": handles(part.values())})
+
+    def forget(self) -> None:
+        """It opens handles again every time."""
 
 
 def make_direct(one: config.Engine, url: str) -> Direct | None:

@@ -14,6 +14,7 @@ from grpo_roc.engines.weights import Weights
 
 T = TypeVar("T")
 Metric = tuple[str, dict[str, str], float]
+PARTS = ("weights", "kv_cache")  # of an engine's memory, in the order in which it takes them when it wakes
 
 
 class HttpEngine:
@@ -22,9 +23,10 @@ class HttpEngine:
     check_s = 30.0  # an engine that does not answer a small request for so long is unavailable
 
     def __init__(self, url: str, direct: Direct | None = None) -> None:
-        self.name, self._direct = url, direct
+        self.name, self.direct, self._direct = url, direct is not None, direct
         self.weights: Weights | None = None  # that it should have; None: those that it was started with
-        self.slept_with = ""  # label of the weights with which it was put to sleep
+        self._released: list[str] = []  # parts of its memory that it was told to free and not yet to take again
+        self._labels: set[str] = set()  # of the weights that it may have, unless it has restarted
         # The servers close connections that are idle for 5 s; a request on such a one would fail.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
         # Generating may take an hour. The scheduler notices by `check` when the engine hangs.
@@ -67,30 +69,46 @@ class HttpEngine:
     async def update_weights(self, weights: Weights) -> None:
         """Let the engine load the weights, and read back that it has them."""
         self.weights = weights
-        direct = self._direct if weights.tensors else None
-        folder = await self._folder(weights) if direct is None else Path()
+        folder = await self._folder(weights) if self._direct is None else Path()
         label = await self._weight_label()  # raises soon if the engine hangs; loading may take minutes
-        asleep, self.slept_with = await self._asleep(label), ""
-        if asleep:
-            await self._take_memory("weights")
-        if direct is not None:
-            await self._load_direct(weights, direct)
+        if label not in self._labels:
+            self._forget()
+        self._labels |= {label, weights.label}
+        self._released = await self._asleep()
+        await self._take("weights")
+        if self._direct is not None:
+            await self._load_direct(weights, self._direct)
         else:
             await self._load_files(folder, weights.label)
-        if asleep:
-            await self._take_memory("kv_cache")
+        await self._take("kv_cache")
         await self.check()
+        self._labels = {weights.label}
+
+    def _forget(self) -> None:
+        """The engine has restarted: it is awake, and in no group."""
+        self._released = []
+        if self._direct is not None:
+            self._direct.forget()
+
+    async def _take(self, part: str) -> None:
+        """A failure leaves the part released, and the next attempt takes it."""
+        if part in self._released:
+            await self._take_memory(part)
+            self._released.remove(part)
 
     async def sleep(self) -> None:
         """The weights are discarded too: `update_weights` brings new ones."""
-        self.slept_with = await self._weight_label()
+        self._labels = {await self._weight_label()}
+        self._released = list(PARTS)
         await self._release_memory()
 
-    async def _asleep(self, label: str) -> bool:
-        """An engine with another label than when it was put to sleep has restarted, and is awake."""
-        return label == self.slept_with
+    async def _asleep(self) -> list[str]:
+        """The parts of its memory that are still released."""
+        return self._released
 
     async def check(self) -> None:
+        if self._released:
+            raise EngineUnavailable(f"{self.name} sleeps")
         self._compare({await self._weight_label()})
 
     async def _folder(self, weights: Weights) -> Path:
@@ -111,7 +129,7 @@ class HttpEngine:
     async def _release_memory(self) -> None:
         raise NotImplementedError
 
-    async def _take_memory(self, tag: str) -> None:
+    async def _take_memory(self, part: str) -> None:
         """First for the `weights`, and when they are loaded for the rest."""
         raise NotImplementedError
 

@@ -39,6 +39,8 @@ class Request:
 
 
 class LocalEngine:
+    direct = False  # it is never lost
+
     def __init__(self, model_config: Any, weights: Mapping[str, Tensor], settings: config.Engine, name: str = "local") -> None:
         self.name = name
         self.settings = settings

@@ -38,7 +38,7 @@ class TrackedEngine(Room):
 
 
 class Scheduler:
-    name = "scheduler"
+    name, direct = "scheduler", False
 
     def __init__(self, engines: Sequence[Engine], settings: config.Scheduler) -> None:
         if not engines:
@@ -51,6 +51,9 @@ class Scheduler:
         self._waiting: deque[tuple[Rollout, asyncio.Future[None]]] = deque()  # first come, first served
         self._polling: asyncio.Task[None] | None = None
         self._weights: Weights | None = None
+        self._settled = asyncio.Event()  # cleared while engines sleep or get new weights: a lost one waits until then
+        self._settled.set()
+        self._asleep = False
         self.losses = 0  # how often an engine was lost
 
     # -- the engine protocol ----------------------------------------------------------------------------------------------
@@ -89,17 +92,27 @@ class Scheduler:
 
     async def update_weights(self, weights: Weights) -> None:
         """Give all engines the weights. A lost one gets them when it is back."""
-        previous, self._weights = self._weights, weights
+        self._settled.clear()
+        previous, self._weights, self._asleep = self._weights, weights, False
         await asyncio.gather(*(self._push(tracked, weights) for tracked in self.engines if tracked.usable))
-        if not all(tracked.usable for tracked in self.engines):
-            await weights.folder()  # the next training step changes the tensors
-        weights.keep_files_only()
+        await self._keep(weights)
         if previous is not None:
             previous.discard()
+        self._settled.set()
+
+    async def _keep(self, weights: Weights) -> None:
+        """For engines that are lost; the next training step changes the tensors."""
+        if any(tracked.engine.direct for tracked in self.engines):
+            return await asyncio.to_thread(weights.keep_copy)
+        if not all(tracked.usable for tracked in self.engines):
+            await weights.folder()
+        weights.keep_files_only()
 
     async def sleep(self) -> None:
         """Let engines that share GPUs with the trainer free them; the next `update_weights` wakes them."""
         if self.settings.colocated:
+            self._settled.clear()
+            self._asleep = True
             await asyncio.gather(*(self._or_lose(one, one.engine.sleep()) for one in self.engines if one.usable))
 
     async def check(self) -> None:
@@ -222,10 +235,13 @@ class Scheduler:
     async def _recover(self, tracked: TrackedEngine) -> None:
         began, (wait, longest) = time.monotonic(), RETRY_S
         while True:
-            weights = self._weights
             try:
+                if self._asleep:  # it may have restarted, and uses memory that the trainer needs now
+                    await tracked.engine.sleep()
+                await self._settled.wait()
+                weights = self._weights
                 await self._resync(tracked, weights)
-                if weights is self._weights:  # else newer ones came meanwhile
+                if weights is self._weights and self._settled.is_set():  # else newer ones came meanwhile, or it must sleep
                     break
             except (EngineError, OSError) as error:  # OSError: no room for the weights' files
                 if time.monotonic() - began > self.settings.patience_s and not any(one.usable for one in self.engines):

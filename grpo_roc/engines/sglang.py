@@ -78,8 +78,8 @@ class SglangEngine(HttpEngine):
     async def _release_memory(self) -> None:
         await self._send("POST", "/release_memory_occupation", json={})
 
-    async def _take_memory(self, tag: str) -> None:
-        tags = ["weights"] if tag == "weights" else ["kv_cache", "cuda_graph"]
+    async def _take_memory(self, part: str) -> None:
+        tags = ["weights"] if part == "weights" else ["kv_cache", "cuda_graph"]
         await self._send("POST", "/resume_memory_occupation", json={"tags": tags})
 
     async def _weight_label(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_roc.engines.base import EngineError, Generated, Load, Sampling
 from grpo_roc.engines.direct import Direct
-from grpo_roc.engines.http import HttpEngine, Metric, hash_seed, total
+from grpo_roc.engines.http import PARTS, HttpEngine, Metric, hash_seed, total
 from grpo_roc.engines.weights import Weights
 
 
@@ -99,12 +99,15 @@ class VllmEngine(HttpEngine):
     async def _release_memory(self) -> None:
         await self._send("POST", "/sleep", params={"level": 2, "mode": "wait"})
 
-    async def _take_memory(self, tag: str) -> None:
-        await self._send("POST", "/wake_up", params={"tags": tag})
+    async def _take_memory(self, part: str) -> None:
+        await self._send("POST", "/wake_up", params={"tags": part})
 
-    async def _asleep(self, label: str) -> bool:
-        """Also after a restart of the trainer."""
-        return await self.request("GET", "/is_sleeping", lambda reply: bool(reply["is_sleeping"]), timeout=self.check_s)
+    async def _asleep(self) -> list[str]:
+        """Also after a restart of the trainer. A part that it has taken already is no error."""
+        def released(reply: Any) -> list[str]:
+            return list(PARTS) if reply["is_sleeping"] else []
+
+        return await self.request("GET", "/is_sleeping", released, timeout=self.check_s)
 
     async def _weight_label(self) -> str:
         return await self.request("GET", "/weight_info", lambda reply: str(reply["weight_version"]), timeout=self.check_s)

@@ -52,6 +52,10 @@ class Weights:
         if self._folder.exists():
             self.tensors = {}
 
+    def keep_copy(self) -> None:
+        """In main memory: the next training step changes the tensors."""
+        self.tensors = {name: tensor.detach().to("cpu", self.dtype, copy=True) for name, tensor in self.tensors.items()}
+
     def discard(self) -> None:
         self._discarded = True
         shutil.rmtree(self._folder, ignore_errors=True)

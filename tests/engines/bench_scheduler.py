@@ -10,13 +10,10 @@ import asyncio
 import contextlib
 import json
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.append(str(Path(__file__).parents[1] / "trainer"))
 
 from engine_harness import SMOLLM2, Vllm
 

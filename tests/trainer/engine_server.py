@@ -6,6 +6,7 @@ It keeps the label of its weights (`$LABEL` in replies), and can be told to fail
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +27,10 @@ def problems(route: dict[str, Any], query: dict[str, Any], body: dict[str, Any])
     return found
 
 
+def order(path: str, body: dict[str, Any]) -> str:
+    return " ".join([path, *body.get("tags", [])])
+
+
 class FixtureServer(ThreadingHTTPServer):
     def __init__(self, name: str, port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
@@ -33,7 +38,7 @@ class FixtureServer(ThreadingHTTPServer):
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.label = "default"  # of the weights; a restarted server has the default
-        self.failing = 0  # so many of the next requests to generate are answered with 500
+        self.failing: Counter[str] = Counter()  # so many of the next requests to a path (and its tags) are answered with 500
         self.answering = threading.Event()  # cleared: it accepts connections and says nothing
         self.answering.set()
         self.dead = False  # its connections, too
@@ -65,8 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.dead:
             self.close_connection = True
             return None
-        if self.server.failing and "generate" in url.path:
-            self.server.failing -= 1
+        if self.server.failing[asked := order(url.path, body)]:
+            self.server.failing[asked] -= 1
             return self._send(500, "out of memory")
         if found := problems(route, parse_qs(url.query), body):
             return self._send(422, "; ".join(found))

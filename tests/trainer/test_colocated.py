@@ -11,15 +11,22 @@ from typing import Any
 import gloo_group
 import pytest
 import torch
-from engine_server import FixtureServer
+from common import until
+from engine_server import SGLANG, FixtureServer, order, serving_fixture
+from service_harness import Service
+from trainer_harness import settings_at
 
 from grpo_roc import config
 from grpo_roc.engines import direct, make_engines
-from grpo_roc.engines.base import EngineUnavailable
+from grpo_roc.engines.base import EngineUnavailable, Sampling
 from grpo_roc.engines.direct import Broadcaster, Group
+from grpo_roc.engines.local import LocalEngine
 from grpo_roc.engines.scheduler import Scheduler
 from grpo_roc.engines.sglang import SglangEngine
 from grpo_roc.engines.weights import Weights
+from grpo_roc.learner import Learner
+from grpo_roc.rollout import Actor
+from grpo_roc.runs import run_rl
 
 pytestmark = pytest.mark.usefixtures("shared")
 COLOCATED = config.Scheduler(colocated=True)
@@ -34,7 +41,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _orders(server: FixtureServer) -> list[str]:
-    found = [name.split()[1] + "".join(f" {tag}" for tag in body.get("tags", [])) for name, body in server.seen]
+    found = [order(name.split()[1], body) for name, body in server.seen]
     return [one for one in found if "get_model_info" not in one]
 
 
@@ -66,6 +73,85 @@ async def test_an_engine_that_restarted_in_its_sleep_is_not_woken(server: Fixtur
     await scheduler.update_weights(_weights(2))
     assert _orders(server) == ["/update_weights_from_disk"]
     await scheduler.aclose()
+
+
+WEIGHTS, FILES, CACHE = (
+    "/resume_memory_occupation weights",
+    "/update_weights_from_disk",
+    "/resume_memory_occupation kv_cache cuda_graph",
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "broken"),
+    [
+        ([WEIGHTS, WEIGHTS, FILES, CACHE], WEIGHTS),
+        ([WEIGHTS, FILES, FILES, CACHE], FILES),
+        ([WEIGHTS, FILES, CACHE, FILES, CACHE], CACHE),
+    ],
+)
+async def test_an_engine_that_failed_while_waking_takes_the_rest_of_its_memory_before_it_is_used(
+    server: FixtureServer, asked: list[str], broken: str
+) -> None:
+    scheduler = Scheduler([SglangEngine(server.url)], COLOCATED)
+    await scheduler.update_weights(_weights(1))
+    await scheduler.sleep()
+    server.seen, server.failing[broken] = [], 1
+    await scheduler.update_weights(_weights(2))
+    assert (await scheduler.generate("r", [1], Sampling(4))).weight_version == 2
+    assert [one for one in _orders(server) if one != "/v1/loads" and one != "/metrics"] == [*asked, "/generate"]
+    await scheduler.aclose()
+
+
+async def test_a_sleeping_engine_is_not_ready(server: FixtureServer) -> None:
+    engine = SglangEngine(server.url)
+    await engine.update_weights(_weights(1))
+    await engine.check()
+    await engine.sleep()
+    with pytest.raises(EngineUnavailable, match="sleeps"):
+        await engine.check()
+    await engine.aclose()
+
+
+async def test_an_engine_that_restarts_during_the_update_sleeps_until_the_new_weights_come() -> None:
+    with serving_fixture(SGLANG) as first:
+        scheduler = Scheduler([SglangEngine(first.url)], COLOCATED)
+        await scheduler.update_weights(_weights(1))
+    await scheduler.sleep()  # it does not answer
+    with serving_fixture(SGLANG, first.server_address[1]) as restarted:
+        await until(lambda: _orders(restarted), "the restarted engine to be asked for something")
+        new = _weights(2)
+        await scheduler.update_weights(new)
+        await until(lambda: scheduler.engines[0].usable, "the engine to be back")
+        assert _orders(restarted) == [
+            "/release_memory_occupation",
+            WEIGHTS,
+            FILES,
+            CACHE,
+        ]
+        assert restarted.label == new.label
+        await scheduler.aclose()
+
+
+def test_engines_sleep_from_the_end_of_the_rollouts_until_the_update_is_done(
+    taught: Path, live_service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def watch(kind: Any, name: str) -> None:
+        real = getattr(kind, name)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            events.append(name)
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(kind, name, watched)
+
+    for kind, name in ((Actor, "roll"), (LocalEngine, "sleep"), (Learner, "update"), (LocalEngine, "update_weights")):
+        watch(kind, name)
+    settings = settings_at(live_service, "rl.lockstep=false", "scheduler.colocated=true", "rl.steps=2")
+    asyncio.run(run_rl(settings, taught, tmp_path, eval_problems=8))
+    assert events == ["update_weights", *["roll", "sleep", "update", "update_weights"] * 2]
 
 
 async def test_engines_with_gpus_of_their_own_do_not_sleep(server: FixtureServer) -> None:
@@ -143,13 +229,33 @@ async def test_a_broken_group_is_made_again(server: FixtureServer, monkeypatch: 
     await engine.aclose()
 
 
-async def test_an_engine_that_was_lost_gets_files_when_the_tensors_are_gone(server: FixtureServer) -> None:
-    engine, weights = SglangEngine(server.url, Broadcaster("sglang", server.url, 1)), _weights()
-    await weights.folder()
-    weights.keep_files_only()
-    await engine.update_weights(weights)
-    assert _orders(server) == ["/update_weights_from_disk"]
-    await engine.aclose()
+@pytest.mark.parametrize("lost", ["before the push", "after the push"])
+async def test_a_lost_engine_gets_its_weights_by_broadcast_though_the_trainers_have_changed(
+    server: FixtureServer, shared: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """It may be on a machine that has none of the trainer's files."""
+    sent: list[list[float]] = []
+    groups: list[str] = []
+
+    def join(group: Group) -> direct.Broadcast:
+        groups.append(group.name)
+        return lambda tensor: sent.append(tensor.flatten().tolist())
+
+    monkeypatch.setitem(direct.JOIN, "sglang", join)
+    scheduler = Scheduler([SglangEngine(server.url, Broadcaster("sglang", server.url, 1))], config.Scheduler())
+    server.failing["/init_weights_update_group"] = 2 if lost == "before the push" else 0
+    weights = _weights()
+    live = list(weights.tensors.values())
+    await scheduler.update_weights(weights)
+    for tensor in live:
+        tensor.zero_()  # a training step
+    if lost == "after the push":
+        sent.clear()
+        server.label = "default"  # it restarts
+    await scheduler.generate("r", [1], Sampling(4))
+    assert sent == [[1, 2], [0.5] * 6] and server.label == weights.label and not _names(shared)
+    assert len(set(groups)) == len(groups) > 1, "a group was used that the engine is not in"
+    await scheduler.aclose()
 
 
 def test_parts_hold_as_many_tensors_as_fit() -> None:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from grpo_roc import config, forecast
 from grpo_roc.distributed import DTYPES, Device, Ranks, pick_device
 from grpo_roc.learner import Learner, Sample
-from grpo_roc.model import make_model
+from grpo_roc.model import checkpoint_layers, make_model
 from loadtest.support.processes import free_port
 
 CPU = pick_device("fp32")
@@ -83,7 +83,7 @@ def test_other_architectures_are_traced_as_they_are() -> None:
 def test_the_peak_of_an_update_is_within_ten_percent(shape: tuple[int, int, int, int], grad_ckpt: bool) -> None:
     model, wanted = small(*shape), settings(grad_ckpt=grad_ckpt)
     if grad_ckpt:
-        model.gradient_checkpointing_enable()
+        checkpoint_layers(model)
     learner = Learner(model, wanted.rl, Ranks(config.Parallel(), CPU))
     learner.update(samples(), 0)  # Adam's moments exist from the first update on
     told = forecast.forecast(model.config, wanted, 1, CPU)

@@ -152,7 +152,7 @@ async def _until_back(scheduler: Scheduler) -> None:
 async def test_a_5xx_is_tried_again(server: FixtureServer) -> None:
     scheduler = Scheduler([SglangEngine(server.url)], config.Scheduler())
     await scheduler.update_weights(_weights())
-    server.failing = 3
+    server.failing["/generate"] = 3
     await _rollouts(scheduler, 4)
     assert scheduler.losses >= 1 and scheduler.engines[0].reserved == len(scheduler.engines[0].rollouts) == 0
     await scheduler.aclose()
@@ -160,7 +160,7 @@ async def test_a_5xx_is_tried_again(server: FixtureServer) -> None:
 
 async def test_a_request_that_every_attempt_fails_ends_with_the_engines_words(server: FixtureServer) -> None:
     scheduler = Scheduler([SglangEngine(server.url)], config.Scheduler())
-    server.failing = 1000
+    server.failing["/generate"] = 1000
     with pytest.raises(EngineUnavailable, match="out of memory"):
         await scheduler.generate("r", [1], Sampling(4))
     await scheduler.aclose()

@@ -146,6 +146,7 @@ def test_packing_saves_padding() -> None:
 # -- gradient checkpointing -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_gradient_checkpointing_keeps_less_and_gives_the_same_gradients(untaught: Path) -> None:
     kept = {}
 

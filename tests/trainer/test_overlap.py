@@ -1,7 +1,6 @@
 """Rollouts of the next step during the update: their age, what corrects for it, resume, stages."""
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,13 @@ import torch
 from common import wait_until
 from service_harness import Service
 from trainer_harness import (
-    RUN,
     TINY,
+    kill_dash_nine_and_resume,
     rollout,
     rows_without_times,
     run_ranks,
     settings_at,
-    start_python,
-    wait_for_rows,
     with_settings,
-    write_settings,
 )
 
 from grpo_roc import config, learner, metrics, overlap, runs, stages
@@ -63,13 +59,7 @@ def test_kill_dash_nine_and_resume_gives_the_same_rows_with_overlap(
     taught: Path, undisturbed: Path, live_service: Service, tmp_path: Path
 ) -> None:
     """The checkpoint has the rollouts that were made with the weights before it."""
-    settings = settings_at(live_service, *STEPS)
-    process = start_python("-c", RUN, write_settings(settings, tmp_path), str(taught), str(tmp_path))
-    wait_for_rows(process, tmp_path, 3)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert len(metrics.read(tmp_path)) < 6 and (tmp_path / "latest" / "rollouts.msgpack").exists()
-    asyncio.run(run_rl(settings, taught, tmp_path, eval_problems=8))
+    kill_dash_nine_and_resume(settings_at(live_service, *STEPS), taught, tmp_path)
     assert rows_without_times(tmp_path) == rows_without_times(undisturbed)
 
 

@@ -113,6 +113,8 @@ def test_a_preemption_that_an_engine_reports_leaves_more_of_its_cache_free() -> 
 class _Engine:
     """Holds requests until they are let go, and counts what it holds."""
 
+    direct = False
+
     def __init__(self, name: str, capacity: int) -> None:
         self.name, self.capacity = name, capacity
         self.held: dict[str, int] = {}

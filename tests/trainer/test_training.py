@@ -15,8 +15,8 @@ import pytest
 import torch
 from service_harness import QUICK, Service, environment
 from trainer_harness import (
-    RUN,
     TINY,
+    kill_dash_nine_and_resume,
     rollout,
     rows_without_times,
     samples,
@@ -254,13 +254,7 @@ def undisturbed(taught: Path, live_service: Service, tmp_path_factory: pytest.Te
 def test_kill_dash_nine_and_resume_gives_the_same_rows(
     taught: Path, undisturbed: Path, live_service: Service, tmp_path: Path
 ) -> None:
-    settings = settings_at(live_service, *STEPS)
-    process = start_python("-c", RUN, write_settings(settings, tmp_path), str(taught), str(tmp_path))
-    wait_for_rows(process, tmp_path, 3)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert len(rows_without_times(tmp_path)) < 6
-    asyncio.run(run_rl(settings, taught, tmp_path, eval_problems=8))
+    kill_dash_nine_and_resume(settings_at(live_service, *STEPS), taught, tmp_path)
     assert rows_without_times(tmp_path) == rows_without_times(undisturbed) and len(rows_without_times(tmp_path)) == 6
     assert "eval/reward" in rows_without_times(tmp_path)[-1] and (undisturbed / "best" / "model.safetensors").exists()
     csv = (tmp_path / "metrics.csv").read_text().splitlines()

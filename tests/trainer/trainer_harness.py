@@ -1,8 +1,10 @@
 """Settings and made-up rollouts for the trainer's tests."""
 
+import asyncio
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from grpo_roc import config, metrics
 from grpo_roc.batches import Sample
 from grpo_roc.model import make_tiny
 from grpo_roc.rollout import Trajectory
+from grpo_roc.runs import run_rl
 from loadtest.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +62,16 @@ def rows_without_times(out: Path) -> list[dict[str, Any]]:
 def wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
     wait_until(lambda: len(metrics.read(out)) >= count or process.poll() is not None, f"{count} rows", 600)
     assert process.poll() is None, "the run ended"
+
+
+def kill_dash_nine_and_resume(settings: config.Config, model: Path, out: Path) -> None:
+    """Kill the run within its six steps."""
+    process = start_python("-c", RUN, write_settings(settings, out), str(model), str(out))
+    wait_for_rows(process, out, 3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(metrics.read(out)) < settings.rl.steps
+    asyncio.run(run_rl(settings, model, out, eval_problems=8))
 
 
 RUN = """
