@@ -20,6 +20,7 @@
 # make dashboards  the pictures of the Grafana dashboards, drawn from a real Prometheus under load, and of a trace in Phoenix (2 minutes)
 # make bench    speed of the service beside a fresh interpreter and a fresh nsjail per call (root; 5 minutes; ARGS=--quick)
 # make bench-paired  CPU time per call of this tree and of another commit (root; BASE=COMMIT; 10 minutes)
+# make profile  CPU time per call by process and kind of work, from perf (root; Debian: apt-get install linux-perf; 3 minutes)
 # make compare  speed of a code-judge or SandboxFusion service beside ours (root; TARGET=URL PROTOCOL=code-judge or sandboxfusion)
 # make bench-scheduler  the scheduler's policies on two real vLLM servers with small KV caches (needs two quiet cores)
 # make bench-path  CPU time per call in gateway, Redis and worker, without programs (1 minute)
@@ -144,6 +145,10 @@ bench: install
 .PHONY: bench-paired
 bench-paired: install
 	@$(BIN)/python -m loadtest.bench.paired --base $(BASE) $(ARGS)
+
+.PHONY: profile
+profile: install
+	@$(BIN)/python -m loadtest.bench.profile $(ARGS)
 
 .PHONY: compare
 compare: install-dev

@@ -2,7 +2,7 @@
 # Fetches what the tests of the web page and of the metrics look with, once: Chromium (Debian and Ubuntu, as root, into the
 # system) and Prometheus with promtool (Debian's, unpacked into .tools; nothing is started). Where that cannot be done it says so
 # and ends well: those tests are skipped then, or fail in CI. Also Debian's Redis (as root), so that the cluster is tested on it
-# beside the server that pip brings.
+# beside the server that pip brings, and perf (as root).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -43,6 +43,13 @@ get_redis() {
     "$server" --version >/dev/null || { say "that failed"; rm "$server"; }
 }
 
+get_perf() {
+    command -v perf >/dev/null && return
+    if [ "$(id -u)" != 0 ]; then say "no perf: the test of the profile needs it (apt-get install linux-perf)"; return; fi
+    say "installing perf for the test of the profile"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends linux-perf >/dev/null || say "that failed"
+}
+
 if ! command -v apt-get >/dev/null; then
     say "Chromium, Prometheus and Redis are not fetched here (no apt-get); put chromium, prometheus, promtool and redis-server on PATH to have their tests run"
     exit 0
@@ -52,3 +59,4 @@ if [ "$(id -u)" = 0 ] && [ -z "$(apt-cache policy prometheus 2>/dev/null)" ]; th
 get_chromium
 get_prometheus
 get_redis
+get_perf

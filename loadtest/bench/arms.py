@@ -108,6 +108,10 @@ class Arm:
     def service_pid(self) -> int:
         return (self.service or self._agent).process.pid
 
+    @property
+    def agent_pid(self) -> int:
+        return self._agent.process.pid
+
     def run(self, programs: list[Program], concurrency: int) -> Run:
         busy, cpu, load = meter.machine_busy_s(), self._cpu_s(), self._load_s()
         started = time.perf_counter()
