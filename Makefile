@@ -1,4 +1,4 @@
-# make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change; PYTHON=fastest for a quarter less CPU time per call)
+# make run      set everything up and serve on 127.0.0.1:8080 (PORT=9000 to change; programs run on the fastest Python that is there, or on PROGRAM_PYTHON=python3.12)
 # make test     set everything up and run all tests, the trainer's too
 # make test-service  the same without the trainer, and without torch
 # make test-latest  all tests with the newest version of every package, in a copy of this folder (.venvs/latest)
@@ -43,6 +43,9 @@ help:
 
 install:
 	@sh deploy/setup.sh server
+
+# Programs run on the fastest Python that is there. Tests do not choose: they run on the one that everybody has.
+run bench profile: export PROGRAM_PYTHON ?= $(if $(EXEC_PACKAGES),,fastest)
 
 run: install
 	@exec $(BIN)/exec-service up --port $(PORT)
@@ -187,4 +190,4 @@ tools:
 	@sh deploy/test-tools.sh
 
 clean:
-	rm -rf .venv .integrations .venvs .tools .sandbox-packages exec_service/web/built build *.egg-info
+	rm -rf .venv .integrations .venvs .tools .sandbox-packages* exec_service/web/built build *.egg-info

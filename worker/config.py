@@ -61,6 +61,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     packages: Annotated[str, Meta(description="Folder of the packages that programs may import")] = field(
         default_factory=default_packages
     )
+    program_python: Annotated[
+        str,
+        Meta(
+            description="Interpreter that runs programs, if it is not the service's own; `make install PROGRAM_PYTHON=PATH` "
+            "installs EXEC_PACKAGES and builds the sandbox's C part for it"
+        ),
+    ] = ""
     profiles: Annotated[
         dict[str, list[str]], Meta(description="Warm interpreters: name and imported modules of each (JSON)")
     ] = field(default_factory=lambda: dict(PROFILES))

@@ -86,6 +86,7 @@ class Pool(Slots):
         else:
             options = RunnerOptions(
                 packages=Path(config.packages),
+                program_python=config.program_python,
                 uid_base=config.uid_base,
                 min_tier=config.min_tier,
                 max_slots=config.slots,

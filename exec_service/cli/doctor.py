@@ -20,6 +20,7 @@ from exec_service.cli.common import EXIT_UNAVAILABLE, Commands, port, run_loop
 from exec_service.config import read_environment
 from exec_wire import Limits, Tier, encode_json
 from worker.sandbox import tiers
+from worker.sandbox.interpreter import find
 
 if TYPE_CHECKING:
     from worker.config import WorkerConfig
@@ -103,13 +104,22 @@ def _examine_memory(pool: Pool) -> Finding:
 def _examine_machine(config: WorkerConfig) -> list[Finding]:
     findings = [
         Finding("kernel", GOOD, platform.release()),
-        Finding("python", GOOD, f"{platform.python_version()} for the service and for programs"),
+        examine_python(config),
         _examine_wheel(),
         Finding("cores", GOOD, f"{config.slots} slots"),
     ]
     if Path(config.packages).is_dir():
         return [*findings, Finding("packages", GOOD, "the packages that programs may import are installed")]
     return [*findings, Finding("packages", BAD, "the packages that programs may import are not installed", "make install")]
+
+
+def examine_python(config: WorkerConfig) -> Finding:
+    try:
+        own, for_programs = platform.python_version(), find(config.program_python, Path(config.packages)).version
+        programs = "and for programs" if own == for_programs else f"and {for_programs} for programs"
+        return Finding("python", GOOD, f"{own} for the service {programs}")
+    except OSError as error:
+        return Finding("python", BAD, str(error), "make install PROGRAM_PYTHON=PATH")
 
 
 def _examine_wheel() -> Finding:

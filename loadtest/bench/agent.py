@@ -31,11 +31,12 @@ import msgspec
 from msgspec import Struct
 
 from exec_client import AsyncClient, ExecError, InfraFailure
+from exec_service.config import read_environment
 from exec_wire import Call, Limits, Result
 from loadtest.support.workload import Program
-from worker.config import WorkerConfig, default_packages
+from worker.config import WorkerConfig
 from worker.pool import Pool, SlotBusy, ZygoteLost
-from worker.sandbox import jail, kernel
+from worker.sandbox import interpreter, jail, kernel
 
 DEADLINE_S = 600.0  # covers the time in the queue: a whole batch is submitted at once
 BUSY_PAUSE_S = 0.02
@@ -105,19 +106,26 @@ async def run_each(
     return [outcomes[index] for index in range(len(programs))]
 
 
+def worker_config() -> WorkerConfig:
+    """As a worker has it that this process starts: every arm runs the same Python with the same packages."""
+    return read_environment(WorkerConfig, os.environ)
+
+
 def last_line(stderr: str) -> str:
     return stderr.rstrip().rpartition("\n")[2]
 
 
 class Spawn(Agent):
-    """Runs in an empty virtual environment: packages of the machine may run code at every start."""
+    """The programs' interpreter, in an empty virtual environment: packages of the machine may run code at every start."""
 
     def __init__(self) -> None:
+        self._config = worker_config()
+        self._python = interpreter.find(self._config.program_python, Path(self._config.packages))
         self._venv = tempfile.TemporaryDirectory(prefix="exec-bench-")
-        subprocess.run([jail.interpreter(), "-m", "venv", "--without-pip", self._venv.name], check=True)
+        subprocess.run([self._python.path, "-m", "venv", "--without-pip", self._venv.name], check=True)
         Path(self._venv.name).chmod(0o755)  # for the uid in the jail
         self._interpreter = f"{self._venv.name}/bin/python"
-        self._environment = {**jail.ENVIRONMENT, "PYTHONPATH": default_packages(), "PATH": os.defpath}
+        self._environment = {**jail.ENVIRONMENT, "PYTHONPATH": self._config.packages, "PATH": os.defpath}
 
     async def run(self, programs: list[Program], concurrency: int) -> list[Outcome]:
         with ThreadPoolExecutor(concurrency) as threads:
@@ -182,11 +190,11 @@ class Nsjail(Spawn):
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         self._folder = Path(tempfile.mkdtemp(prefix="exec-bench-"))
         kernel.mount("tmpfs", self._folder, "tmpfs", options="size=1m,mode=755")
-        self._show("python", Path(sys.base_prefix))
-        self._show("packages", Path(default_packages()))
+        self._show("python", Path(self._python.prefix))
+        self._show("packages", Path(self._config.packages))
         self._show("venv", Path(self._venv.name))
-        self._config = self._folder / "nsjail.cfg"
-        self._config.write_text(self._config_text())
+        self._jail_config = self._folder / "nsjail.cfg"
+        self._jail_config.write_text(self._config_text())
         return self
 
     def _show(self, name: str, source: Path) -> None:
@@ -204,12 +212,12 @@ class Nsjail(Spawn):
         return {}
 
     def _command(self, folder: Path) -> list[str]:
-        options = ["--really_quiet", "-C", str(self._config), "-R", f"{folder}/main.py:/main.py"]
+        options = ["--really_quiet", "-C", str(self._jail_config), "-R", f"{folder}/main.py:/main.py"]
         return [self._nsjail, *options, "--", "/venv/bin/python", "/main.py"]
 
     def _config_text(self) -> str:
         """`nsjail.cfg` with the folders of this machine's interpreter and the environment of a program."""
-        prefix = Path(sys.base_prefix)
+        prefix = Path(self._python.prefix)
         folders = {Path(folder): folder for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).exists()}
         binds = {prefix: self._folder / "python"} if prefix not in folders else {}
         mounts = [
@@ -234,7 +242,7 @@ def _outcome(result: Result, latency_s: float) -> Outcome:
 
 class Zygote(Agent):
     async def __aenter__(self) -> Self:
-        self._pool = await Pool(WorkerConfig()).__aenter__()
+        self._pool = await Pool(worker_config()).__aenter__()
         await self._pool.wait_ready()
         return self
 

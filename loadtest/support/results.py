@@ -15,7 +15,9 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from worker.config import usable_cores
+from exec_service.config import read_environment
+from worker.config import WorkerConfig, usable_cores
+from worker.sandbox import interpreter
 
 ROOT = Path(__file__).parents[2]
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 69
@@ -46,12 +48,19 @@ def about(module: str, argv: Sequence[str] | None = None, **other: str) -> dict[
         "cores": str(usable_cores()),
         "memory": f"{memory_kb / 1e6:.0f} GB",
         "kernel": platform.release(),
-        "Python": platform.python_version(),
+        "Python": program_python(),
         **other,
         "commit": commit(),
         "started": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command(module, sys.argv[1:] if argv is None else argv),
     }
+
+
+def program_python() -> str:
+    """Versions of the service's Python and of the one that runs programs."""
+    config = read_environment(WorkerConfig, os.environ)
+    own, other = platform.python_version(), interpreter.find(config.program_python, Path(config.packages)).version
+    return own if own == other else f"{own} for the service, {other} for programs"
 
 
 def commit() -> str:

@@ -107,10 +107,10 @@ def set_up(tmp_path: Path) -> Path:
         copy(ROOT / file, tmp_path / file)
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
-    (programs / "python").write_text("#!/bin/sh\nexit 0\n")
+    (programs / "python").write_text("#!/bin/sh\necho 3.11\n")
     (programs / "system-python").write_text(f"#!/bin/sh\necho {sysconfig.get_paths()['include']}\n")
     (programs / "npm").write_text(NPM)
-    (programs / "pip").write_text('#!/bin/sh\necho "$@" >> pip.log\nmkdir -p .sandbox-packages.new\n')
+    (programs / "pip").write_text('#!/bin/sh\necho "$@" >> pip.log\nmkdir -p .sandbox-packages-3.11.new\n')
     for program in programs.iterdir():
         program.chmod(0o755)
     return tmp_path

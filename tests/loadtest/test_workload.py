@@ -14,7 +14,7 @@ import pytest
 from loadtest.bench.agent import last_line, run_command
 from loadtest.support.workload import MIXES, STATUS_OF_KIND, TEMPLATES, Program, Template, Workload, calls, deal, shares
 from worker.config import default_packages
-from worker.sandbox.jail import interpreter
+from worker.sandbox import interpreter
 
 # Three times as many templates as the usual workloads of the field have.
 TEMPLATES_AT_LEAST = {"std": 21, "sympy": 15, "numpy": 6, "scipy": 3, "error": 15, "endless": 3}
@@ -79,7 +79,7 @@ def plain_outcome(program: Program, folder: Path, hash_seed: str) -> tuple[str, 
     folder.mkdir(parents=True)
     (folder / "main.py").write_text(program.code)
     environment = {"PYTHONPATH": default_packages(), "PYTHONHASHSEED": hash_seed, "OPENBLAS_NUM_THREADS": "1"}
-    status, stdout, stderr = run_command([interpreter(), "main.py"], program, environment, folder)
+    status, stdout, stderr = run_command([interpreter.own().path, "main.py"], program, environment, folder)
     return status, stdout, last_line(stderr)
 
 

@@ -8,13 +8,12 @@ jail: the zygote is an ordinary process, and its programs have Landlock, seccomp
 """
 
 import os
-import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from worker.sandbox import kernel
+from worker.sandbox.interpreter import Interpreter
 from worker.sandbox.uids import UidBlock
 
 Outer = Literal["range", "single", "none"]
@@ -49,24 +48,25 @@ _LINKS = {
 class Stage:
     """World-readable bind mounts of what the jail shows: their original folder may be below a home folder without access."""
 
+    interpreter: Interpreter
     python: Path
     packages: Path
     inside: Path
 
 
-def make_stage(folder: Path, packages: Path) -> Stage:
+def make_stage(folder: Path, interpreter: Interpreter, packages: Path) -> Stage:
     """The caller has made a private mount namespace, and mounted a file system at `folder`."""
-    sources = {"python": Path(sys.base_prefix), "packages": packages, "inside": Path(__file__).parent / "inside"}
+    sources = {"python": Path(interpreter.prefix), "packages": packages, "inside": Path(__file__).parent / "inside"}
     for name, source in sources.items():
         (folder / name).mkdir()
         kernel.mount(source.resolve(), folder / name, flags=kernel.MS_BIND)
         kernel.mount("none", folder / name, flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY)
-    return Stage(**{name: folder / name for name in sources})
+    return Stage(interpreter, **{name: folder / name for name in sources})
 
 
-def plain_stage(packages: Path) -> Stage:
+def plain_stage(interpreter: Interpreter, packages: Path) -> Stage:
     """Without bind mounts, for a plain user."""
-    return Stage(Path(sys.base_prefix), packages.resolve(), Path(__file__).parent / "inside")
+    return Stage(interpreter, Path(interpreter.prefix), packages.resolve(), Path(__file__).parent / "inside")
 
 
 def rules_without_jail(stage: Stage) -> list[tuple[str, str]]:
@@ -74,11 +74,6 @@ def rules_without_jail(stage: Stage) -> list[tuple[str, str]]:
     folders = [stage.python, stage.packages, stage.inside, "/usr", "/bin", "/lib", "/lib64", *_SYSTEM_FILES]
     rules = {os.path.realpath(path): "r" for path in map(str, folders) if Path(path).exists()}
     return [*rules.items(), *_DEVICE_RULES]
-
-
-def interpreter() -> str:
-    """The path of the interpreter itself, not of a virtual environment's link to it."""
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def config_text(stage: Stage, block: UidBlock | None) -> str:
@@ -143,9 +138,9 @@ ZYGOTE_ENVIRONMENT = {**ENVIRONMENT, "GLIBC_TUNABLES": ":".join(f"{name}={value}
 def command(stage: Stage, config: Path | None, control_fd: int, settings: str) -> list[str]:
     """`config`: the file with the `config_text`; None for no jail."""
     if config is None:
-        python = stage.python / Path(interpreter()).relative_to(Path(sys.base_prefix).resolve())
+        python = stage.python / Path(stage.interpreter.path).relative_to(Path(stage.interpreter.prefix).resolve())
         return [str(python), "-I", str(stage.inside / "zygote.py"), settings]
-    zygote = [interpreter(), "-I", f"{INSIDE}/zygote.py", settings]
+    zygote = [stage.interpreter.path, "-I", f"{INSIDE}/zygote.py", settings]
     return [str(nsjail_binary()), "--really_quiet", "-C", str(config), "--pass_fd", str(control_fd), "--", *zygote]
 
 
@@ -187,10 +182,9 @@ def _system_mounts() -> list[str]:
 
 def _python_mounts(stage: Stage) -> list[str]:
     """The interpreter at its own path, without its installed packages: programs see the standard library and PACKAGES."""
-    prefix = Path(sys.base_prefix)
+    prefix = Path(stage.interpreter.prefix)
     lines = [] if prefix == Path("/usr") else [_bind(stage.python, prefix)]
-    base = {"base": str(prefix), "platbase": str(prefix)}
-    hidden = {Path(sysconfig.get_path(kind, "posix_prefix", vars=base)) for kind in ("purelib", "platlib")}
+    hidden = set(map(Path, stage.interpreter.site_folders))
     hidden |= set(prefix.glob("lib/python3*/dist-packages")) | set(prefix.glob("local/lib/python3*/dist-packages"))
     return lines + [
         f'mount {{ dst: "{folder}" fstype: "tmpfs" rw: false options: "size=4k,mode=755" }}'

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from worker.sandbox import cgroups, jail, kernel, protocol, uids
+from worker.sandbox import cgroups, interpreter, jail, kernel, protocol, uids
 from worker.sandbox.inside import _zygote
 from worker.sandbox.jail import Outer
 from worker.sandbox.runner_limits import RunnerOptions
@@ -28,6 +28,7 @@ class RunnerHost:
 
     def __init__(self, options: RunnerOptions, slots: int) -> None:
         self._options, self._packages, self._slots = options, options.packages, slots
+        self._interpreter = interpreter.find(options.program_python, options.packages)
         self._block: uids.UidBlock | None = None
         self._cgroups: cgroups.SlotCgroups | None = None
         self._slot_files: list[list[int | None]] = [[] for _ in range(slots)]
@@ -134,17 +135,17 @@ class RunnerHost:
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
             kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=25%,mode=755")
         except OSError as error:  # root of a container that lacks the right
-            self._stage = jail.plain_stage(self._packages)
+            self._stage = jail.plain_stage(self._interpreter, self._packages)
             self.missing["userns"] = str(error)
         else:
             self._mounted = True
-            self._stage = jail.make_stage(self._folder, self._packages)
+            self._stage = jail.make_stage(self._folder, self._interpreter, self._packages)
         self.outers = ["range", "none"]
 
     def _enter_as_user(self, why: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="exec-service-"))
         self._folder.chmod(0o711)
-        self._stage = jail.plain_stage(self._packages)
+        self._stage = jail.plain_stage(self._interpreter, self._packages)
         self.missing["uid"] = why
         self.outers = ["single", "none"]
 

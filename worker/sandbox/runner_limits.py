@@ -35,6 +35,7 @@ Leaf = Annotated[int, Meta(ge=0, lt=MAX_LEAVES)]
 @dataclass(frozen=True)
 class RunnerOptions:
     packages: Path
+    program_python: str = ""  # the service's own if empty
     uid_base: int = DEFAULT_BASE
     min_tier: Tier = "B"
     max_slots: int = UIDS
@@ -45,6 +46,7 @@ class RunnerOptions:
     def arguments(self) -> list[str]:
         """The command line that `read` turns into these options."""
         arguments = ["--packages", str(self.packages), "--uid-base", str(self.uid_base), "--min-tier", self.min_tier]
+        arguments += ["--program-python", self.program_python] if self.program_python else []
         arguments += ["--max-slots", str(self.max_slots), "--max-sessions", str(self.max_sessions)]
         arguments += ["--mask-layers", ",".join(self.mask_layers)] if self.mask_layers else []
         return [*arguments, *(["--fault-injection"] if self.fault_injection else [])]
@@ -59,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser, packages: Path | None = None)
     parser.add_argument(
         "--packages", type=Path, default=packages, required=packages is None, metavar="DIR",
         help="folder of the packages that programs may import",
+    )  # fmt: skip
+    parser.add_argument(
+        "--program-python", default=RunnerOptions.program_python, metavar="PATH",
+        help="interpreter that runs programs (default: the one that the folder of packages names, else the service's own)",
     )  # fmt: skip
     parser.add_argument(
         "--uid-base", type=_number(MIN_UID, MAX_BASE), default=RunnerOptions.uid_base, metavar="UID",
