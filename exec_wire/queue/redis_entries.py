@@ -23,7 +23,7 @@ WORKERS, WORKER = f"{PREFIX}workers", f"{PREFIX}worker:"
 GATEWAYS, GATEWAY = f"{PREFIX}gateways", f"{PREFIX}gateway:"
 JOBS, DIRECTED, REPLY = f"{PREFIX}jobs:", f"{PREFIX}jobs@", f"{PREFIX}reply@"
 RECORD, CANCELLED = f"{PREFIX}idem:", f"{PREFIX}cancelled:"
-GROUP, NOBODY = "workers", "nobody"  # leave.lua names `nobody` too
+GROUP, NOBODY = "workers", "nobody"  # leave.lua and cancel.lua name `nobody` too
 BLOCK_S = 1.0  # duration of a blocking read; a worker looks for expired leases between two of them
 READ_COUNT = 256
 LEASE_MS = round(LEASE_S * 1000)
@@ -52,6 +52,7 @@ class Address:
     def __init__(self, url: str) -> None:
         self.url, self._database = url, Server(url).database
         self.cancels = f"{PREFIX}cancel:{self._database}"
+        self.handed_back = f"{PREFIX}handed_back:{self._database}"
         self.asks = f"{PREFIX}cancel@gateways:{self._database}"
         self.asks_by_request = f"{PREFIX}cancel@requests:{self._database}"
 
@@ -60,11 +61,15 @@ class Address:
 
 
 class Entry(NamedTuple):
-    """The position of a job in its stream, and the number of its deliveries from there."""
+    """The position of a job in its stream, and how often it was started from there, with the start to come.
+
+    counted: the server has counted that start.
+    """
 
     stream: str
     id: str
     deliveries: int = 1
+    counted: bool = True
 
 
 class Envelope(NamedTuple):
