@@ -24,8 +24,8 @@ How this implementation keeps the rules of `exec_wire.queue.protocol`:
   Lease      An entry's idle time in the group. To renew, a worker claims the entry for itself (XCLAIM) if it still holds it.
   Hold       To hand back, a worker claims the entry for nobody and sets a long idle time; the id stays, so the gateway still
              finds it. A message tells the workers; those that wait for jobs end their blocking read.
-  Starts     The group's delivery counter. XREADGROUP counts every new job. A worker that claims an expired job to hold it leaves
-             the counter as it was, and sets it before the program starts; that is rare, so a start costs no command.
+  Starts     The group's delivery counter. XREADGROUP counts every new job. When a worker takes an expired job to hold it, the
+             counter stays as it was; the worker sets it before the program starts. That is rare: a start costs no command.
   Answer     One script: XACK, XDEL, XADD NOMKSTREAM, SET. While all slots of a worker are busy, an answer waits up to 1 ms for
              others to travel with it, and it travels with the next take; a gateway that gets answers so often that they come
              together waits up to 1 ms before it reads again. If the gateway's stream does not exist, the worker retries for a

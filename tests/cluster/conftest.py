@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from cluster_harness import Cluster, cluster_on
+from queue_harness import Bench, memory_bench, redis_bench
 from redis_harness import MovedServer, chosen, server_params
 
 from loadtest.support.redis_server import RedisServer
@@ -60,3 +61,13 @@ async def cluster(moved_server: MovedServer) -> AsyncIterator[Cluster]:
     moved_server.say("FLUSHALL")
     async with cluster_on(moved_server.url) as cluster:
         yield cluster
+
+
+MEMORY = "in memory"
+
+
+@pytest.fixture(params=[pytest.param(MEMORY, id="memory"), *server_params()])
+async def bench(request: pytest.FixtureRequest, moved_server_at: Callable[[str], MovedServer]) -> AsyncIterator[Bench]:
+    path: str = request.param
+    async with memory_bench() if path == MEMORY else redis_bench(moved_server_at(path)) as bench:
+        yield bench
