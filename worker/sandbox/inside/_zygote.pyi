@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 LAYERS: dict[str, int]
 MAIN_FILE: str
 SYSCALLS: dict[str, int]
@@ -11,6 +13,9 @@ def serve(
     scratch: str,
     foreign_processes: int,
     faults: bool,
+    first_uid: int,
+    last_uid: int,
+    rehearsal: Callable[[], None],
     /,
 ) -> str | bytes: ...
 def begin() -> None: ...
