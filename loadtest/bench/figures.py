@@ -47,7 +47,6 @@ class Figures(Struct, frozen=True):
     latency_p95_s: float
     times_spawn: Spread | None  # by calls/s
     times_spawn_by_cpu: Spread | None  # by CPU time per call, which other users of the machine hardly affect
-    cpu_ms_over_zygote: Spread | None
 
 
 class Idle(Struct, frozen=True):
@@ -96,9 +95,8 @@ def summarise(runs: list[RunRecord]) -> list[Figures]:
 
 def _figures(mix: str, arm: str, runs: list[RunRecord]) -> Figures:
     own = _by_repeat(runs, mix, arm)
-    spawn, zygote = _by_repeat(runs, mix, "spawn"), _by_repeat(runs, mix, "zygote")
+    spawn = _by_repeat(runs, mix, "spawn")
     over_spawn = [(run, spawn[repeat]) for repeat, run in own.items() if repeat in spawn]
-    over_zygote = [run.cpu_ms - zygote[repeat].cpu_ms for repeat, run in own.items() if repeat in zygote and arm == "http"]
     return Figures(
         mix,
         arm,
@@ -109,7 +107,6 @@ def _figures(mix: str, arm: str, runs: list[RunRecord]) -> Figures:
         median(run.latency_p95_s for run in own.values()),
         Spread.of([run.calls_per_s / base.calls_per_s for run, base in over_spawn]) if over_spawn else None,
         Spread.of([base.cpu_ms / run.cpu_ms for run, base in over_spawn]) if over_spawn else None,
-        Spread.of(over_zygote) if over_zygote else None,
     )
 
 
