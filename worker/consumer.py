@@ -51,7 +51,10 @@ class Consumer:
         queue: WorkerQueue,
         sessions: Sessions | None = None,
         supervisor: Supervisor | None = None,
+        hold_ahead: bool = True,
     ) -> None:
+        """`hold_ahead`: whether taking a job ahead saves a way to the queue."""
+        self._hold_ahead = hold_ahead
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
         self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
@@ -154,10 +157,14 @@ class Consumer:
         """`most`: jobs that this worker has at once, so that there are no more unsent answers than slots."""
         return max(0, min(wanted, most - len(self._running)))
 
+    @property
+    def _ahead(self) -> int:
+        return self._pool.to_hold if self._hold_ahead else 0
+
     def _more_to_hold(self) -> int:
         """As many as cells wait; and when half of those are used up that would start soon, several together."""
-        pool, held = self._pool, len(self._held)
-        most = pool.to_hold if 2 * held <= pool.to_hold else 0
+        pool, held, ahead = self._pool, len(self._held), self._ahead
+        most = ahead if 2 * held <= ahead else 0
         return max(0, max(min(pool.cells_waiting, pool.slots), most) - held)
 
     def _start(self, job: Job) -> None:
@@ -336,7 +343,7 @@ class Consumer:
             max_sessions=self._sessions.most if self._sessions and pool.alive and not self.draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
-            holds=0 if self.cannot_take_because else pool.to_hold,
+            holds=0 if self.cannot_take_because else self._ahead,
         )
 
 

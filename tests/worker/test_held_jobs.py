@@ -62,6 +62,20 @@ async def test_a_worker_holds_no_more_than_it_should_and_takes_more_when_half_of
         await until(lambda: here.there.consumer._held == {*here.held[2:], *more[:2]}, "two more are held")
 
 
+async def test_a_worker_that_saves_no_way_to_the_queue_holds_nothing_ahead() -> None:
+    queue, go = MemoryQueue(), asyncio.Event()
+    async with Consumer("w", ScriptedPool(go, holds=1), queue.worker("w"), hold_ahead=False) as consumer:  # type: ignore[arg-type]
+        there = SessionRouter(queue, consumer)
+        await there.send()
+        waiting = await there.send()
+        await until(lambda: consumer._pool.free_slots == 0, "the first one runs")
+        await asyncio.sleep(0.05)
+        assert [job.id for job, _ in queue.waiting] == [waiting]
+        assert queue.workers["w"][0].holds == 0
+        go.set()
+        await there.answers(2)
+
+
 async def test_a_held_job_is_answered_cancelled_at_once_and_never_starts() -> None:
     async with holding() as here:
         await here.there.cancel(here.held[0])
