@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_roc import config, prepare
+from grpo_roc.view import server
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     one = add("plot", "plot a run's metrics as PNG", configured=False)
     one.add_argument("run", type=Path)
+    one = add("view", "show a run's curves and rollouts in the browser, also while it goes on", configured=False)
+    one.add_argument("run", type=Path)
+    one.add_argument("--port", type=int, default=8090, help="on 127.0.0.1; 0: any free one")
     one = add("entropy", "find high-entropy tokens: forking and reflection", configured=False)
     one.add_argument("trajectories", type=Path)
     one.add_argument("--out", type=Path, help="folder for entropy.md and entropy.html")
@@ -73,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace, settings: config.Config) -> int:
     if args.command == "prepare":
         print(f"{args.out}: {prepare.prepare(args.kind, args.files, args.out)}")
+        return 0
+    if args.command == "view":
+        server.serve(args.run, args.port)
         return 0
     # Imported here because torch takes seconds to import.
     from grpo_roc import doctor, model, runs, sft, stages

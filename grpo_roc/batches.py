@@ -31,6 +31,7 @@ class MicroBatch(NamedTuple):
     engine: Tensor  # log-probabilities
     advantages: Tensor
     weights: Tensor  # of each token
+    numbers: Tensor  # of the token's sample
     positions: Tensor | None = None  # None: one sample per row. Else they start at 0 again at every sample
 
     def to(self, device: torch.device) -> "MicroBatch":
@@ -43,9 +44,9 @@ def micro_batches(samples: Sequence[Sample], norm: Norm, budget: int, world: int
     lengths = [len(one.ids) for one in samples]
     parts = fill_rows(lengths, budget) if packing else _by_length(lengths, budget)
     make = _packed if packing else _padded
-    made = [make([samples[i] for i in part], [weights[i] for i in part]) for part in parts]
+    made = [make([samples[i] for i in part], [weights[i] for i in part], part) for part in parts]
     while len(made) % world:  # forward passes of a sharded model are collective: every rank needs the same number
-        made.append(_padded([min(samples, key=lambda one: len(one.ids))], [0.0]))
+        made.append(_padded([min(samples, key=lambda one: len(one.ids))], [0.0], [0]))
     return made
 
 
@@ -76,7 +77,7 @@ def fill_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return rows
 
 
-def _padded(samples: Sequence[Sample], weights: Sequence[float]) -> MicroBatch:
+def _padded(samples: Sequence[Sample], weights: Sequence[float], numbers: Sequence[int]) -> MicroBatch:
     ids = pad([one.ids for one in samples])
     return MicroBatch(
         ids,
@@ -84,10 +85,11 @@ def _padded(samples: Sequence[Sample], weights: Sequence[float]) -> MicroBatch:
         pad([one.logprobs for one in samples], torch.float32),
         torch.tensor([one.advantage for one in samples])[:, None].expand(ids.shape),
         torch.tensor(weights)[:, None].expand(ids.shape),
+        torch.tensor(numbers)[:, None].expand(ids.shape),
     )
 
 
-def _packed(samples: Sequence[Sample], weights: Sequence[float]) -> MicroBatch:
+def _packed(samples: Sequence[Sample], weights: Sequence[float], numbers: Sequence[int]) -> MicroBatch:
     """One row. Nothing is learned at the first token of a sample: the token before it is of another."""
     lengths = torch.tensor([len(one.ids) for one in samples])
     return MicroBatch(
@@ -96,5 +98,6 @@ def _packed(samples: Sequence[Sample], weights: Sequence[float]) -> MicroBatch:
         torch.tensor([[value for one in samples for value in one.logprobs]], dtype=torch.float32),
         torch.tensor([one.advantage for one in samples]).repeat_interleave(lengths)[None],
         torch.tensor(weights).repeat_interleave(lengths)[None],
+        torch.tensor(numbers).repeat_interleave(lengths)[None],
         torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
     )

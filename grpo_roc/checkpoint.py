@@ -37,9 +37,10 @@ class State(NamedTuple):
 
 
 def settings_hash(settings: config.Config) -> str:
-    """A hash of all settings that affect the result; the number of steps, the service and the engines' addresses do not."""
+    """A hash of the settings that affect the result: not of the number of steps, service, record and addresses of engines."""
     tree = config.as_dict(settings)
     tree.pop("service")
+    tree.pop("record")
     tree["rl"].pop("steps")
     for engine in tree["engines"]:
         engine.pop("url")

@@ -169,6 +169,13 @@ class Service(Section, frozen=True):
     concurrency: Positive = 2048
 
 
+class Record(Section, frozen=True):
+    """How many rollouts `rollouts/` in the run's folder has, for `python -m grpo_roc view`."""
+
+    step_mb: Annotated[float, Meta(ge=0)] = 16.0  # of one step: whole groups, until they are as large; 0: none
+    total_mb: Annotated[float, Meta(ge=0)] = 512.0  # of all steps: beyond it, steps in between are removed
+
+
 class Config(Section, frozen=True):
     name: str = "run"
     model: Model = Model()
@@ -183,6 +190,7 @@ class Config(Section, frozen=True):
     stages: list[Stage] = field(default_factory=list)
     noise: Noise = Noise()
     service: Service = Service()
+    record: Record = Record()
     threads: int = 0  # torch's threads on a CPU; 0: torch's default
 
     def __post_init__(self) -> None:

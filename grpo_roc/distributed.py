@@ -109,6 +109,14 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]  # type: ignore[return-value]
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on rank 0; elsewhere nothing."""
+        if self.kind == "none":
+            return [value]
+        found: list[Any] | None = [None] * self.world if self.is_main else None
+        dist.gather_object(value, found, dst=0, group=self._control)
+        return found or []
+
     @property
     def loss_scale(self) -> float:
         """FSDP averages gradients over ranks, but each rank's loss is already its part of a global sum."""

@@ -20,6 +20,7 @@ from grpo_roc.engines.weights import Weights
 from grpo_roc.env import ToolEnv
 from grpo_roc.learner import Learner
 from grpo_roc.overlap import Rollouts
+from grpo_roc.recorder import Kept, Recorder
 from grpo_roc.rollout import Actor, Limits, Trajectory
 from grpo_roc.tasks.base import Task
 
@@ -35,8 +36,9 @@ async def train_step(
     limits: Limits | None = None,
     *,
     last: bool = False,
+    recorder: Recorder | None = None,
 ) -> Row:
-    """Rank 0 has a source of rollouts; all ranks learn from them. Returns the step's metrics.
+    """Rank 0 has a source of rollouts and a recorder of them; all ranks learn from them. Returns the step's metrics.
 
     With `overlap`, the rollouts of the next step begin before the update, unless this step is the `last` one.
     """
@@ -62,6 +64,11 @@ async def train_step(
     if samples:
         row |= await _update_in_thread(learner, samples, step) if overlap and source else learner.update(samples, step)
     train_s = time.monotonic() - train_began
+    entropies = learner.take_entropies()
+    if source is not None and recorder is not None:
+        facts = [Kept(*pair) for pair in zip(selected.samples, entropies, strict=True)]
+        kept = list(zip(selected.kept, facts, strict=True))
+        await asyncio.to_thread(recorder.write, step, rolled.rollouts, kept)
     sync_s += 0.0 if overlap else await push_weights(learner, actor, step + 1)
     step_s = time.monotonic() - began
     row |= {"time/train": train_s, "time/sync": sync_s, "time/step": step_s}

@@ -26,6 +26,17 @@ class Learner:
     def __init__(self, model: Any, settings: config.Rl, ranks: Ranks, logit_rows: int = LOGIT_ROWS) -> None:
         self.model, self._settings, self.ranks, self._logit_rows = model, settings, ranks, logit_rows
         self.reset_optimizer()
+        self._count = 0
+        self._entropies: list[tuple[Tensor, Tensor]] = []  # number of the sample, entropy: of each generated token
+
+    def take_entropies(self) -> list[list[float]]:
+        """Of the generated tokens of each sample, from the last update's first forward pass; on rank 0 only. Collective."""
+        found: list[list[float]] = [[] for _ in range(self._count)]
+        for numbers, entropies in (pair for part in self.ranks.gather(self._entropies) for pair in part):
+            for number, entropy in zip(numbers.tolist(), entropies.tolist(), strict=True):
+                found[number].append(entropy)
+        self._count, self._entropies = 0, []
+        return found
 
     def reset_optimizer(self) -> None:
         self.optimizer = make_optimizer(self.model, self._settings)
@@ -44,9 +55,10 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         sums, largest, norm = [0.0] * 9, 0.0, 0.0
+        self._count, self._entropies = len(samples), []
         for number in range(settings.updates_per_rollout):
             for one, before in zip(own, old, strict=True):
-                loss, seen = self._backward(one, before)
+                loss, seen = self._backward(one, before, first=number == 0)
                 difference, entropy = seen if number == 0 else _NOTHING
                 sums = [a + b for a, b in zip(sums, [*loss, *difference[:3], entropy], strict=True)]
                 largest = max(largest, difference.largest)
@@ -73,7 +85,7 @@ class Learner:
         temperature, rows = self._settings.temperature, self._logit_rows
         return logprobs_and_entropies(self.model, one.ids, one.mask, temperature, positions=one.positions, logit_rows=rows)
 
-    def _backward(self, one: MicroBatch, before: Tensor | None) -> tuple[list[float], tuple[Mismatch, float]]:
+    def _backward(self, one: MicroBatch, before: Tensor | None, *, first: bool) -> tuple[list[float], tuple[Mismatch, float]]:
         """The parts of `Loss`; and the mismatch and the sum of entropies."""
         cap = self._settings.is_cap
         now, entropies = self._forward(one)
@@ -85,6 +97,8 @@ class Learner:
         (loss.value * self.ranks.loss_scale).backward()
         if not one.weights.sum() > 0:  # batches that only fill up a rank's share do not count
             return [0.0] * len(loss), _NOTHING
+        if first:
+            self._entropies.append((one.numbers[:, 1:][mask > 0].cpu(), entropies[mask > 0].cpu()))
         seen = mismatch(old, engine, mask, cap), float(entropies.sum())
         return [float(loss.value.detach()), *loss[1:]], seen
 

@@ -40,6 +40,7 @@ class Trajectory(msgspec.Struct):
     tool_wait_s: float = 0.0
     preempted: int = 0
     weight_version: int = 0  # of its first turn
+    entropies: list[float] = msgspec.field(default_factory=list)  # of the engine; 0.0 where mask is 0; empty: not reported
 
     @property
     def tokens(self) -> int:
@@ -104,6 +105,7 @@ class _Rollout:
         one.ids += generated.ids
         one.mask += [1] * len(generated.ids)
         one.logprobs += generated.logprobs
+        one.entropies += generated.entropies
         one.preempted += generated.preempted
         one.weight_version = one.weight_version if one.turns else generated.weight_version
         one.turns += 1
@@ -138,6 +140,7 @@ class _Rollout:
         one.ids += ids
         one.mask += [0] * len(ids)
         one.logprobs += [0.0] * len(ids)
+        one.entropies += [0.0] * len(ids) if one.entropies else []
 
     async def score(self) -> Trajectory:
         """The reward depends on the answer alone; a truncated rollout gets 0."""

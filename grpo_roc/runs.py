@@ -19,6 +19,7 @@ from grpo_roc.grpo import Row, push_weights, train_step
 from grpo_roc.learner import Learner
 from grpo_roc.model import load_tokenizer
 from grpo_roc.overlap import Rollouts
+from grpo_roc.recorder import Recorder
 from grpo_roc.rollout import Actor, Codec, Limits
 from grpo_roc.tasks import make_task
 
@@ -68,8 +69,10 @@ class Run:
         self.actor: Actor | None = None
         self.rollouts: Rollouts | None = None
         self._log: metrics.Metrics | None = None
+        self._recorder: Recorder | None = None
         if self.ranks.is_main:
             self._log = metrics.Metrics(out, first_step=self.state.step)
+            self._recorder = Recorder(out, settings, Codec(self.tokenizer, settings.chat), self.state.step)
 
     async def open_engine(self) -> None:
         """Engines get the weights of this run, whatever they were started with. Collective: every rank must call it."""
@@ -84,7 +87,8 @@ class Run:
 
     async def step(self, eval_every: int, limits: Limits | None = None, *, last: bool = False) -> Row:
         """One training step, and after every `eval_every` steps a validation; the best policy by it is kept in `best`."""
-        row = await train_step(self.state.step, self.settings.rl, self.task, self.learner, self.rollouts, limits, last=last)
+        rl, rollouts, recorder = self.settings.rl, self.rollouts, self._recorder
+        row = await train_step(self.state.step, rl, self.task, self.learner, rollouts, limits, last=last, recorder=recorder)
         self.state = self.state._replace(step=self.state.step + 1)
         if eval_every and self.state.step % eval_every == 0:
             found = await self.validate()

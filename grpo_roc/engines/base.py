@@ -3,6 +3,7 @@
 All turns of a rollout have one `request_id`, so that the engine can keep its KV cache between them until `release`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from grpo_roc.engines.weights import Weights
@@ -29,6 +30,7 @@ class Generated(NamedTuple):
     finish: str  # "stop" or "length"
     weight_version: int = 0
     preempted: int = 0  # how often its cache was dropped during the turn
+    entropies: Sequence[float] = ()  # in nats; empty: the engine does not report them
 
 
 class Load(NamedTuple):

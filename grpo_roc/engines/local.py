@@ -7,7 +7,7 @@ recomputed later; the engine counts evictions and recomputed tokens.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,12 @@ from grpo_roc.engines.weights import Weights
 HEADROOM = 16  # tokens kept free per running request when another is admitted
 
 
+class Sampled(NamedTuple):
+    token: int
+    logprob: float
+    entropy: float  # in nats
+
+
 class Request:
     """One rollout. `cells[i]` is the cache cell of token i; tokens from `len(cells)` on are not cached."""
 
@@ -31,6 +37,7 @@ class Request:
         self.computed = 0  # tokens that were cached at some time
         self.new: list[int] = []
         self.logprobs: list[float] = []
+        self.entropies: list[float] = []
         self.preempted = 0
         self.sampling = Sampling(1)
         self.uniforms: Sequence[float] = ()
@@ -113,7 +120,7 @@ class LocalEngine:
         if ids[: len(request.ids)] != request.ids:
             raise EngineError(f"request {request_id} does not continue its earlier tokens")
         request.ids = list(ids)
-        request.new, request.logprobs, request.preempted = [], [], 0
+        request.new, request.logprobs, request.entropies, request.preempted = [], [], [], 0
         request.sampling, request.result = sampling, None
         seed = np.random.SeedSequence([part & 0xFFFFFFFF for part in sampling.seed])
         request.uniforms = np.random.Generator(np.random.Philox(seed)).random(sampling.max_new).tolist()
@@ -149,11 +156,11 @@ class LocalEngine:
         if not self._running:
             raise EngineError("no request fits: requests between turns hold the whole cache")
         self.steps += 1
-        sampled: list[tuple[Request, tuple[int, float]]] = []
+        sampled: list[tuple[Request, Sampled]] = []
         for part in self._parts():
             sampled += zip(part, self._read(part), strict=True)
-        for request, (token, logprob) in sampled:
-            self._append(request, token, logprob)
+        for request, one in sampled:
+            self._append(request, one)
 
     def _admit(self) -> None:
         """Requests with a cached prefix first, then first come, first served.
@@ -234,8 +241,8 @@ class LocalEngine:
         many = [request for request in self._running if len(request.ids) - len(request.cells) > 1]
         return [part for part in (one, many) if part]
 
-    def _read(self, requests: list[Request]) -> list[tuple[int, float]]:
-        """Read the new tokens of each request and sample: token, log-probability."""
+    def _read(self, requests: list[Request]) -> list[Sampled]:
+        """Read the new tokens of each request and sample the next one."""
         counts = [len(request.ids) - len(request.cells) for request in requests]
         longest, widest = max(counts), max(len(request.ids) for request in requests)
         tokens: Any = np.zeros((len(requests), longest), np.int64)
@@ -257,25 +264,27 @@ class LocalEngine:
         logits = self._decoder(*arrays, last)
         return _sample(logits, requests)
 
-    def _append(self, request: Request, token: int, logprob: float) -> None:
-        request.ids.append(token)
-        request.new.append(token)
-        request.logprobs.append(logprob)
-        stopped = token in request.sampling.stop
+    def _append(self, request: Request, one: Sampled) -> None:
+        request.ids.append(one.token)
+        request.new.append(one.token)
+        request.logprobs.append(one.logprob)
+        request.entropies.append(one.entropy)
+        stopped = one.token in request.sampling.stop
         if stopped or len(request.new) >= request.sampling.max_new:
             self._running.remove(request)
             finish, version = "stop" if stopped else "length", self.version
-            request.result = Generated(request.new, request.logprobs, finish, version, request.preempted)
+            request.result = Generated(request.new, request.logprobs, finish, version, request.preempted, request.entropies)
             if request.done is not None and not request.done.done():
                 request.done.set_result(request.result)
 
 
-def _sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, float]]:
+def _sample(logits: Tensor, requests: list[Request]) -> list[Sampled]:
     """By inversion of one uniform number per token, so a sample does not depend on the rest of the batch."""
     temperature = torch.tensor([[max(request.sampling.temperature, 1e-4)] for request in requests])
     logprobs = torch.log_softmax(logits.float() / temperature, -1)
-    totals = logprobs.exp().cumsum(-1)
+    probabilities = logprobs.exp()
+    totals, entropies = probabilities.cumsum(-1), -(probabilities * logprobs).sum(-1)
     uniforms = torch.tensor([[request.uniforms[len(request.new)]] for request in requests])
     tokens = torch.searchsorted(totals, uniforms * totals[:, -1:]).clamp(max=logits.shape[1] - 1)
     chosen = logprobs.gather(1, tokens)[:, 0].tolist()
-    return list(zip(tokens[:, 0].tolist(), chosen, strict=True))
+    return [Sampled(*one) for one in zip(tokens[:, 0].tolist(), chosen, entropies.tolist(), strict=True)]

@@ -10,17 +10,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from grpo_roc import metrics
+from grpo_roc.panels import LOGARITHMIC, PANELS
 
-PANELS = {
-    "reward": {"reward/mean": "all rollouts", "eval/reward": "held-out"},
-    "tool errors in correct rollouts": {"err_in_pos": "share of calls"},
-    "tokens": {"len/mean": "mean", "len/p95": "95th percentile"},
-    "tool calls": {"calls/rollout": "per rollout"},
-    "groups": {"groups/mixed": "mixed", "groups/all1": "all correct", "groups/all0": "all wrong"},
-    "entropy": {"train/entropy": "nats per token"},
-    "engine against trainer": {"mismatch/mean": "mean |Δ log p|", "mismatch/max": "largest", "mismatch/kl": "KL"},
-    "seconds": {"time/gen": "generate", "time/tool_wait": "tools", "time/train": "learn", "time/verify": "verify"},
-}
 ARMS = {
     "err_in_pos": "tool errors in correct rollouts",
     "len/mean": "tokens",
@@ -44,7 +35,7 @@ def of_run(run: Path) -> Path:
         axis.set_xlabel("step")
         if axis.get_lines():
             axis.legend(fontsize=8)
-        if title == "engine against trainer":
+        if title in LOGARITHMIC:
             axis.set_yscale("log")
         axis.grid(alpha=0.3)
     return _save(figure, run / "metrics.png")

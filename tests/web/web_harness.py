@@ -50,12 +50,19 @@ def browsing() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(
-    browser: Any, url: str, *, fragment: str = "", plain: bool = False, expected: str = "", **settings: Any
+    browser: Any,
+    url: str,
+    *,
+    fragment: str = "",
+    plain: bool = False,
+    expected: str = "",
+    ready: str = "#limit-wall_s",
+    **settings: Any,
 ) -> Iterator[Any]:
     """The page with nothing kept from before; ends with a look at what the browser complained of.
 
-    `plain`: with the editor of a machine that has no npm. `expected`: words of complaints that belong to the test. `settings`
-    are those of playwright's contexts.
+    `ready`: an element that is there when the page is. `plain`: with the editor of a machine that has no npm. `expected`: words
+    of complaints that belong to the test. `settings` are those of playwright's contexts.
     """
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | settings)
     page = context.new_page()
@@ -68,7 +75,7 @@ def opened(
     outside: list[str] = []
     page.on("request", lambda request: None if request.url.startswith(url) else outside.append(request.url))
     page.goto(url + fragment)
-    page.wait_for_selector("#limit-wall_s", state="attached")
+    page.wait_for_selector(ready, state="attached")
     yield page
     context.close()
     assert (complaints, outside) == ([], [])
