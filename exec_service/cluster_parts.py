@@ -43,12 +43,24 @@ class PartFailed(Exception):
 
 
 class Part:
-    """A child process. Use as a context manager; `ended` is done when the part has failed for good."""
+    """A child process. Use as a context manager; `ended` is done when the part has failed for good.
+
+    It is stopped by SIGTERM, or, `with_stdin`, by the end of its standard input: srun kills its tasks at a SIGTERM, but passes
+    its input on; and Slurm itself sends SIGTERM to every process, and a second one would end a worker before it has removed
+    its files.
+    """
 
     def __init__(
-        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, *, stdin: str = "", once: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        settings: str | None = None,
+        once: bool = False,
+        with_stdin: bool = False,
     ) -> None:
-        self._name, self._command, self._stdin, self._once = name, command, stdin.encode(), once
+        self._name, self._command, self._settings, self._once, self._with_stdin = name, command, settings, once, with_stdin
         self._env = {**os.environ, **(env or {})}
         self._process: asyncio.subprocess.Process | None = None
 
@@ -61,7 +73,10 @@ class Part:
         self.ended.cancel()
         await asyncio.wait({self.ended})
         if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+            if self._with_stdin and self._process.stdin is not None:
+                self._process.stdin.close()
+            else:
+                self._process.terminate()
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_S)
             except TimeoutError:
@@ -69,16 +84,16 @@ class Part:
                 await self._process.wait()
 
     async def _start(self) -> None:
-        stdin = asyncio.subprocess.PIPE if self._stdin else asyncio.subprocess.DEVNULL
+        piped = self._with_stdin or self._settings is not None
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
-            stdin=stdin,
+            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
             env=self._env,
             start_new_session=True,  # Ctrl-C is for this process, which stops its parts in order
             preexec_fn=_end_with_parent,
         )
-        if self._process.stdin is not None:
-            self._process.stdin.write(self._stdin)
+        if self._settings is not None and self._process.stdin is not None:
+            self._process.stdin.write(self._settings.encode())
             self._process.stdin.close()
 
     async def _keep(self) -> int:
@@ -105,7 +120,7 @@ async def run_node(arguments: Sequence[str], stop: asyncio.Event) -> int:
     Raises:
         PartFailed: the worker cannot run here.
     """
-    async with Part("the worker", own_command("worker", *arguments)) as worker:
+    async with Part("the worker", own_command("worker", "--end-with-stdin", *arguments), with_stdin=True) as worker:
         return await _first_end([worker], stop)
 
 
@@ -124,9 +139,9 @@ async def run_head(address: str, file: Path, command: Sequence[str], stop: async
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exec-head-")))
         key, _ = add_key(folder / "keys.json", TENANT)
         lines = redis_settings(folder, address, redis_port, password)
-        parts = [Part("Redis", [find_redis(), "-"], stdin=lines)]
+        parts = [Part("Redis", [find_redis(), "-"], settings=lines)]
         if command:
-            parts.append(Part(command[0], command, {"EXEC_REDIS": redis_url}, once=True))
+            parts.append(Part(command[0], command, {"EXEC_REDIS": redis_url}, once=True, with_stdin=True))
         words = ["--host", address, "--port", str(port), *([] if "EXEC_GRPC_PORT" in os.environ else ["--grpc-port", "0"])]
         given = {"EXEC_REDIS": redis_url, "EXEC_KEYS": str(folder / "keys.json")}
         parts.append(Part("the gateway", own_command("gateway", *words), given))

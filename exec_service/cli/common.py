@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,6 +61,10 @@ def add_insecure_argument(parser: argparse.ArgumentParser) -> None:
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_argument(parser)
     parser.add_argument("--metrics-port", type=port, help="port for metrics and health (default: a free one)")
+
+
+def add_stdin_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--end-with-stdin", action="store_true", help="stop when standard input ends, as a parent's pipe does")
 
 
 def add_redis_argument(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +122,11 @@ def stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     return stop
+
+
+def stop_with_stdin(stop: asyncio.Event) -> None:
+    """Set `stop` when standard input ends: the pipe of a parent, which may also be killed."""
+    asyncio.get_running_loop().add_reader(sys.stdin, lambda: os.read(sys.stdin.fileno(), 4096) or stop.set())
 
 
 async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import socket
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from typing import Any
 from exec_service.cli import common
 
 HEAD = (
-    "Redis, a gateway and a new key as one process, for cluster managers: see docs/slurm.md. COMMAND starts the workers: it gets "
-    "EXEC_REDIS, and the service ends with it."
+    "Redis, a gateway and a new key for one user, under a cluster manager: see docs/slurm.md. COMMAND starts the workers: it gets "
+    "EXEC_REDIS, and a standard input that ends when the service stops. The service ends with COMMAND."
 )
 
 
@@ -30,7 +28,7 @@ def add(commands: common.Commands) -> None:
     node = commands.add_parser("node", help="start a worker, and start it again when it ends by a failure")
     node.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="arguments of `exec-service worker`")
     for parser, run in ((head, run_head), (node, run_node)):
-        parser.add_argument("--end-with-stdin", action="store_true", help="stop when standard input ends, as a parent's pipe does")
+        common.add_stdin_argument(parser)
         parser.set_defaults(run=run)
 
 
@@ -53,7 +51,7 @@ def _run(options: argparse.Namespace, work: Callable[[asyncio.Event], Coroutine[
     async def until_stopped() -> int:
         stop = common.stop_on_signals()
         if options.end_with_stdin:
-            asyncio.get_running_loop().add_reader(sys.stdin, lambda: os.read(sys.stdin.fileno(), 4096) or stop.set())
+            common.stop_with_stdin(stop)
         return await work(stop)
 
     try:

@@ -17,7 +17,7 @@ from service_harness import children_of, tree_of
 from exec_client import Client
 from loadtest.support.processes import ROOT, environment
 
-NODE = ["node", "--", "--runtime", "echo", "--insecure", "--slots", "8"]
+NODE = ["node", "--end-with-stdin", "--", "--runtime", "echo", "--insecure", "--slots", "8"]
 
 
 class Head:
@@ -26,7 +26,16 @@ class Head:
     def __init__(self, file: Path, *words: str, command: list[str] | None = None) -> None:
         self.file = file
         node = [sys.executable, "-m", "exec_service", *NODE]
-        arguments = ["head", "--file", str(file), "--address", "127.0.0.1", *words, "--", *(node if command is None else command)]
+        arguments = [
+            "head",
+            "--file",
+            str(file),
+            "--address",
+            "127.0.0.1",
+            *words,
+            "--",
+            *(node if command is None else command),
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "exec_service", *arguments],
             cwd=ROOT,

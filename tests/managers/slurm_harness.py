@@ -193,6 +193,12 @@ def processes_of(node: str) -> set[int]:
     return found | {pid for pid in above if "slurmstepd" in Path(f"/proc/{pid}/comm").read_text()}
 
 
+def files_of_user() -> list[Path]:
+    """On this node's own disk."""
+    user = pwd.getpwnam(USER).pw_uid
+    return [folder for folder in Path(tempfile.gettempdir()).glob("exec-*") if folder.stat().st_uid == user]
+
+
 def processes_of_user() -> list[str]:
     user = pwd.getpwnam(USER).pw_uid
     found = []

@@ -1,6 +1,7 @@
 """The batch script under a real Slurm with three nodes on this machine: serves, survives a lost node, leaves nothing."""
 
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from calls_harness import CALLS, run_while, service_of
 from common import wait_until
-from slurm_harness import SCRIPT, Slurm, need_slurm, processes_of_user
+from slurm_harness import SCRIPT, Slurm, files_of_user, need_slurm, processes_of_user
 
 from exec_client import Client
 
@@ -21,6 +22,13 @@ def slurm() -> Iterator[Slurm]:
     need_slurm()
     with Slurm() as slurm:
         yield slurm
+
+
+@pytest.fixture(autouse=True)
+def without_files() -> Iterator[None]:
+    yield
+    for folder in files_of_user():
+        shutil.rmtree(folder)
 
 
 def client_of(slurm: Slurm, file: Path) -> Client:
@@ -47,15 +55,14 @@ def test_ten_thousand_calls_survive_the_loss_of_a_node(slurm: Slurm) -> None:
     assert slurm.state(job) == "RUNNING"
     cancel(slurm, job)
     assert not file.exists()
+    assert len(files_of_user()) == 1  # of the node that was lost
     slurm.start_node("n3")
 
 
 def test_a_step_beside_a_training_job_serves_it_on_a_share_of_the_cores(slurm: Slurm) -> None:
     file = slurm.home / "beside.env"
     training = slurm.home / "training.sbatch"
-    program = (
-        "import os; from exec_client import Client; print(Client(os.environ['EXEC_URL']).run('print(6 * 7)', deadline_s=200).stdout)"
-    )
+    program = "import os; from exec_client import Client; print(Client(os.environ['EXEC_URL']).run('print(6 * 7)', deadline_s=200).stdout)"
     training.write_text(
         "#!/bin/bash\n"
         f"CORES=1 bash {SCRIPT} {file} &\n"
@@ -67,3 +74,4 @@ def test_a_step_beside_a_training_job_serves_it_on_a_share_of_the_cores(slurm: S
     wait_until(lambda: slurm.state(job) == "COMPLETED", slurm.logs, 300)
     assert (slurm.home / f"{job}.log").read_text().count("42\n") == 3
     wait_until(lambda: not processes_of_user(), lambda: "\n".join(processes_of_user()))
+    assert files_of_user() == []
