@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -151,7 +151,7 @@ async def run_head(address: str, file: Path, command: Sequence[str], stop: async
         stack.callback(ending.cancel)
         if await _ready(url, ending):
             content = {"EXEC_URL": url, "EXEC_API_KEY": key, "EXEC_REDIS": redis_url}
-            await stack.enter_async_context(_published(file, content))
+            stack.enter_context(_published(file, content))
             say(f"exec-service: the service is ready on {url}; {file} has its URL and key")
         return await ending
 
@@ -178,8 +178,8 @@ async def _ready(url: str, ending: asyncio.Task[int]) -> bool:
     return False
 
 
-@contextlib.asynccontextmanager
-async def _published(file: Path, content: Mapping[str, str]) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def _published(file: Path, content: Mapping[str, str]) -> Iterator[None]:
     """The file, complete from the start and for this user only, until the service ends."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as new:  # mode 600

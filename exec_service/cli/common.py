@@ -111,11 +111,14 @@ def run_process(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
 def stop_on_signals() -> asyncio.Event:
     """The event that the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    asked = False  # by a signal: `stop` may be set for another reason, and a first signal then ends nothing at once
 
     def on_signal(number: int) -> None:
-        if stop.is_set():  # no cleanup needed here: the runner cleans up when this process ends
+        nonlocal asked
+        if asked:  # no cleanup needed here: the runner cleans up when this process ends
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        asked = True
         stop.set()
         say("stopping: finishing accepted calls (press again to stop at once) …")
 

@@ -15,8 +15,8 @@ from typing import Any
 from exec_service.cli import common
 
 HEAD = (
-    "Redis, a gateway and a new key for one user, under a cluster manager: see docs/slurm.md. COMMAND starts the workers: it gets "
-    "EXEC_REDIS, and a standard input that ends when the service stops. The service ends with COMMAND."
+    "Redis, a gateway and a new key for one user, under a cluster manager: see docs/slurm.md. COMMAND starts the workers: it "
+    "gets EXEC_REDIS, and a standard input that ends when the service stops. The service ends with COMMAND."
 )
 
 

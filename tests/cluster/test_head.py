@@ -39,7 +39,7 @@ class Head:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "exec_service", *arguments],
             cwd=ROOT,
-            env=environment({}),
+            env={**environment({}), "TMPDIR": str(file.parent)},
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,7 +64,7 @@ class Head:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.communicate(timeout=90)
+        self.words = self.process.communicate(timeout=90)[1]
 
 
 @pytest.fixture
@@ -73,6 +73,8 @@ def head(tmp_path: Path) -> Iterator[Head]:
     head = Head(tmp_path / "service.env", "--end-with-stdin")
     yield head
     head.close()
+    if head.process.returncode != -signal.SIGKILL:
+        assert head.process.returncode == 0 and list(tmp_path.iterdir()) == [], head.words
 
 
 def test_a_head_serves_with_a_new_key_in_a_file_that_only_its_user_reads(head: Head) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -68,7 +67,7 @@ class Slurm:
         user = pwd.getpwnam(USER)
         self.home = self.folder / "home"
         self.env = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin",
+            "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}:/usr/sbin",
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "HOME": str(self.home),
         }

@@ -62,7 +62,10 @@ def test_ten_thousand_calls_survive_the_loss_of_a_node(slurm: Slurm) -> None:
 def test_a_step_beside_a_training_job_serves_it_on_a_share_of_the_cores(slurm: Slurm) -> None:
     file = slurm.home / "beside.env"
     training = slurm.home / "training.sbatch"
-    program = "import os; from exec_client import Client; print(Client(os.environ['EXEC_URL']).run('print(6 * 7)', deadline_s=200).stdout)"
+    program = (
+        "import os; from exec_client import Client\n"
+        "print(Client(os.environ['EXEC_URL']).run('print(6 * 7)', deadline_s=200).stdout)"
+    )
     training.write_text(
         "#!/bin/bash\n"
         f"CORES=1 bash {SCRIPT} {file} &\n"
