@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,6 +78,10 @@ def add_processes_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen-fd", type=int, help=argparse.SUPPRESS)
 
 
+def add_stdin_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--end-with-stdin", action="store_true", help="stop when standard input ends, as a parent's pipe does")
+
+
 def add_redis_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix:// (or EXEC_REDIS, which ps does not show)")
 
@@ -123,17 +128,25 @@ def run_process(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
 def stop_on_signals() -> asyncio.Event:
     """The event that the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    asked = False  # by a signal: `stop` may be set for another reason, and a first signal then ends nothing at once
 
     def on_signal(number: int) -> None:
-        if stop.is_set():  # no cleanup needed here: the runner cleans up when this process ends
+        nonlocal asked
+        if asked:  # no cleanup needed here: the runner cleans up when this process ends
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        asked = True
         stop.set()
         say("stopping: finishing accepted calls (press again to stop at once) …")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     return stop
+
+
+def stop_with_stdin(stop: asyncio.Event) -> None:
+    """Set `stop` when standard input ends: the pipe of a parent, which may also be killed."""
+    asyncio.get_running_loop().add_reader(sys.stdin, lambda: os.read(sys.stdin.fileno(), 4096) or stop.set())
 
 
 async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -4,11 +4,11 @@ import argparse
 import sys
 from typing import Any
 
-from exec_service.cli import doctor, gateway, jobs, jobs_worker, keys, run, runner, up, worker
+from exec_service.cli import doctor, gateway, head, jobs, jobs_worker, keys, run, runner, up, worker
 from exec_service.cli.common import EXIT_UNAVAILABLE, EXIT_USAGE, fail
 from exec_service.config import ConfigError, package_version
 
-COMMANDS = (up, doctor, runner, gateway, worker, jobs_worker, keys, jobs, run)
+COMMANDS = (up, doctor, runner, gateway, worker, head, jobs_worker, keys, jobs, run)
 EPILOG = (
     "For settings in EXEC_* variables see docs/configuration.md. Exit codes: 0 success, 2 wrong usage, 69 not available here, "
     "70 a task of the service kept failing, 75 infrastructure failure (try again); `run` exits as its program did."

@@ -33,6 +33,7 @@ def add(commands: common.Commands) -> None:
     parser.add_argument("--min-tier", choices="ABCDE", help="refuse to run programs in a weaker sandbox (default B)")
     parser.add_argument("--runtime", choices=("sandbox", "echo"), help="echo runs nothing, for benchmarks; needs --insecure")
     common.add_cluster_arguments(parser)
+    common.add_stdin_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -44,13 +45,13 @@ def run(options: argparse.Namespace) -> int:
         config = common.read_config(WorkerConfig, options, *names, min_tier=tier)
         if config.runtime == "echo" and not options.insecure:
             raise ConfigError("--runtime echo runs no programs but pretends to: it is for benchmarks, and needs --insecure")
-        return work(config)
+        return work(config, end_with_stdin=options.end_with_stdin)
 
     return common.run_process(start)
 
 
-async def work(config: WorkerConfig) -> None:
-    """Work until a signal arrives.
+async def work(config: WorkerConfig, *, end_with_stdin: bool = False) -> None:
+    """Work until a signal arrives, or until standard input ends.
 
     Raises:
         ConfigError, PortTaken, SandboxUnavailable: the worker cannot start so.
@@ -65,6 +66,8 @@ async def work(config: WorkerConfig) -> None:
     from worker.sessions import Sessions
 
     queue, name, stop, supervisor = common.start_cluster_process(config.redis)
+    if end_with_stdin:
+        common.stop_with_stdin(stop)
     async with contextlib.AsyncExitStack() as stack:
         pool = await _open_pool(config, stack, stop, supervisor)
         if pool is None:

@@ -27,7 +27,7 @@ LAYERS = [  # of exec_service; each imports only layers above it in this list
     {"judging", "jobs", "sessions"},
     {"api"},
     {"rpc", "compat"},
-    {"app"},
+    {"app", "cluster_parts"},
     {"cli"},
     {"__main__"},
 ]
