@@ -34,8 +34,8 @@ SET_BY_THE_CHART = {
 }
 LEFT_OUT = {
     "gateway": set[str](),
-    # The runner's image says where packages are; the others are for tests and benchmarks.
-    "worker": {"packages", "runtime", "mask_layers", "fault_injection"},
+    # The runner's image says where packages are; a pod has one runner; the others are for tests and benchmarks.
+    "worker": {"processes", "packages", "runtime", "mask_layers", "fault_injection"},
     "jobs": set[str](),
 }
 WIDTH = 128
