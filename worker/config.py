@@ -3,8 +3,9 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from worker.profiles import PROFILES
@@ -45,6 +46,15 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     slots: Annotated[
         int, Meta(ge=1, le=1023, description="Programs that run at the same time; three for every core if not set")
     ] = field(default_factory=default_slots)
+    processes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes of `exec-service worker`, each with its own runner; slots, sessions and their memory are "
+            "divided among them",
+        ),
+    ] = 1
     redis: Annotated[
         str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
     ] = ""
@@ -130,6 +140,21 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         bool, Meta(description="For tests, with the worker's own runner: a call may name a set-up step that fails")
     ] = False
 
+    def part(self, number: int) -> Self:
+        """The settings of one of its processes."""
+
+        def share(of_all: int) -> int:
+            return of_all // self.processes + (number < of_all % self.processes)
+
+        divided = ("slots", "max_sessions", "max_sessions_per_tenant", "session_memory_mb", "session_memory_per_tenant_mb")
+        return msgspec.structs.replace(self, processes=1, **{name: share(getattr(self, name)) for name in divided})
+
     def __post_init__(self) -> None:
+        if self.processes > self.slots:
+            raise ValueError(f"{self.processes} processes for {self.slots} slots: each needs a slot at least")
+        if self.processes > 1 and self.runner_socket:
+            raise ValueError(
+                "a worker of several processes starts its own runners; give each process a runner and a pod instead"
+            )
         if self.slots + self.max_sessions > UIDS:
             raise ValueError(f"slots and max_sessions together are more than {UIDS}, the number of user ids of a worker")

@@ -73,8 +73,10 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_processes_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--processes", type=int, metavar="N", help="processes that share the port, one per core (default 1)")
-    parser.add_argument("--part-of", type=Path, help=argparse.SUPPRESS)  # of one of them: the folder of their sockets
+    parser.add_argument("--processes", type=int, metavar="N", help="processes to be, see docs/cluster.md (default 1)")
+    # Of one of them: the folder of their sockets, its number, and the socket at which they accept.
+    parser.add_argument("--part-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--listen-fd", type=int, help=argparse.SUPPRESS)
 
 

@@ -76,7 +76,7 @@ async def start_processes(config: GatewayConfig) -> None:
     if config.grpc_port:
         address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))  # each process binds it for itself
     with bind(config.host, config.port, keys=bool(config.keys)) as sock:
-        processes = Processes(config.processes, supervisor, ("--listen-fd", str(sock.fileno())), (sock.fileno(),))
+        processes = Processes(config.processes, supervisor, sock.fileno())
         metrics_port = metrics_server(processes.report, config.metrics_host, config.metrics_port, supervisor)
         async with processes, metrics_port as metrics:
             say(ready(config, name, url_of(sock), metrics))

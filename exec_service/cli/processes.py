@@ -1,9 +1,9 @@
-"""`--processes N`: a gateway as several processes, so that it uses several cores.
+"""`--processes N`: a gateway or a worker as several processes, so that it uses several cores.
 
 The parent opens what they share, starts them with its own command line and puts their figures together; it handles no calls.
 
-- All children accept at one socket, which the parent keeps open. A connection that waits there while a child dies or is
-  replaced goes to another one; with a socket for each child (SO_REUSEPORT, which gRPC needs) it would be reset.
+- The children of a gateway accept at one socket, which the parent keeps open. A connection that waits there while a child dies
+  or is replaced goes to another one; with a socket for each child (SO_REUSEPORT, which gRPC needs) it would be reset.
 - A child that dies is logged and replaced. If they keep dying, the supervisor gives up and the parent stops.
 - SIGHUP replaces the children one after another: an old one leaves when its successor is ready.
 - The kernel kills a child whose parent dies.
@@ -19,7 +19,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,10 +106,9 @@ class Child:
 class Processes(Collector):
     """The children of this process. Use as a context manager; `drain` stops them."""
 
-    def __init__(self, count: int, supervisor: Supervisor, arguments: Sequence[str], fds: Sequence[int]) -> None:
-        self._count, self._supervisor, self._fds = count, supervisor, fds
+    def __init__(self, count: int, supervisor: Supervisor, listen_fd: int = -1) -> None:
+        self._count, self._supervisor, self._listen_fd = count, supervisor, listen_fd
         self._folder = Path(tempfile.mkdtemp(prefix="exec-service-"))
-        self._command = [sys.executable, *sys.orig_argv[1:], *arguments, "--part-of", str(self._folder)]
         self._children: list[Child] = []  # those that are to run
         self._alive: dict[Child, None] = {}  # these, and those that they replaced
         self._ended_metrics = ""
@@ -126,7 +125,7 @@ class Processes(Collector):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hangup.set)
         try:
             await self._stack.enter_async_context(answering(self._folder / PARENT, self.report))
-            self._children += [await self._spawn() for _ in range(self._count)]
+            self._children += [await self._spawn(slot) for slot in range(self._count)]
             for child in self._children:
                 if not await child.is_ready():
                     raise DidNotStart(max(1, await child.process.wait()))
@@ -162,13 +161,15 @@ class Processes(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from process_metrics(self._supervisor)
 
-    async def _spawn(self) -> Child:
+    async def _spawn(self, slot: int) -> Child:
+        part = ["--part-of", str(self._folder), "--part", str(slot)]
+        sock = ["--listen-fd", str(self._listen_fd)] if self._listen_fd >= 0 else []
         process = await asyncio.create_subprocess_exec(
-            *self._command,
+            *(sys.executable, *sys.orig_argv[1:], *part, *sock),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=real_stderr(),
-            pass_fds=self._fds,
+            pass_fds=[self._listen_fd] if sock else [],
             start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
         )
         child = Child(process, self._folder)
@@ -184,7 +185,7 @@ class Processes(Collector):
 
     async def _start(self, slot: int) -> None:
         """Put a new child there as soon as it is ready."""
-        child = await self._spawn()
+        child = await self._spawn(slot)
         if not await child.is_ready():
             raise ProcessEnded(await child.ended)
         log.info("a process of this service started", extra={"pid": child.process.pid})
@@ -205,8 +206,8 @@ class Processes(Collector):
             await self._hangup.wait()
             self._hangup.clear()
             for slot in range(self._count):
-                old = self._children[slot]
                 async with self._starting:
+                    old = self._children[slot]
                     await self._start(slot)
                 old.send(signal.SIGHUP)
                 await asyncio.wait({old.ended})

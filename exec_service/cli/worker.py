@@ -1,7 +1,7 @@
 """`exec-service worker`: the sandboxes of a cluster; Redis joins them to the gateways.
 
 Shutdown (SIGTERM, Ctrl-C): take no new jobs and announce no slots, finish the running ones or hand them back, deregister, stop
-the runner.
+the runner. With `--processes` every process does so; SIGHUP replaces them one after another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exec_service.cli import common
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
     from worker.echo import EchoPool
     from worker.pool import Pool
 
-READY = (
-    "exec-service: worker {name} takes calls: {slots} slots, sandbox tier {tier} (queue: {queue}, metrics: {metrics}/metrics)"
-)
+READY = "exec-service: worker {name} takes calls: {slots} slots, {what} (queue: {queue}, metrics: {metrics}/metrics)"
 
 
 def add(commands: common.Commands) -> None:
@@ -34,6 +34,7 @@ def add(commands: common.Commands) -> None:
     parser.add_argument("--runtime", choices=("sandbox", "echo"), help="echo runs nothing, for benchmarks; needs --insecure")
     common.add_cluster_arguments(parser)
     common.add_stdin_argument(parser)
+    common.add_processes_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -41,22 +42,47 @@ def run(options: argparse.Namespace) -> int:
     from worker.config import WorkerConfig
 
     def start() -> Coroutine[Any, Any, None]:
-        tier, names = "E" if options.insecure else options.min_tier, ("slots", "runtime", "redis", "metrics_port")
+        tier, names = "E" if options.insecure else options.min_tier, ("slots", "processes", "runtime", "redis", "metrics_port")
         config = common.read_config(WorkerConfig, options, *names, min_tier=tier)
         if config.runtime == "echo" and not options.insecure:
             raise ConfigError("--runtime echo runs no programs but pretends to: it is for benchmarks, and needs --insecure")
+        if options.part_of is not None:
+            return work(config.part(options.part), options.part_of)
+        if config.processes > 1:
+            return start_processes(config, options.end_with_stdin)
         return work(config, end_with_stdin=options.end_with_stdin)
 
     return common.run_process(start)
 
 
-async def work(config: WorkerConfig, *, end_with_stdin: bool = False) -> None:
-    """Work until a signal arrives, or until standard input ends.
+async def start_processes(config: WorkerConfig, end_with_stdin: bool) -> None:
+    """Keep the processes of a worker running until a signal arrives. Raises as `work` does, and `DidNotStart`."""
+    from exec_service.cli.processes import Processes
+    from exec_service.telemetry.metrics_server import metrics_server
+    from exec_wire.queue.connection import where
+
+    _, name, stop, supervisor = common.start_cluster_process(config.redis)
+    if end_with_stdin:
+        common.stop_with_stdin(stop)
+    processes = Processes(config.processes, supervisor)
+    metrics_port = metrics_server(processes.report, config.metrics_host, config.metrics_port, supervisor)
+    async with processes, metrics_port as metrics:
+        what = f"{config.processes} processes"
+        say(READY.format(name=name, slots=config.slots, what=what, queue=where(config.redis), metrics=metrics))
+        await stop.wait()
+        await processes.drain()
+    supervisor.check()
+
+
+async def work(config: WorkerConfig, family: Path | None = None, *, end_with_stdin: bool = False) -> None:
+    """Work until a signal arrives, or until standard input ends. `family`: the folder of the sockets of all processes of the
+    worker, if there are several.
 
     Raises:
         ConfigError, PortTaken, SandboxUnavailable: the worker cannot start so.
         TaskKeepsFailing: at the end, if a failing task was the reason to stop.
     """
+    from exec_service.cli.processes import child_of
     from exec_service.telemetry.metrics_server import metrics_server
     from exec_service.telemetry.processes import Question, Report
     from exec_service.telemetry.worker_metrics import WorkerMetrics
@@ -82,8 +108,13 @@ async def work(config: WorkerConfig, *, end_with_stdin: bool = False) -> None:
             page = figures.text() if question.about == "metrics" else ""
             return Report(page, supervisor.gave_up_because or consumer.cannot_take_because or unavailable)
 
-        metrics = await stack.enter_async_context(metrics_server(report, config.metrics_host, config.metrics_port, supervisor))
-        say(READY.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), metrics=metrics))
+        if family is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)  # another process has taken its place
+            (await stack.enter_async_context(child_of(family, report)))()
+        else:
+            server = metrics_server(report, config.metrics_host, config.metrics_port, supervisor)
+            metrics, what = await stack.enter_async_context(server), f"sandbox tier {pool.sandbox.tier}"
+            say(READY.format(name=name, slots=pool.slots, what=what, queue=where(config.redis), metrics=metrics))
         await stop.wait()
         await consumer.drain(config.drain_s)
     supervisor.check()

@@ -1,16 +1,17 @@
 """Many calls in flight at once: `make burst N=45000`.
 
-One tenant sends all calls to a gateway without workers, from several processes over HTTP or gRPC. When the gateway's own gauge
-says that all calls are accepted, the workers start. From then on a second tenant makes single calls, one after the other, until
-the burst is over. Every result is compared with what was sent. All processes are new in each run, so that memory peaks belong
-to it. Calls travel in batches, so that 45,000 need a few dozen connections; `--batch 1` gives each its own connection, and
-needs as many descriptors (`ulimit -n`) and ports.
+Workers start, are stopped (SIGSTOP) and forgotten by the gateway. One tenant sends all calls, from several processes over HTTP
+or gRPC. When the gateway's own gauge says that all calls are accepted, the workers go on. From then on a second tenant makes
+single calls, one after the other, until the burst is over. Every result is compared with what was sent. All processes are new
+in each run, so that memory peaks belong to it. Calls travel in batches, so that 45,000 need a few dozen connections; with
+`--batch 1` each has its own connection, and needs as many descriptors (`ulimit -n`) and ports.
 """
 
 import asyncio
 import contextlib
 import itertools
 import multiprocessing
+import signal
 import sys
 import threading
 import time
@@ -38,15 +39,16 @@ SENDERS = 3  # processes
 GATEWAY_MOST_BYTES, REDIS_MOST_BYTES, SECOND_P99_MS = 1_500_000_000, 200_000_000, 1000.0
 ECHO_WORKERS, ECHO_SLOTS = 2, 256
 ACCEPT_S = 120.0
+FORGET_S = 30.0  # until the gateway has forgotten workers that are stopped
 
 
 class Burst(NamedTuple):
-    """One run. Times count from when the first worker was ready."""
+    """One run. Times count from when the workers went on."""
 
     transport: str
     sandboxed: bool
     calls: int
-    in_flight: int  # by the gateway's gauge, when the first worker started
+    in_flight: int  # by the gateway's gauge, when the workers went on
     accepted_in_s: float
     counts: Counts
     calls_per_s: float
@@ -141,15 +143,17 @@ def burst(calls: int, *, transport: str = "http", sandboxed: bool, senders: int 
         grpc_port = free_port() if transport == "grpc" else 0
         gateway = stack.enter_context(Part.gateway(redis.url, "--grpc-port", str(grpc_port)))
         url = f"grpc://127.0.0.1:{grpc_port}" if grpc_port else gateway.url
+        workers = stopped_workers(stack, gateway, redis.url, sandboxed=sandboxed)
         before = meter.stages_s(stages := {"gateway": [gateway.pid], "redis": [redis.pid]})
         began = time.monotonic()
         pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(senders))
         sent = pool.map_async(run_sender, orders(url, calls, senders, batch, sandboxed=sandboxed), chunksize=1)
         in_flight = wait_accepted(gateway, calls)
         accepted_in_s = time.monotonic() - began
-        workers = add_workers(stack, redis.url, sandboxed=sandboxed)
         before |= meter.stages_s(stages_of(workers))
         served = time.monotonic()
+        for worker in workers:
+            worker.kill(signal.SIGCONT)
         stop = threading.Event()
         second = stack.enter_context(ThreadPoolExecutor(1)).submit(call_alone, gateway.url, program("second"), stop)
         stack.callback(stop.set)
@@ -193,12 +197,15 @@ def wait_accepted(gateway: Part, calls: int) -> int:
     return inside
 
 
-def add_workers(stack: contextlib.ExitStack, redis: str, *, sandboxed: bool) -> list[Part]:
-    """Start them and wait for the first, which does not wait for the others."""
+def stopped_workers(stack: contextlib.ExitStack, gateway: Part, redis: str, *, sandboxed: bool) -> list[Part]:
+    """Workers that are ready and have no part in anything until they go on: their start is not measured."""
     workers = [Part.worker(redis)] if sandboxed else [Part.echo(redis, ECHO_SLOTS) for _ in range(ECHO_WORKERS)]
     for worker in workers:
         stack.callback(worker.close)
-    workers[0].wait_ready()
+    for worker in workers:
+        worker.wait_ready()
+        worker.kill(signal.SIGSTOP)
+    gateway.wait_for_workers(0, FORGET_S)
     return workers
 
 

@@ -43,7 +43,10 @@ def add_options(parser: LocustArgumentParser) -> None:
     ours = parser.add_argument_group("exec-service")
     ours.add_argument("--mix", choices=[*MIXES], default="rollout", help="of programs")
     ours.add_argument(
-        "--shape", choices=("steady", "step"), default="steady", help="step: all users send at the same moment, then pause"
+        "--shape",
+        choices=("steady", "step", "burst"),
+        default="steady",
+        help="step: all users send at the same moment, then pause; burst: see burst_users.py",
     )
     ours.add_argument("--step-seconds", type=float, default=10.0, help="from one step to the next")
     ours.add_argument("--calls", type=int, default=16, help="of a batch")
@@ -162,9 +165,9 @@ def wrong_end(program: Program, status: str) -> Wrong | None:
     return None if status == expected else Wrong(f"{program.name}: {status} instead of {expected}")
 
 
-def as_calls(programs: Iterable[Program]) -> list[Call]:
+def as_calls(programs: Iterable[Program], deadline_s: float = DEADLINE_S, tenant: str = "load") -> list[Call]:
     return [
-        Call(one.code, stdin=one.stdin, limits=Limits(wall_s=one.wall_s), deadline_s=DEADLINE_S, tenant="load")
+        Call(one.code, stdin=one.stdin, limits=Limits(wall_s=one.wall_s), deadline_s=deadline_s, tenant=tenant)
         for one in programs
     ]
 
@@ -187,13 +190,15 @@ class StreamUser(ClientUser):
     @task
     def stream(self) -> None:
         programs = self.next_programs()
-        for index, latency_s, outcome in self.bridge.do(self._collect(programs)):
+        for index, latency_s, outcome in self.bridge.do(collect(self.client, as_calls(programs))):
             self.log("stream", programs[index], latency_s, outcome)
 
-    async def _collect(self, programs: list[Program]) -> list[tuple[int, float, Result | ExecError]]:
-        began = time.perf_counter()
-        arrivals = self.client.as_completed(as_calls(programs), return_exceptions=True)
-        return [(outcome.index, time.perf_counter() - began, outcome) async for outcome in arrivals]
+
+async def collect(client: AsyncClient, calls: list[Call]) -> list[tuple[int, float, Result | ExecError]]:
+    """The index, the latency and the outcome of each call, in the order of their arrival."""
+    began = time.perf_counter()
+    arrivals = client.as_completed(calls, return_exceptions=True)
+    return [(outcome.index, time.perf_counter() - began, outcome) async for outcome in arrivals]
 
 
 class JudgeUser(ClientUser):
