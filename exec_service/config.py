@@ -126,6 +126,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     fusion_wait_s: Annotated[float, about("Time beyond its limits until a SandboxFusion call gets 504", gt=0, le=3600)] = 8.0
 
     jobs_dir: Annotated[str, about("Folder of bulk jobs, shared by gateways and jobs workers, see jobs.md; empty: none")] = ""
+    jobs_redis: Annotated[str, about("Redis or Valkey server of bulk jobs; that of EXEC_REDIS if empty")] = ""
     jobs_max_items: Annotated[int, about("Items in one bulk job; beyond it 413", ge=1)] = 1_000_000
     jobs_max_bytes: Annotated[int, about("Bytes in one bulk job; beyond it 413", ge=1)] = 8 << 30
     jobs_max_live: Annotated[int, about("Unfinished bulk jobs of one tenant; beyond it 429", ge=1)] = 100
@@ -139,6 +140,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     trace_ratio: Annotated[float, about("Share of calls to trace where no traceparent decides", ge=0, le=1)] = 1.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
     log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
+
+    @property
+    def jobs_broker(self) -> str:
+        return self.jobs_redis or self.redis
 
     @property
     def bounds(self) -> Bounds:
@@ -155,7 +160,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
 class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
     """Settings of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
 
-    redis: Annotated[str, about("URL of the gateways' Redis or Valkey server")] = ""
+    redis: Annotated[str, about("URL of the gateways' Redis or Valkey server, if jobs_redis is not set")] = ""
+    jobs_redis: Annotated[str, about("URL of the Redis or Valkey server of bulk jobs, as the gateways have it")] = ""
     jobs_dir: Annotated[str, about("The gateways' folder of bulk jobs")] = ""
     jobs_gateway: Annotated[str, about("URL of the gateway or of a load balancer, or several URLs separated by commas")] = (
         "http://127.0.0.1:8080"
@@ -165,8 +171,12 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
     log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
+    @property
+    def jobs_broker(self) -> str:
+        return self.jobs_redis or self.redis
+
     def __post_init__(self) -> None:
-        missing = [name for name in ("redis", "jobs_dir") if not getattr(self, name)]
+        missing = [name for name, value in (("redis", self.jobs_broker), ("jobs_dir", self.jobs_dir)) if not value]
         if missing:
             options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise ConfigError(

@@ -53,7 +53,7 @@ async def serve_gateway(config: GatewayConfig) -> None:
         if gateway.jobs is not None:
             from exec_service.jobs.celery_tasks import CeleryChunkQueue  # Celery is slow to load and not always needed
 
-            gateway.keep_jobs(CeleryChunkQueue(config.redis))
+            gateway.keep_jobs(CeleryChunkQueue(config.jobs_broker))
         ready = READY.format(name=name, url="{}", queue=where(config.redis), metrics=metrics)
         await serve(gateway, stop=stop, listening=lambda url: say(ready.format(url)))
     supervisor.check()

@@ -54,18 +54,26 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- end }}
 {{- end -}}
 
-{{/* The URL of the job queue. Passwords come from Secrets only. */}}
-{{- define "exec.redisEnv" -}}
-{{- if .Values.redis.existingSecret.name -}}
-- name: EXEC_REDIS
+{{/* A server's URL as a variable; nothing if it is not set. Passwords come from Secrets only. list variable redis path */}}
+{{- define "exec.urlEnv" -}}
+{{- $redis := index . 1 -}}
+{{- if $redis.existingSecret.name -}}
+- name: {{ index . 0 }}
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.redis.existingSecret.name }}
-      key: {{ .Values.redis.existingSecret.key }}
-{{- else if .Values.redis.url -}}
-{{- if contains "@" .Values.redis.url }}{{ fail "redis.url: has a password in it; put the URL into a Secret and name that in redis.existingSecret.name" }}{{ end -}}
-- name: EXEC_REDIS
-  value: {{ .Values.redis.url | quote }}
+      name: {{ $redis.existingSecret.name }}
+      key: {{ $redis.existingSecret.key }}
+{{- else if $redis.url -}}
+{{- if contains "@" $redis.url }}{{ fail (printf "%s.url: has a password in it; put the URL into a Secret and name that in %s.existingSecret.name" (index . 2) (index . 2)) }}{{ end -}}
+- name: {{ index . 0 }}
+  value: {{ $redis.url | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* The URL of the job queue. */}}
+{{- define "exec.redisEnv" -}}
+{{- if or .Values.redis.existingSecret.name .Values.redis.url -}}
+{{- include "exec.urlEnv" (list "EXEC_REDIS" .Values.redis "redis") -}}
 {{- else if .Values.valkey.enabled -}}
 {{- if .Values.valkey.existingSecret.name -}}
 - name: VALKEY_PASSWORD
