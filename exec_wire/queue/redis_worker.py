@@ -52,7 +52,7 @@ class RedisWorkerEnd:
         self._queue, self._name = queue, name
         self._commands, self._blocking = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.cancels])
-        self._streams = [layout.JOBS + "python"]
+        self._streams = [queue.jobs + "python"]
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # the turn in which a stream last had a job
         self._claimed_at = float("-inf")
@@ -71,9 +71,9 @@ class RedisWorkerEnd:
         self._recorded_bytes = 0
 
     async def announce(self, info: WorkerInfo) -> None:
-        self._streams = [layout.JOBS + needs for needs in info.classes]
+        self._streams = [self._queue.jobs + needs for needs in info.classes]
         heartbeat = msgspec.json.encode(info)
-        keys = [layout.WORKER + self._name, layout.WORKERS]
+        keys = [self._queue.worker_key + self._name, self._queue.workers]
         await self._commands.call(script("announce", keys, self._name, heartbeat, LEASE_MS, even_if_full=True))
 
     # -- taking -----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class RedisWorkerEnd:
 
     async def take_directed(self) -> list[Job]:
         """Each read first deletes the entries of the one before; `_directed_ids` stops a second delivery if that failed."""
-        stream = layout.DIRECTED + self._name
+        stream = self._queue.directed + self._name
         while not self._left:
             commands: list[Command] = [("XDEL", stream, *self._directed_read)] if self._directed_read else []
             read = ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", stream, "0")
@@ -308,14 +308,14 @@ class RedisWorkerEnd:
             for entry in taken.entries:
                 entries.setdefault(entry.stream, []).append(entry.id)
             if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
-                records[layout.RECORD + taken.job.record_as] = taken.fingerprint + answer.payload
+                records[self._queue.record + taken.job.record_as] = taken.fingerprint + answer.payload
         packed = {gateway: (" ".join(answer.id for answer in answers), pack(answers)) for gateway, answers in replies.items()}
         arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed), WIRE_VERSION]
         for ids in entries.values():
             arguments += (len(ids), *ids)
         for words in packed.values():
             arguments += words
-        keys = [*entries, *(layout.REPLY + gateway for gateway in packed), *records]
+        keys = [*entries, *(self._queue.reply + gateway for gateway in packed), *records]
         [delivered] = await self._commands.call(script("answer", keys, *arguments, *records.values()))
         for answer, _, _ in part:
             self._taken.pop(answer.id, None)
@@ -345,7 +345,7 @@ class RedisWorkerEnd:
                 await asyncio.sleep(UNDELIVERED_PAUSE_S)
                 try:
                     [[delivered]] = await self._commands.call(
-                        script("answer", [layout.REPLY + gateway], *arguments, even_if_full=True)
+                        script("answer", [self._queue.reply + gateway], *arguments, even_if_full=True)
                     )
                 except QueueUnavailable:
                     continue
@@ -363,7 +363,7 @@ class RedisWorkerEnd:
         if self._missed_cancels:
             await self._notes.listen()
             ids = list(self._taken)
-            [marks] = await self._commands.call(("MGET", layout.PREFIX, *(layout.CANCELLED + id for id in ids)))
+            [marks] = await self._commands.call(("MGET", self._queue.prefix, *(self._queue.mark + id for id in ids)))
             self._missed_cancels = False
             if missed := [id for id, mark in zip(ids, marks[1:], strict=True) if mark is not None]:
                 return missed
@@ -378,7 +378,7 @@ class RedisWorkerEnd:
         self._left = True
         try:
             await self._stop_taking()
-            keys = [layout.WORKER + self._name, layout.WORKERS, *self._streams]
+            keys = [self._queue.worker_key + self._name, self._queue.workers, *self._streams]
             await self._commands.call(script("leave", keys, GROUP, self._name, 2 * LEASE_MS))
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering, its jobs are reclaimed when their leases expire", error)
