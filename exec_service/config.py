@@ -15,8 +15,13 @@ from msgspec import Meta, Struct
 from exec_wire.messages.bounds import MOST, Bounds
 from exec_wire.messages.calls import GivenLabel
 from exec_wire.messages.unknown_fields import suggestion
+from exec_wire.queue.urls import split
 
 ENV_PREFIX = "EXEC_"
+REDIS = (
+    "Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://; several URLs, separated by commas, "
+    "are one queue, see cluster.md"
+)
 LOG_LEVELS = "Lowest level of the log lines that are written; requests are info, see docs/operations.md"
 LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
@@ -71,7 +76,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     header_s: Annotated[float, about("How long a connection may take to send its headers; beyond it 408", gt=0)] = 30.0
     body_s: Annotated[float, about("Time for a body to arrive, plus 1 s for each 128 KiB received; beyond it 408", gt=0)] = 60.0
 
-    redis: Annotated[str, about("Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")] = ""
+    redis: Annotated[str, about(REDIS)] = ""
     metrics_host: Annotated[str, about("Address of the port for metrics and health")] = "127.0.0.1"
     metrics_port: Annotated[int, about("Port for metrics and health; 0: a free one, none with `up`", ge=0, le=65535)] = 0
 
@@ -155,6 +160,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"max_calls ({self.max_calls}) is below max_calls_per_request ({self.max_calls_per_request})")
         if self.max_bytes < self.max_body_bytes:
             raise ConfigError(f"max_bytes ({self.max_bytes}) is below max_body_bytes ({self.max_body_bytes})")
+        if self.jobs_dir:
+            _check_broker(self.jobs_broker)
 
 
 class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
@@ -182,8 +189,14 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), the same as its gateways"
             )
+        _check_broker(self.jobs_broker)
         if not all(url.strip().startswith(("http://", "https://")) for url in self.jobs_gateway.split(",")):
             raise ConfigError(f"jobs_gateway must be a URL such as http://gateway:8080, not {self.jobs_gateway!r}")
+
+
+def _check_broker(urls: str) -> None:
+    if len(split(urls)) > 1:
+        raise ConfigError("bulk jobs need one Redis or Valkey server: name it in EXEC_JOBS_REDIS, for EXEC_REDIS has several")
 
 
 C = TypeVar("C", bound=Struct)

@@ -46,7 +46,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1023, description="Programs that run at the same time; three for every core if not set")
     ] = field(default_factory=default_slots)
     redis: Annotated[
-        str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
+        str, Meta(description="Redis or Valkey server between gateways and workers: the URL, or URLs, that the gateways have")
     ] = ""
     metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health, in a cluster")] = "127.0.0.1"
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="That port; 0 takes a free one")] = 0

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NoReturn, Self, TypeVar
 
@@ -96,6 +96,10 @@ class Consumer:
             await asyncio.wait(running)
 
     @property
+    def shard_states(self) -> Mapping[str, bool]:
+        return self._queue.states
+
+    @property
     def cannot_take_because(self) -> str:
         """The reason why no slots are announced, or empty."""
         if self.draining:
@@ -129,7 +133,7 @@ class Consumer:
 
     def _room(self, wanted: int) -> int:
         """How many jobs can be taken without more unsent answers than slots."""
-        return max(0, min(wanted, 2 * self._pool.slots - len(self._running)))
+        return max(0, min(wanted, 2 * self._pool.slots - len(self._running) + self._queue.stranded))
 
     def _start(self, job: Job) -> None:
         self.taken += 1
@@ -184,10 +188,10 @@ class Consumer:
         while True:
             try:
                 return await self._queue.answer([answer])
-            except QueueUnavailable as away:
+            except QueueUnavailable:  # maybe only its server: whether the queue is unavailable shows when jobs are taken
                 if time.monotonic() > received + job.remaining_ms / 1000 + LATE_S:
                     raise
-                await self._pause_for_queue(away)
+                await asyncio.sleep(QUEUE_PAUSE_S)
 
     async def _run(self, job: Job, received: float) -> Result:
         call = unpack_call(job.payload)

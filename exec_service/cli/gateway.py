@@ -44,7 +44,6 @@ async def serve_gateway(config: GatewayConfig) -> None:
     """
     from exec_service.app import Gateway, serve
     from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
-    from exec_wire.queue.connection import where
 
     queue, name, stop, supervisor = common.start_cluster_process(config.redis)
     gateway = Gateway(config, queue.gateway(name), supervisor)
@@ -54,7 +53,7 @@ async def serve_gateway(config: GatewayConfig) -> None:
             from exec_service.jobs.celery_tasks import CeleryChunkQueue  # Celery is slow to load and not always needed
 
             gateway.keep_jobs(CeleryChunkQueue(config.jobs_broker))
-        ready = READY.format(name=name, url="{}", queue=where(config.redis), metrics=metrics)
+        ready = READY.format(name=name, url="{}", queue=queue.where, metrics=metrics)
         await serve(gateway, stop=stop, listening=lambda url: say(ready.format(url)))
     supervisor.check()
 

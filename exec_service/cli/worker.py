@@ -58,7 +58,6 @@ async def work(config: WorkerConfig) -> None:
     """
     from exec_service.telemetry.metrics_server import MetricsApp, metrics_server
     from exec_service.telemetry.worker_metrics import WorkerMetrics
-    from exec_wire.queue.connection import where
     from worker.consumer import Consumer
     from worker.pool import Pool
     from worker.sessions import Sessions
@@ -77,7 +76,7 @@ async def work(config: WorkerConfig) -> None:
 
         app = MetricsApp(WorkerMetrics(pool, consumer, supervisor).text, not_ready_because)
         metrics = await stack.enter_async_context(metrics_server(app, config.metrics_host, config.metrics_port, supervisor))
-        say(READY.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=where(config.redis), metrics=metrics))
+        say(READY.format(name=name, slots=pool.slots, tier=pool.sandbox.tier, queue=queue.where, metrics=metrics))
         await stop.wait()
         await consumer.drain(config.drain_s)
     supervisor.check()

@@ -20,8 +20,8 @@ from exec_service.config import JobsWorkerConfig
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
 from exec_service.jobs.store import JobStore
 from exec_service.telemetry.logs import say
-from exec_wire.queue.connection import where
 from exec_wire.queue.protocol import QueueUnavailable
+from exec_wire.queue.urls import where
 from exec_wire.supervisor import EXIT_TASK_FAILED
 
 T = TypeVar("T")

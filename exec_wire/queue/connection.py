@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from hiredis import HiredisError, Reader, pack_command
 from redis.asyncio.connection import ConnectionPool, SSLConnection, UnixDomainSocketConnection
 
 from exec_wire.queue.protocol import QueueUnavailable
+from exec_wire.queue.urls import where
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -50,12 +50,6 @@ class NoGroup(QueueUnavailable):
 
 class ServerError(Exception):
     """The server answered with an error; the message begins with the server's code."""
-
-
-def where(url: str) -> str:
-    """The server's address, without the password."""
-    parts = urlsplit(url)
-    return f"unix://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
 
 
 def _packed(*commands: Command) -> bytes:

@@ -41,9 +41,12 @@ _unpack_told = msgspec.msgpack.Decoder(tuple[str, int]).decode
 
 class RedisGatewayEnd:
     shared = True
+    shards = None
 
-    def __init__(self, queue: Address, name: str) -> None:
+    def __init__(self, queue: Address, name: str, shard_names: Sequence[str] = ()) -> None:
+        """`shard_names`: of all servers of the queue, if there are several."""
         self.name = name
+        self._shard_names = list(shard_names)
         self._queue = queue
         self._commands, self._reads = Link(queue.url), Link(queue.url)
         self._notes = Subscription(queue.url, [queue.asks, queue.asks_by_request, queue.told(name)])
@@ -58,7 +61,7 @@ class RedisGatewayEnd:
         self._gateways = Heartbeats(GatewayInfo, "gateway", queue.gateways, queue.gateway_key)
 
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
-        info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants)))
+        info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants), self._shard_names))
         keys = [self._queue.gateway_key + self.name, self._queue.gateways]
         _, made, alive = await self._commands.call(
             script("announce", keys, self.name, info, LEASE_MS, even_if_full=True),
@@ -86,7 +89,7 @@ class RedisGatewayEnd:
         for job, id in zip(jobs, ids, strict=True):
             self._entries[job.id] = Entry(self._queue.jobs + job.needs, id.decode())
 
-    async def publish_to(self, worker: str, job: Job) -> None:
+    async def publish_to(self, worker: str, job: Job, pin: str = "") -> None:
         arguments = (WIRE_VERSION, job.id, job.reply_to, pack(job), DIRECTED_S)
         await self._commands.call(script("publish_to", [self._queue.directed + worker], *arguments))
 

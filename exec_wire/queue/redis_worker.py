@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +48,9 @@ class _Outgoing(NamedTuple):
 
 
 class RedisWorkerEnd:
+    stranded = 0
+    states: Mapping[str, bool] = {}
+
     def __init__(self, queue: Address, name: str) -> None:
         self._queue, self._name = queue, name
         self._commands, self._blocking = Link(queue.url), Link(queue.url)
@@ -63,6 +66,7 @@ class RedisWorkerEnd:
         self._directed_read: list[bytes] = []
         self._directed_ids: deque[str] = deque(maxlen=DIRECTED_REMEMBERED)
         self._taking: asyncio.Task[list[Job]] | None = None
+        self._waits = False
         self._left = False
         self._outbox: deque[_Outgoing] = deque()
         self._sending: asyncio.Task[None] | None = None
@@ -81,7 +85,8 @@ class RedisWorkerEnd:
     async def take(self, most: int, *, wait: bool = True) -> list[Job]:
         # In a task of its own: when the caller is cancelled, the jobs that the server hands out meanwhile are kept.
         if self._taking is None:
-            self._taking = asyncio.create_task(self._take(most, wait))
+            self._waits = wait
+            self._taking = asyncio.create_task(self._take(most))
         await asyncio.wait({self._taking})
         if self._left:
             await asyncio.Future()  # no jobs after `leave`
@@ -89,17 +94,32 @@ class RedisWorkerEnd:
         jobs = taking.result()
         if len(jobs) > most:
             try:
-                surplus = [entry for job in jobs[most:] for entry in self._taken.pop(job.id).entries]
-                await self._give_to([(entry, layout.NOBODY) for entry in surplus])
+                await self.hand_back([job.id for job in jobs[most:]])
             except QueueUnavailable as error:
                 log.warning("%s; surplus jobs were not handed back, their leases expire", error)
         return jobs[:most]
 
-    async def _take(self, most: int, wait: bool) -> list[Job]:
+    async def hand_back(self, ids: Sequence[str]) -> None:
+        """Have others run these jobs, which were taken and not started."""
+        entries = [entry for id in ids if id in self._taken for entry in self._taken.pop(id).entries]
+        if entries:
+            await self._give_to([(entry, layout.NOBODY) for entry in entries])
+
+    async def stop_waiting(self) -> None:
+        """Have a `take` that waits return: with what it has got already, or nothing."""
+        self._waits = False
+        if self._taking is not None:
+            await self._commands.call(("CLIENT", "UNBLOCK", self._blocking.client_id))
+
+    def has(self, id: str) -> bool:
+        """Whether this end took the job and has not answered it."""
+        return id in self._taken
+
+    async def _take(self, most: int) -> list[Job]:
         await self._notes.listen()  # before the first job, so that no cancellation of it is missed
         while not self._left:
             try:
-                if (jobs := await self._take_now(most) or (await self._wait() if wait else [])) or not wait:
+                if (jobs := await self._take_now(most) or (await self._wait() if self._waits else [])) or not self._waits:
                     return jobs
             except NoGroup:
                 await self._make_groups()

@@ -1,6 +1,6 @@
 """One queue under test: in memory or on a real server, with time that passes without waiting."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -9,6 +9,10 @@ from redis_harness import MovedServer
 from exec_wire.queue.memory import MemoryQueue
 from exec_wire.queue.protocol import GatewayQueue, Job, WorkerQueue
 from exec_wire.queue.redis import RedisQueue
+
+
+def shards_of(server: MovedServer, count: int) -> str:
+    return ",".join(f"redis://127.0.0.1:{server.port}/{database}" for database in range(count))
 
 
 @dataclass
@@ -28,6 +32,12 @@ class Bench:
     pass_s: Callable[[float], Awaitable[None]]
     ends: list[GatewayQueue | WorkerQueue] = field(default_factory=list)
     numbers: list[int] = field(default_factory=lambda: [0])
+    shards: int = 1
+
+    def in_order(self, jobs: Sequence[Job]) -> list[str]:
+        """Their ids. Several servers keep the order only within each, so there it says nothing."""
+        ids = [job.id for job in jobs]
+        return ids if self.shards == 1 else sorted(ids)
 
     async def gateway(self, name: str) -> GatewayQueue:
         end = self.open_gateway(name)
@@ -61,11 +71,12 @@ async def memory_bench() -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def redis_bench(server: MovedServer) -> AsyncIterator[Bench]:
+async def redis_bench(server: MovedServer, shards: int = 1) -> AsyncIterator[Bench]:
+    """Several shards are the databases of one server, and share its clock."""
     server.say("FLUSHALL")
-    queue = RedisQueue(server.url)
+    queue = RedisQueue(shards_of(server, shards))
 
-    bench = Bench(queue.gateway, queue.worker, server.pass_s)
+    bench = Bench(queue.gateway, queue.worker, server.pass_s, shards=shards)
     try:
         yield bench
     finally:
