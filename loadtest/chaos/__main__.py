@@ -1,7 +1,8 @@
 """Kills, stops, empties and cuts off every part of a cluster under load, and counts lost calls: `make chaos`.
 
-Two clusters of real processes on this machine, each with two gateways, three workers and a Redis server: one with sandboxes,
-one with workers that only echo after a pause, which serves many more calls for all that concerns the queue. Each fault is
+Three clusters of real processes on this machine, each with two gateways and three workers: one with sandboxes, two with
+workers that only echo after a pause, which serve many more calls for all that concerns the queue. The last one has three Redis
+servers as one queue, the others one server. Each fault is
 injected into a running load (`loadtest.support.steady_load`). It is over when it is undone, a kill at once; from then on new
 calls are sent to every gateway until each is answered within a second: then the cluster is healthy again.
 
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from loadtest.chaos.cluster import PATIENCE_S, Cluster
-from loadtest.chaos.faults import ECHOED, SANDBOXED, Fault
+from loadtest.chaos.faults import ECHOED, SANDBOXED, SHARDED, Fault
 from loadtest.support import redis_server, results
 from loadtest.support.processes import exit_on_sigterm
 from loadtest.support.results import EXIT_FAILED
@@ -22,6 +23,7 @@ from loadtest.support.steady_load import Counts, SteadyLoad, add_up
 
 MODULE = "loadtest.chaos"
 HEALTHY_WITHIN_S = 5.0
+SHARDS = 3
 
 
 class Outcome(NamedTuple):
@@ -112,11 +114,15 @@ def page(outcomes: Sequence[Outcome], about: dict[str, str]) -> str:
 
 
 def run(names: Sequence[str], calls: int, sandboxed_calls: int, seed: int) -> Iterator[Outcome]:
-    for known, sandbox, least in ((SANDBOXED, True, sandboxed_calls), (ECHOED, False, calls)):
+    for known, sandbox, least, shards in (
+        (SANDBOXED, True, sandboxed_calls, 1),
+        (ECHOED, False, calls, 1),
+        (SHARDED, False, calls, SHARDS),
+    ):
         wanted = {name: fault for name, fault in known.items() if name in names}
         if not wanted:
             continue
-        with Cluster(sandbox=sandbox, seed=seed) as cluster:
+        with Cluster(sandbox=sandbox, seed=seed, shards=shards) as cluster:
             for number, (name, fault) in enumerate(wanted.items()):
                 yield run_fault(cluster, name, fault, least, seed + number)
 
@@ -129,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sandboxed-calls", type=int, default=2000, help="at least, with sandboxes (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(argv)
-    names = [name for name in (*SANDBOXED, *ECHOED) if given.only in name]
+    names = [name for name in (*SANDBOXED, *ECHOED, *SHARDED) if given.only in name]
     about = results.about(MODULE, argv, server=redis_server.version())
     outcomes = []
     for outcome in run(names, given.calls, given.sandboxed_calls, given.seed):

@@ -87,6 +87,15 @@ def partition(cluster: Cluster) -> None:
     cluster.proxy.go_on()
 
 
+def add_servers(cluster: Cluster) -> None:
+    """From the first server alone, to which it goes back before: workers before gateways, as documented."""
+    for used in (1, len(cluster.servers)):
+        cluster.used = used
+        steps = [cluster.restart_workers, cluster.restart_gateways]
+        for step in steps if used > 1 else reversed(steps):
+            step()
+
+
 def move_clock(cluster: Cluster) -> None:
     for seconds in (3600, -7200, 3600):
         cluster.redis.clock.move(seconds)
@@ -137,6 +146,14 @@ ECHOED: dict[str, Fault] = {
     "Redis' clock jumps by hours": move_clock,
     "slow and stalled clients": read_slowly,
     "10 x overload": overload,
+}
+SHARDED: dict[str, Fault] = {
+    f"one of three servers gone for {OUTAGE_S:g} s, empty afterwards": restart_redis,
+    "FLUSHALL of one of three servers, twice": flush_redis,
+    f"one of three servers silent for {PAST_LEASE_S:g} s": stop_redis,
+    f"a gateway and a worker cut off from one of three servers for {PAST_LEASE_S:g} s": partition,
+    "kill -9 a worker of three servers": kill_worker,
+    "one server becomes three": add_servers,
 }
 SOAKED: dict[str, Fault] = {
     "kill -9 a worker": kill_worker,
