@@ -15,12 +15,12 @@ from msgspec import Meta, Struct
 from exec_wire.messages.bounds import MOST, Bounds
 from exec_wire.messages.calls import GivenLabel
 from exec_wire.messages.unknown_fields import suggestion
-from exec_wire.queue.urls import split
+from exec_wire.queue.urls import is_several
 
 ENV_PREFIX = "EXEC_"
 REDIS = (
     "Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://; several URLs, separated by commas, "
-    "are one queue, see cluster.md"
+    "or redis+cluster://, are one queue, see cluster.md"
 )
 LOG_LEVELS = "Lowest level of the log lines that are written; requests are info, see docs/operations.md"
 LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
@@ -195,7 +195,7 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
 
 
 def _check_broker(urls: str) -> None:
-    if len(split(urls)) > 1:
+    if is_several(urls):
         raise ConfigError("bulk jobs need one Redis or Valkey server: name it in EXEC_JOBS_REDIS, for EXEC_REDIS has several")
 
 

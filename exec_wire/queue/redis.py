@@ -13,9 +13,12 @@ one queue (`exec_wire.queue.shards`).
     x1:cancel@requests    channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
     x1:cancel@{gateway}   channel (likewise)                          replies of other gateways to an `Ask` of this one
 
-Every name begins with x and `LAYOUT_VERSION`. Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that
-waits for its answer, j = the packed `Job`. Of an entry with answers: v, id = of all its jobs, separated by spaces, a = the
-packed `Answer`s. A reader that cannot decode the packed part can still handle the entry by the other fields.
+Every name begins with x and `LAYOUT_VERSION`. In a Redis Cluster the hash tag of the shard follows (`x1:{9}:jobs:python`), so
+that one primary has all keys of a script; scripts name them all.
+
+Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that waits for its answer, j = the packed `Job`. Of an
+entry with answers: v, id = of all its jobs, separated by spaces, a = the packed `Answer`s. A reader that cannot decode the
+packed part can still handle the entry by the other fields.
 
 How this implementation keeps the rules of `exec_wire.queue.protocol`:
 
@@ -53,9 +56,9 @@ class RedisQueue:
 
     def __init__(self, urls: str) -> None:
         shards = read_urls(urls)
-        self._addresses = {shard.name: Address(shard.url) for shard in shards}
+        self._addresses = {shard.name: Address(shard.url, shard.tag) for shard in shards}
         self._former = [shard.name for shard in shards if shard.former]
-        self.where = ", ".join(where(shard.url) for shard in shards)
+        self.where = ", ".join(dict.fromkeys(where(shard.url) for shard in shards))
 
     def gateway(self, name: str) -> GatewayQueue:
         addresses = self._addresses

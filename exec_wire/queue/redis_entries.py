@@ -8,8 +8,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exec_wire.queue.connection import Command, Server, Word
+from exec_wire.queue.connection import ClusterServer, Command, Server, Word
 from exec_wire.queue.protocol import LEASE_S
+from exec_wire.queue.urls import slot_of
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -46,9 +47,11 @@ def script(name: str, keys: Sequence[Word], *arguments: Word, even_if_full: bool
 class Address:
     """The server, and the names of keys and channels there. Redis does not separate channels by database, so these name it."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self._database = url, Server(url).database
-        self.prefix = prefix = PREFIX
+    def __init__(self, url: str, tag: str = "") -> None:
+        """`tag`: in a cluster, of all names, so that one primary has all keys."""
+        self.server = ClusterServer(url, slot_of(tag)) if tag else Server(url)
+        self._database = self.server.database
+        self.prefix = prefix = f"{PREFIX}{{{tag}}}:" if tag else PREFIX
         self.workers, self.worker_key = f"{prefix}workers", f"{prefix}worker:"
         self.gateways, self.gateway_key = f"{prefix}gateways", f"{prefix}gateway:"
         self.jobs, self.directed, self.reply = f"{prefix}jobs:", f"{prefix}jobs@", f"{prefix}reply@"

@@ -48,8 +48,8 @@ class RedisGatewayEnd:
         self.name = name
         self._shard_names = list(shard_names)
         self._queue = queue
-        self._commands, self._reads = Link(queue.url), Link(queue.url)
-        self._notes = Subscription(queue.url, [queue.asks, queue.asks_by_request, queue.told(name)])
+        self._commands, self._reads = Link(queue.server), Link(queue.server)
+        self._notes = Subscription(queue.server, [queue.asks, queue.asks_by_request, queue.told(name)])
         self._reply = queue.reply + name
         self._read: list[bytes] = []  # entries of the reply stream that `receive` has returned
         self._entries: dict[str, Entry] = {}  # of published jobs without an answer

@@ -53,8 +53,8 @@ class RedisWorkerEnd:
 
     def __init__(self, queue: Address, name: str) -> None:
         self._queue, self._name = queue, name
-        self._commands, self._blocking = Link(queue.url), Link(queue.url)
-        self._notes = Subscription(queue.url, [queue.cancels])
+        self._commands, self._blocking = Link(queue.server), Link(queue.server)
+        self._notes = Subscription(queue.server, [queue.cancels])
         self._streams = [queue.jobs + "python"]
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # the turn in which a stream last had a job
@@ -62,7 +62,7 @@ class RedisWorkerEnd:
         self.unreadable: Counter[str] = Counter()
         self._taken: dict[str, _Taken] = {}
         self._missed_cancels = False  # the subscription broke; messages since then are lost
-        self._directed = Link(queue.url)
+        self._directed = Link(queue.server)
         self._directed_read: list[bytes] = []
         self._directed_ids: deque[str] = deque(maxlen=DIRECTED_REMEMBERED)
         self._taking: asyncio.Task[list[Job]] | None = None

@@ -16,6 +16,7 @@ from loadtest.support import meter
 from loadtest.support.moved_clock import MovedServer
 from loadtest.support.processes import Part
 from loadtest.support.proxy import Proxy
+from loadtest.support.redis_cluster import RedisCluster
 from loadtest.support.steady_load import Program
 
 WORKERS, GATEWAYS = 3, 2
@@ -39,10 +40,11 @@ class Cluster:
     """Two gateways, three workers, and one Redis or several as one queue. The faults of a server meet `redis`, the last one.
     The last gateway and the last worker reach it through a proxy."""
 
-    def __init__(self, *, sandbox: bool, seed: int, shards: int = 1) -> None:
+    def __init__(self, *, sandbox: bool = False, seed: int, shards: int = 1, redis_cluster: bool = False) -> None:
         self.chance = random.Random(seed)
         self.program = Program.python if sandbox else Program.echo
-        self.servers = [MovedServer(SERVER_HZ) for _ in range(shards)]
+        self.redis_cluster = RedisCluster(shards) if redis_cluster else None  # with a replica of each primary
+        self.servers = self.redis_cluster.primaries if self.redis_cluster else [MovedServer(SERVER_HZ) for _ in range(shards)]
         self.used = shards  # how many of them are the queue
         self.redis, self.gateways, self.workers = self.servers[-1], list[Part](), list[Part]()
         self.sandbox = sandbox
@@ -51,7 +53,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            for server in self.servers:
+            for server in [self.redis_cluster] if self.redis_cluster else self.servers:
                 stack.enter_context(server)
             self.proxy = stack.enter_context(Proxy(self.redis.port))
             stack.callback(self._close_parts)
@@ -77,6 +79,8 @@ class Cluster:
 
     def _redis(self, last: bool) -> str:
         """EXEC_REDIS of a gateway or a worker; the `last` one uses the proxy."""
+        if self.redis_cluster is not None:
+            return self.redis_cluster.url
         urls = [server.url for server in self.servers[: self.used]]
         if last and self.used == len(self.servers):
             urls[-1] = self.proxy.url

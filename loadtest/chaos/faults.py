@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from loadtest.chaos.cluster import GATEWAY_SETTINGS, Cluster, command_of
+from loadtest.support.moved_clock import MovedServer
 from loadtest.support.steady_load import Program, SteadyLoad
 
 Fault = Callable[[Cluster], list[SteadyLoad] | None]
@@ -96,7 +97,17 @@ def add_servers(cluster: Cluster) -> None:
             step()
 
 
+def kill_primary(cluster: Cluster) -> None:
+    """Its replica takes over; then it comes back as the replica."""
+    assert cluster.redis_cluster is not None
+    cluster.redis.stop()
+    time.sleep(PAST_LEASE_S)
+    cluster.redis.start()
+    cluster.redis_cluster.wait_until_whole()
+
+
 def move_clock(cluster: Cluster) -> None:
+    assert isinstance(cluster.redis, MovedServer)
     for seconds in (3600, -7200, 3600):
         cluster.redis.clock.move(seconds)
         time.sleep(1.0)
@@ -155,6 +166,7 @@ SHARDED: dict[str, Fault] = {
     "kill -9 a worker of three servers": kill_worker,
     "one server becomes three": add_servers,
 }
+CLUSTERED: dict[str, Fault] = {"kill -9 a primary of a Redis Cluster": kill_primary}
 SOAKED: dict[str, Fault] = {
     "kill -9 a worker": kill_worker,
     "kill -9 every zygote": kill_zygotes,

@@ -10,6 +10,12 @@ from exec_wire.queue.memory import MemoryQueue
 from exec_wire.queue.protocol import GatewayQueue, Job, WorkerQueue
 from exec_wire.queue.redis import RedisQueue
 
+ONE, SEVERAL, CLUSTER, SHARDS = "one server", "3 shards", "cluster", 3
+
+
+def cluster_url(server: MovedServer, shards: int) -> str:
+    return f"redis+cluster://127.0.0.1:{server.port}/?shards={shards}"
+
 
 def shards_of(server: MovedServer, count: int) -> str:
     return ",".join(f"redis://127.0.0.1:{server.port}/{database}" for database in range(count))
@@ -71,10 +77,12 @@ async def memory_bench() -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def redis_bench(server: MovedServer, shards: int = 1) -> AsyncIterator[Bench]:
-    """Several shards are the databases of one server, and share its clock."""
+async def redis_bench(server: MovedServer, kind: str = ONE) -> AsyncIterator[Bench]:
+    """Several shards share the clock of one server: they are its databases, or have all their keys there."""
     server.say("FLUSHALL")
-    queue = RedisQueue(shards_of(server, shards))
+    shards = 1 if kind == ONE else SHARDS
+    urls = {ONE: server.url, SEVERAL: shards_of(server, SHARDS), CLUSTER: cluster_url(server, SHARDS)}
+    queue = RedisQueue(urls[kind])
 
     bench = Bench(queue.gateway, queue.worker, server.pass_s, shards=shards)
     try:

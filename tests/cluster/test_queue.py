@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 from msgspec.structs import replace
-from queue_harness import Bench, memory_bench, redis_bench
+from queue_harness import CLUSTER, ONE, SEVERAL, Bench, memory_bench, redis_bench
 from redis_harness import MovedServer, server_params
 
 from exec_wire import Call, pack, unpack_result
@@ -23,14 +23,23 @@ from worker.echo import EchoPool
 MEMORY = "in memory"
 
 
-SHARDS = 3
-SHARDED = [pytest.param((*param.values, SHARDS), id=f"{param.id}-{SHARDS} shards") for param in server_params()]
+QUEUES = [
+    pytest.param((*param.values, kind), id=f"{param.id} {kind}") for kind in (SEVERAL, CLUSTER) for param in server_params()
+]
 
 
-@pytest.fixture(params=[pytest.param((MEMORY, 1), id="memory"), *server_params(), *SHARDED])
-async def bench(request: pytest.FixtureRequest, moved_server_at: Callable[[str], MovedServer]) -> AsyncIterator[Bench]:
-    path, shards = request.param if isinstance(request.param, tuple) else (request.param, 1)
-    async with memory_bench() if path == MEMORY else redis_bench(moved_server_at(path), shards) as bench:
+@pytest.fixture(params=[pytest.param((MEMORY, ""), id="memory"), *server_params(), *QUEUES])
+async def bench(
+    request: pytest.FixtureRequest,
+    moved_server_at: Callable[[str], MovedServer],
+    cluster_server_at: Callable[[str], MovedServer],
+) -> AsyncIterator[Bench]:
+    path, kind = request.param if isinstance(request.param, tuple) else (request.param, ONE)
+    if path == MEMORY:
+        of_path = memory_bench()
+    else:
+        of_path = redis_bench((cluster_server_at if kind == CLUSTER else moved_server_at)(path), kind)
+    async with of_path as bench:
         yield bench
 
 
