@@ -81,13 +81,37 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
     secretKeyRef:
       name: {{ .Values.valkey.existingSecret.name }}
       key: {{ .Values.valkey.existingSecret.key }}
+{{ end -}}
 - name: EXEC_REDIS
-  value: redis://:$(VALKEY_PASSWORD)@{{ include "exec.fullname" . }}-valkey:6379/0
-{{- else -}}
-- name: EXEC_REDIS
-  value: redis://{{ include "exec.fullname" . }}-valkey:6379/0
+  value: {{ include "exec.valkeyUrls" . }}
 {{- end -}}
 {{- end -}}
+
+{{/* The URL of the server of bulk jobs, if it is not that of the job queue. After exec.redisEnv. */}}
+{{- define "exec.jobsRedisEnv" -}}
+{{- $queue := .Values.redis -}}
+{{- $jobs := .Values.jobs.redis | default (dict "existingSecret" dict "url" "") -}}
+{{- if or $jobs.existingSecret.name $jobs.url -}}
+{{- include "exec.urlEnv" (list "EXEC_JOBS_REDIS" $jobs "jobs.redis") -}}
+{{- else if and (not $queue.existingSecret.name) (not $queue.url) (gt (int (.Values.valkey.shards | default 1)) 1) -}}
+- name: EXEC_JOBS_REDIS
+  value: {{ include "exec.valkeyUrls" . | splitList "," | first }}
+{{- end -}}
+{{- end -}}
+
+{{/* The components of the chart's Valkey servers, separated by commas. */}}
+{{- define "exec.valkeys" -}}
+{{- range $number := untilStep 1 (int (add1 (.Values.valkey.shards | default 1))) 1 }}{{ eq $number 1 | ternary "valkey" (printf ",valkey-%d" $number) }}{{ end -}}
+{{- end -}}
+
+{{/* Their URLs, separated by commas. */}}
+{{- define "exec.valkeyUrls" -}}
+{{- $password := empty .Values.valkey.existingSecret.name | ternary "" ":$(VALKEY_PASSWORD)@" -}}
+{{- $urls := list -}}
+{{- range splitList "," (include "exec.valkeys" .) -}}
+{{- $urls = append $urls (printf "redis://%s%s-%s:6379/0" $password (include "exec.fullname" $) .) -}}
+{{- end -}}
+{{- join "," $urls -}}
 {{- end -}}
 
 {{/* A worker pool's settings over those that all pools share. list context pool -> JSON */}}
@@ -221,7 +245,8 @@ seccompProfile:
     - podSelector:
         matchLabels:
           {{- include "exec.selector" . | nindent 10 }}
-          app.kubernetes.io/component: valkey
+        matchExpressions:
+          - {key: app.kubernetes.io/component, operator: In, values: [{{ include "exec.valkeys" . }}]}
   ports:
     - {port: 6379, protocol: TCP}
 {{- end -}}
