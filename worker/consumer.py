@@ -131,9 +131,9 @@ class Consumer:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            slots = self._pool.slots
-            room = self._room(self._pool.free_slots, 2 * slots)
-            hold = self._room(self._more_to_hold(), 3 * slots - room)
+            slots, free = self._pool.slots, self._pool.free_slots
+            room = self._room(free, 2 * slots)
+            hold = self._room(self._more_to_hold(), 3 * slots - room) if room or not free else 0
             if not room and not hold:
                 continue
             try:

@@ -97,6 +97,7 @@ class FailingEnd:
         self._end = end
         self.raises: list[BaseException] = []
         self.away = False
+        self.takes = 0
 
     async def hand_back(self, ids: Sequence[str]) -> list[str]:
         self._check()
@@ -118,6 +119,7 @@ class FailingEnd:
         return getattr(self._end, name)
 
     async def take(self, most: int, **how: Any) -> list[Job]:
+        self.takes += 1
         if self.raises:
             raise self.raises.pop(0)
         return await self._end.take(most, **how)

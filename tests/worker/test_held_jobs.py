@@ -198,3 +198,24 @@ async def test_held_jobs_start_and_are_counted_when_the_queue_is_back(monkeypatc
         assert here.pool.starts == 1 and not here.queue.leases[here.held[0]].counted
         ends[0].away = False
         assert {result.status for result in (await here.there.answers(2)).values()} == {"ok"}
+
+
+async def test_a_worker_with_a_free_slot_and_too_many_unsent_answers_takes_nothing_until_one_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.consumer.QUEUE_PAUSE_S", 0.02)
+    queue, pool = MemoryQueue(), ScriptedPool(holds=1)
+    end = FailingEnd(queue.worker("w"))
+    end.away = True
+    async with Consumer("w", pool, end) as consumer:  # type: ignore[arg-type]
+        there = SessionRouter(queue, consumer)
+        for number in (1, 2):
+            await there.send()
+            await until(lambda: pool.starts == number and pool.free_slots == 1, "its answer waits")  # noqa: B023
+        await asyncio.sleep(0.1)
+        takes = end.takes
+        waiting = await there.send()
+        await asyncio.sleep(0.1)
+        assert (end.takes, pool.starts) == (takes, 2)
+        end.away = False
+        assert waiting in await there.answers(3)
