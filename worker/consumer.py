@@ -51,7 +51,11 @@ class Consumer:
         queue: WorkerQueue,
         sessions: Sessions | None = None,
         supervisor: Supervisor | None = None,
+        *,
+        near: bool = False,
     ) -> None:
+        """`near`: the queue is in this process, so a job is here at once and none is held for its way."""
+        self._near = near
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
         self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
@@ -156,9 +160,13 @@ class Consumer:
 
     def _more_to_hold(self) -> int:
         """As many as cells wait; and when half of those are used up that would start soon, several together."""
-        pool, held = self._pool, len(self._held)
-        most = pool.to_hold if 2 * held <= pool.to_hold else 0
+        pool, held, to_hold = self._pool, len(self._held), self._to_hold
+        most = to_hold if 2 * held <= to_hold else 0
         return max(0, max(min(pool.cells_waiting, pool.slots), most) - held)
+
+    @property
+    def _to_hold(self) -> int:
+        return 0 if self._near else self._pool.to_hold
 
     def _start(self, job: Job) -> None:
         self.taken += 1
@@ -336,7 +344,7 @@ class Consumer:
             max_sessions=self._sessions.most if self._sessions and pool.alive and not self.draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
-            holds=0 if self.cannot_take_because else pool.to_hold,
+            holds=0 if self.cannot_take_because else self._to_hold,
         )
 
 

@@ -219,3 +219,16 @@ async def test_a_worker_with_a_free_slot_and_too_many_unsent_answers_takes_nothi
         assert (end.takes, pool.starts) == (takes, 2)
         end.away = False
         assert waiting in await there.answers(3)
+
+
+async def test_a_worker_beside_its_queue_holds_nothing_and_says_so() -> None:
+    queue, go = MemoryQueue(), asyncio.Event()
+    pool = ScriptedPool(go, holds=1)
+    async with Consumer("w", pool, queue.worker("w"), near=True) as consumer:  # type: ignore[arg-type]
+        there = SessionRouter(queue, consumer)
+        first, second = [await there.send() for _ in range(2)]
+        await until(lambda: pool.starts == 1, "the first runs")
+        assert (consumer._held, [job.id for job, _ in queue.waiting]) == (set(), [second])
+        assert [info.holds for info in await there._gateway.workers()] == [0]
+        go.set()
+        assert set(await there.answers(2)) == {first, second}
