@@ -1,8 +1,9 @@
 """Takes jobs from the queue as slots become free, runs them, and answers each exactly once.
 
-While cells of sessions wait for a slot, it also takes jobs without having a slot for them: as many as cells wait, at most one
-per slot. They wait for a slot together with the cells (`worker.slots`). It does not block on the queue for such jobs, so an
-idle worker gets them first.
+It also holds jobs without having a slot for them, at most one per slot: those that start within milliseconds because programs
+are short, and as many as cells of sessions wait. They wait for a slot together with the cells (`worker.slots`). It does not
+block on the queue for such jobs, so an idle worker gets them first; what waits for longer than `HOLD_AT_MOST_S` all the same,
+and for no cell, is handed back.
 
 A program that was lost with its zygote is started again, at most `MAX_STARTS` times over all workers that had it. A slot is
 free when its program has ended: the next job is taken while the answer is being sent. While the queue is unavailable, programs
@@ -14,10 +15,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn, Self, TypeVar
 
-from exec_wire import MAX_STARTS, Result, pack, unpack_call, verdict
+from exec_wire import MAX_STARTS, Call, Result, pack, unpack_call, verdict
 from exec_wire.messages.sessions import Refused, pack_sessions, unpack_order
 from exec_wire.queue.early_cancels import EarlyCancels
 from exec_wire.queue.protocol import RENEW_S, Answer, Job, QueueUnavailable, WorkerInfo, WorkerQueue
@@ -33,7 +35,12 @@ T = TypeVar("T")
 
 BUSY_PAUSE_S = 0.02
 QUEUE_PAUSE_S = 0.3
+HOLD_AT_MOST_S = 0.1  # ten times what a held job should wait
 LATE_S = 10.0  # after its deadline a result that could not be sent is dropped
+
+
+class _HandedBack(Exception):
+    """Another worker runs the job, or this one again later."""
 
 
 class Consumer:
@@ -44,11 +51,15 @@ class Consumer:
         queue: WorkerQueue,
         sessions: Sessions | None = None,
         supervisor: Supervisor | None = None,
+        *,
+        near: bool = False,
     ) -> None:
+        """`near`: the queue is in this process, so a job is here at once and none is held for its way."""
+        self._near = near
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
         self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
-        self._slotless: set[str] = set()  # jobs that were taken and wait for a slot
+        self._held: set[str] = set()  # jobs that were taken and wait for a slot
         self._directed: dict[str, asyncio.Task[None]] = {}  # requests to sessions
         self._running: dict[str, asyncio.Task[None]] = {}
         self._killable: set[str] = set()  # jobs that have begun, have not ended, and were not cancelled
@@ -87,6 +98,7 @@ class Consumer:
         self._take_task.cancel()
         if patience_s > 0:
             await self._announce()  # no slots
+        await self._hand_back_held()
         running = [*self._running.values(), *self._directed.values()]
         if running and patience_s > 0:
             await asyncio.wait(running, timeout=patience_s)
@@ -94,6 +106,20 @@ class Consumer:
             task.cancel()
         if running:
             await asyncio.wait(running)
+
+    async def _hand_back_held(self) -> None:
+        tasks = [self._running[id] for id in await self._hand_back(list(self._held)) if id in self._running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _hand_back(self, ids: list[str]) -> list[str]:
+        try:
+            return await self._queue.hand_back(ids) if ids else []
+        except QueueUnavailable as away:
+            log.warning("%s; %d held jobs were not handed back", away, len(ids))
+            return []
 
     @property
     def shard_states(self) -> Mapping[str, bool]:
@@ -113,12 +139,13 @@ class Consumer:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            room = self._room(self._pool.free_slots)
-            beside_cells = 0 if room else self._room(min(self._pool.cells_waiting, self._pool.slots) - len(self._slotless))
-            if not room and not beside_cells:
+            slots, free = self._pool.slots, self._pool.free_slots
+            room = self._room(free, 2 * slots)
+            hold = self._room(self._more_to_hold(), 3 * slots - room) if room or not free else 0
+            if not room and not hold:
                 continue
             try:
-                jobs = await (self._queue.take(room) if room else self._queue.take(beside_cells, wait=False))
+                jobs = await self._queue.take(room, hold=hold, wait=room > 0)
             except QueueUnavailable as away:
                 self._wake.set()
                 await self._pause_for_queue(away)
@@ -131,9 +158,19 @@ class Consumer:
             if self._pool.free_slots:
                 self._wake.set()
 
-    def _room(self, wanted: int) -> int:
-        """How many jobs can be taken without more unsent answers than slots."""
-        return max(0, min(wanted, 2 * self._pool.slots - len(self._running) + self._queue.stranded))
+    def _room(self, wanted: int, most: int) -> int:
+        """`most`: jobs that this worker has at once, so that there are no more unsent answers than slots."""
+        return max(0, min(wanted, most - len(self._running) + self._queue.stranded))
+
+    def _more_to_hold(self) -> int:
+        """As many as cells wait; and when half of those are used up that would start soon, several together."""
+        pool, held, to_hold = self._pool, len(self._held), self._to_hold
+        most = to_hold if 2 * held <= to_hold else 0
+        return max(0, max(min(pool.cells_waiting, pool.slots), most) - held)
+
+    @property
+    def _to_hold(self) -> int:
+        return 0 if self._near else self._pool.to_hold
 
     def _start(self, job: Job) -> None:
         self.taken += 1
@@ -143,7 +180,7 @@ class Consumer:
         if self._pool.free_slots:
             self._slot_of[job.id] = self._pool.take_slot()
         else:
-            self._slotless.add(job.id)
+            self._held.add(job.id)
         task = self._running[job.id] = asyncio.create_task(self._work(job))
         task.add_done_callback(lambda _: self._ended(job.id))
         logged(task, "a job was not answered")
@@ -156,7 +193,7 @@ class Consumer:
 
     def _ended(self, id: str) -> None:
         del self._running[id]
-        self._slotless.discard(id)
+        self._held.discard(id)
         self._give_back_slot(id)
         self._wake.set()
 
@@ -165,14 +202,25 @@ class Consumer:
             self._pool.give_back(slot)
 
     async def _work(self, job: Job) -> None:
-        received = time.monotonic()
+        received, had_slot_at = time.monotonic(), None
         try:
             self._killable.add(job.id)
-            result = verdict("cancelled") if job.id in self._cancelled else await self._run(job, received)
+            if job.id in self._cancelled:
+                result = verdict("cancelled")
+            else:
+                call = unpack_call(job.payload)
+                if job.id in self._held:
+                    await self._hold(job, call, received)
+                had_slot_at = time.monotonic()
+                result = await self._run(job, call, received)
         except asyncio.CancelledError:
             if self.draining and job.id not in self._cancelled:
                 raise  # the lease is handed back, another worker runs it
             result = verdict("cancelled")
+        except _HandedBack:
+            return
+        except TimeoutError:
+            result = _expired()
         except Exception as error:  # the outermost handler: every job is answered
             log.exception("a call failed inside the worker")
             result = verdict("internal_error", error=f"{type(error).__name__} in the worker")
@@ -180,30 +228,43 @@ class Consumer:
             self._killable.discard(job.id)
         self._give_back_slot(job.id)
         result.worker = self._name
-        await self._send(job, received, pack(result), record=result.blame != "infra" and result.status != "cancelled")
+        record = result.blame != "infra" and result.status != "cancelled"
+        await self._send(job, received, had_slot_at, pack(result), record=record)
         self.answered[result.status, result.blame] += 1
 
-    async def _send(self, job: Job, received: float, payload: bytes, record: bool = False) -> None:
-        answer = Answer(job.id, payload, (time.monotonic() - received) * 1000, record)
+    async def _send(self, job: Job, received: float, since: float | None, payload: bytes, record: bool = False) -> None:
+        answer = Answer(job.id, payload, (time.monotonic() - since) * 1000 if since is not None else 0.0, record)
+        await self._insist(job, received, lambda: self._queue.answer([answer]))
+
+    async def _insist(self, job: Job, received: float, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask the queue, again while it is unavailable."""
         while True:
             try:
-                return await self._queue.answer([answer])
+                return await ask()
             except QueueUnavailable:  # maybe only its server: whether the queue is unavailable shows when jobs are taken
                 if time.monotonic() > received + job.remaining_ms / 1000 + LATE_S:
                     raise
                 await asyncio.sleep(QUEUE_PAUSE_S)
 
-    async def _run(self, job: Job, received: float) -> Result:
-        call = unpack_call(job.payload)
-        if job.id in self._slotless:
-            claim = Claim(call.tenant, call.priority, job.weight, received - job.waited_ms / 1000)
+    async def _hold(self, job: Job, call: Call, received: float) -> None:
+        """Wait for a slot. `TimeoutError` if the deadline passes before."""
+        claim = Claim(call.tenant, call.priority, job.weight, received - job.waited_ms / 1000)
+        deadline = received + job.remaining_ms / 1000
+        while job.id not in self._slot_of:
+            until = min(deadline, time.monotonic() + HOLD_AT_MOST_S)
             try:
-                async with asyncio.timeout(job.remaining_ms / 1000):
+                async with asyncio.timeout(until - time.monotonic()):
                     self._slot_of[job.id] = await self._pool.next_slot(claim)
             except TimeoutError:
-                return verdict("expired", error="the deadline passed before the program started")
-            finally:
-                self._slotless.discard(job.id)
+                if until == deadline:
+                    raise
+                if not self._pool.cells_waiting and await self._hand_back([job.id]):
+                    raise _HandedBack from None
+                claim = replace(claim, slot=asyncio.get_running_loop().create_future())
+        self._held.discard(job.id)
+        await self._insist(job, received, lambda: self._queue.started([job.id]))
+
+    async def _run(self, job: Job, call: Call, received: float) -> Result:
         slot = self._slot_of[job.id]
         starts = job.deliveries - 1  # by workers that were lost
         while True:
@@ -211,7 +272,7 @@ class Consumer:
             if starts >= MAX_STARTS:
                 return verdict("worker_lost", starts=starts, error="every worker that started this program was lost")
             if remaining_s <= 0:
-                return verdict("expired", error="the deadline passed before the program started")
+                return _expired()
             try:
                 return await self._pool.run(call, slot, remaining_s)
             except ZygoteLost:
@@ -245,7 +306,7 @@ class Consumer:
         except Exception as error:  # the outermost handler
             log.exception("a session failed inside the worker")
             reply = Refused("internal", f"{type(error).__name__} in the worker")
-        await self._send(job, received, pack_sessions(reply))
+        await self._send(job, received, received, pack_sessions(reply))
 
     async def _renew_forever(self) -> NoReturn:
         while True:
@@ -287,4 +348,9 @@ class Consumer:
             max_sessions=self._sessions.most if self._sessions and pool.alive and not self.draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
+            holds=0 if self.cannot_take_because else self._to_hold,
         )
+
+
+def _expired() -> Result:
+    return verdict("expired", error="the deadline passed before the program started")

@@ -2,9 +2,12 @@
 
 The order is the same as in the gateway (`exec_service.dispatch.fair_queue`): priorities share by weight, tenants of a priority
 by theirs, and within a tenant the oldest comes first. Cells and calls are equal.
+
+The worker holds jobs that have no slot yet as long as they start soon: `Slots.to_hold` says how many.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +15,11 @@ from dataclasses import dataclass, field
 
 from exec_wire.messages.calls import Priority
 from exec_wire.queue.protocol import PRIORITY_WEIGHTS
+
+# A held job should start within this time: longer than a way to the queue and back, so that no slot waits for a job, and short
+# beside what a call takes, so that another worker that becomes idle meanwhile would start it hardly earlier.
+HOLD_WITHIN_S = 0.01
+NEWEST_SHARE = 0.1  # of the newest slot time in their mean
 
 
 @dataclass(eq=False, slots=True)
@@ -73,10 +81,13 @@ class FairQueue:
 class Slots:
     """Taking and giving back a slot never block; only `next_slot` waits."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.slots, self._clock = slots, clock
         self._free = list(range(slots))
         self._queue = FairQueue()
+        self._taken_at = [0.0] * slots
+        self._slot_s = math.inf  # the mean time that a slot was taken for, weighted exponentially; not known yet
+        self._given_back_at = -math.inf
         self.on_change: Callable[[], None] = lambda: None  # called when a slot is given back or a cell waits
 
     @property
@@ -87,13 +98,28 @@ class Slots:
     def cells_waiting(self) -> int:
         return self._queue.cells
 
+    @property
+    def to_hold(self) -> int:
+        """How many jobs beyond the free slots would start within `HOLD_WITHIN_S`, at most one per slot. None while no slot has
+        become free for longer than that: programs are longer than they were."""
+        between_s = self._slot_s / self.slots
+        if not self._free:
+            between_s = max(between_s, self._clock() - self._given_back_at)
+        return min(self.slots, int(HOLD_WITHIN_S / max(between_s, 1e-6)))
+
     def take_slot(self) -> int:
-        return self._free.pop()
+        slot = self._free.pop()
+        self._taken_at[slot] = self._clock()
+        return slot
 
     def give_back(self, slot: int) -> None:
+        self._given_back_at = now = self._clock()
+        used_s = now - self._taken_at[slot]
+        self._slot_s = used_s if self._slot_s == math.inf else self._slot_s + NEWEST_SHARE * (used_s - self._slot_s)
         while self._queue.claims:
             claim = self._queue.take()
             if not claim.slot.done():  # else the claim was cancelled
+                self._taken_at[slot] = now
                 claim.slot.set_result(slot)
                 break
         else:
@@ -103,7 +129,7 @@ class Slots:
     async def next_slot(self, claim: Claim) -> int:
         """Take a free slot, or wait for one until it is this claim's turn."""
         if self._free:
-            return self._free.pop()
+            return self.take_slot()
         self._queue.add(claim)
         if claim.is_cell:
             self.on_change()

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -22,7 +22,7 @@ class WorkerRegistry:
         self.slots = 0  # of all of them
         self.sharing = 1  # this gateway and the others that have calls waiting
         # How many calls may be released and unanswered, in all and of each class: a little more than the slots, so that no slot
-        # waits for us. Gateways with calls waiting share the slots equally.
+        # waits for us, and what the workers would hold. Gateways with calls waiting share them equally.
         self.window = 0
         self.window_for: dict[str, int] = {}
         self.languages = ["python"]  # what some worker has; while none is alive, what the last ones had
@@ -69,15 +69,18 @@ class WorkerRegistry:
         self.slots = sum(worker.slots for worker in self.workers)
         if self.workers:
             self.languages = sorted({language for worker in self.workers for language in worker.needs})
-        slots_for: Counter[str] = Counter()
+        most, most_for = 0.0, defaultdict[str, float](float)
         for worker in self.workers:
+            # A worker holds at most one job per slot, whatever it says.
+            room = self._release_factor * worker.slots + min(worker.holds, worker.slots)
+            most += room
             for needs in worker.classes:
-                slots_for[needs] += worker.slots
-        self.window = self._share(self.slots)
-        self.window_for = {needs: self._share(slots) for needs, slots in slots_for.items()}
+                most_for[needs] += room
+        self.window = self._share(most)
+        self.window_for = {needs: self._share(room) for needs, room in most_for.items()}
 
-    def _share(self, slots: int) -> int:
-        return max(1, math.ceil(self._release_factor * slots / self.sharing)) if slots else 0
+    def _share(self, room: float) -> int:
+        return max(1, math.ceil(room / self.sharing)) if room else 0
 
     async def refresh_forever(self, has_backlog: Callable[[], bool], changed: Callable[[], None]) -> NoReturn:
         while True:

@@ -44,6 +44,7 @@ class _Lease(msgspec.Struct):
     worker: str
     ends_at: float
     deadline: float  # of the job, for a second delivery
+    counted: bool  # its start
 
 
 class MemoryQueue:
@@ -73,11 +74,14 @@ class MemoryQueue:
     def return_expired(self, of_worker: str = "") -> None:
         """Put jobs with expired leases, or all jobs of a leaving worker, at the head of the queue."""
         now = self.clock()
-        for lease in list(self.leases.values()):
+        for lease in reversed(list(self.leases.values())):
             if lease.ends_at <= now or lease.worker == of_worker:
-                del self.leases[lease.job.id]
-                again = msgspec.structs.replace(lease.job, deliveries=lease.job.deliveries + 1)
-                self.waiting.appendleft((again, lease.deadline))
+                self.put_back(lease)
+
+    def put_back(self, lease: _Lease) -> None:
+        del self.leases[lease.job.id]
+        again = msgspec.structs.replace(lease.job, deliveries=lease.job.deliveries + lease.counted)
+        self.waiting.appendleft((again, lease.deadline))
 
 
 class MemoryGatewayEnd:
@@ -155,12 +159,12 @@ class MemoryWorkerEnd:
         self._queue.workers[self._name] = (info, self._queue.clock() + LEASE_S)
         self._classes = frozenset(info.classes)
 
-    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
+    async def take(self, most: int, *, hold: int = 0, wait: bool = True) -> list[Job]:
         queue = self._queue
         async with queue.arrival:
             while True:
                 queue.return_expired()
-                if self._name not in queue.left and (jobs := self._lease_next(most)):
+                if self._name not in queue.left and (jobs := self._lease_next(most, hold)):
                     return jobs
                 if not wait:
                     return []
@@ -171,27 +175,45 @@ class MemoryWorkerEnd:
                 except TimeoutError:
                     pass
 
-    def _lease_next(self, most: int) -> list[Job]:
+    def _lease_next(self, most: int, hold: int) -> list[Job]:
         waiting = self._queue.waiting
         jobs: list[Job] = []
         passed: list[tuple[Job, float]] = []
-        while waiting and len(jobs) < most:
+        while waiting and len(jobs) < most + hold:
             job, deadline = waiting.popleft()
             if job.needs in self._classes:
-                jobs.append(self._lease(job, deadline))
+                jobs.append(self._lease(job, deadline, starts=len(jobs) < most))
             else:
                 passed.append((job, deadline))
         waiting.extendleft(reversed(passed))
         return jobs
 
-    def _lease(self, job: Job, deadline: float) -> Job:
+    def _lease(self, job: Job, deadline: float, starts: bool) -> Job:
         now = self._queue.clock()
         remaining_ms = round((deadline - now) * 1000)
         waited_ms = job.waited_ms + max(0, job.remaining_ms - remaining_ms)
         job = msgspec.structs.replace(job, remaining_ms=remaining_ms, waited_ms=waited_ms)
-        self._queue.leases[job.id] = _Lease(job, self._name, now + LEASE_S, deadline)
+        self._queue.leases[job.id] = _Lease(job, self._name, now + LEASE_S, deadline, starts)
         self._reply_to[job.id] = job.reply_to
         return job
+
+    async def started(self, ids: Sequence[str]) -> None:
+        for lease in self._own_leases(ids):
+            lease.counted = True
+
+    async def hand_back(self, ids: Sequence[str]) -> list[str]:
+        queue = self._queue
+        async with queue.arrival:
+            leases = self._own_leases(ids)
+            for lease in reversed(leases):
+                lease.counted = False
+                queue.put_back(lease)
+            queue.arrival.notify_all()
+        return [lease.job.id for lease in leases]
+
+    def _own_leases(self, ids: Sequence[str]) -> list[_Lease]:
+        leases = [self._queue.leases[id] for id in ids if id in self._queue.leases]
+        return [lease for lease in leases if lease.worker == self._name]
 
     async def take_directed(self) -> list[Job]:
         jobs = await self._queue.directed[self._name].take_all()
@@ -199,9 +221,8 @@ class MemoryWorkerEnd:
         return jobs
 
     async def renew(self, ids: Sequence[str]) -> None:
-        for id in ids:
-            if (lease := self._queue.leases.get(id)) is not None and lease.worker == self._name:
-                lease.ends_at = self._queue.clock() + LEASE_S
+        for lease in self._own_leases(ids):
+            lease.ends_at = self._queue.clock() + LEASE_S
         self._reply_to = {id: self._reply_to[id] for id in ids if id in self._reply_to}
 
     async def answer(self, answers: Sequence[Answer]) -> None:

@@ -1,10 +1,17 @@
 """The job queue between gateways and workers: its envelopes and the rules every implementation keeps.
 
   Own        The gateway that accepted a call keeps its bytes until the answer; only it publishes the call again.
-  Take       A worker takes as many jobs as it has free slots, and only of the classes that it can run. While cells of its
-             sessions wait for a slot, it takes as many more as cells wait, at most one per slot, and does not wait for them.
-  Lease      A worker renews what it runs every `RENEW_S`; what was not renewed for `LEASE_S` is handed to another worker.
-             `Job.deliveries` counts; the worker that gets a job for the `MAX_STARTS + 1`-th time answers `worker_lost`.
+  Take       A worker takes as many jobs as it has free slots, and only of the classes that it can run. It may hold more, at
+             most one per slot: those that start within milliseconds at the rate of its programs, and as many as cells of its
+             sessions wait for a slot. It does not wait for jobs to hold.
+  Hold       A held job waits at a worker for a slot. It is renewed, expires, and is cancelled like one that runs; that time is
+             not part of `Answer.stay_ms`. A worker that cannot start it soon, or drains, hands it back: it keeps its place in
+             the queue, and a worker that waits for jobs gets it at once.
+  Lease      A worker renews what it has every `RENEW_S`; what was not renewed for `LEASE_S` is handed to another worker.
+  Starts     `Job.deliveries` counts starts, with the one to come. A take counts the jobs that it takes for free slots. A held
+             job is counted when it starts (`started`); only the first take of a job may count it although it is held. So a
+             job that kills its workers is answered `worker_lost` by the worker that would start it for the
+             `MAX_STARTS + 1`-th time, and a job that was only held never is.
   Answer     Publishing the answer, ending the lease and keeping the record are one step; an answer to a job that is no longer
              leased to anybody is still delivered, and the gateway drops all but the first answer of an id.
   Reconcile  A gateway looks for jobs that it published more than `RECONCILE_S` ago (`missing`) and publishes those
@@ -73,14 +80,14 @@ class Job(Struct, frozen=True, array_like=True):
     remaining_ms: int
     reply_to: str
     needs: str = "python"  # a class, see `class_of`
-    deliveries: int = 1
+    deliveries: int = 1  # how often it was started, with the start to come
     record_as: str = ""  # where a result that is not our fault is kept for other gateways; nowhere if empty
     waited_ms: int = 0  # since the gateway accepted it
     weight: Annotated[float, Meta(gt=0)] = 1.0  # of its tenant
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """One result on its way back. `stay_ms`: from the worker's receipt of the job to this answer."""
+    """One result on its way back. `stay_ms`: from when the worker had a slot for the job to this answer."""
 
     id: str
     payload: bytes
@@ -104,6 +111,7 @@ class WorkerInfo(Struct, frozen=True):
     session_memory_bytes: int = 0
     session_counts: dict[str, int] = {}  # since its start: started, forks, rollbacks, expired, lost
     shards: list[str] = []  # the servers that it takes jobs from, by name, if there are several
+    holds: Annotated[int, Meta(ge=0)] = 0  # how many jobs it would hold now
 
     @property
     def classes(self) -> list[str]:
@@ -247,11 +255,19 @@ class WorkerQueue(Protocol):
     async def announce(self, info: WorkerInfo) -> None:
         """Send a heartbeat, and take jobs of `info.classes` from now on."""
 
-    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
-        """Wait for at least one job, then take up to `most`; each is leased to this worker. Without `wait`: those there now.
+    async def take(self, most: int, *, hold: int = 0, wait: bool = True) -> list[Job]:
+        """Wait for at least one job, then take up to `most` that start now and up to `hold` after them; each is leased to this
+        worker. Without `wait`: those there now.
 
         A worker may get a job that it still runs: if it did not renew it in time, or if it was published twice.
         """
+
+    async def started(self, ids: Sequence[str]) -> None:
+        """Count the start of these jobs, which were held, unless their take has counted it. They start when this returns."""
+
+    async def hand_back(self, ids: Sequence[str]) -> list[str]:
+        """Have others run these jobs, which were held and not started. Returns those that were handed back: a job whose lease
+        was lost, or that was cancelled, is not."""
 
     async def take_directed(self) -> list[Job]:
         """Wait for at least one job directed to this worker, then take all that have arrived."""
@@ -264,7 +280,7 @@ class WorkerQueue(Protocol):
 
     async def cancelled(self) -> list[str]:
         """Wait for at least one cancellation, then return all that have arrived: also of jobs of other workers and of jobs that
-        reach this worker later."""
+        reach this worker later. While this is awaited, a waiting `take` also hears of jobs that were handed back."""
 
     async def leave(self) -> None:
         """Deregister: leased jobs go to other workers, no further ones come."""

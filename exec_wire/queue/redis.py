@@ -8,6 +8,7 @@ one queue (`exec_wire.queue.shards`).
     x1:gateway:{id}       string, 6 s, renewed      `GatewayInfo` as JSON       x1:gateways  set of ids
     x1:idem:{digest}      string, 120 s             a fingerprint of 16 bytes, then a packed `Result`; see `record_name`
     x1:cancel             channel (with the number of the database)   ids of jobs that their workers have to kill
+    x1:handed_back        channel (likewise)        jobs were handed back: workers that wait for jobs look for expired leases
     x1:cancelled:{job}    string, 30 s              a worker whose subscription broke looks for those of its jobs
     x1:cancel@gateways    channel (likewise)                          an `Ask` to all gateways, by tags
     x1:cancel@requests    channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
@@ -22,11 +23,16 @@ packed part can still handle the entry by the other fields.
 
 How this implementation keeps the rules of `exec_wire.queue.protocol`:
 
-  Take       A worker asks for as many jobs as it has free slots, over all streams that it can serve, and blocks only if
-             there is none. A blocking read counts per stream; the worker hands back surplus jobs at once.
-  Lease      An entry's idle time in the group. To renew, a worker claims the entry for itself (XCLAIM) if it still holds it. To
-             hand back, it claims the entry for nobody and sets a long idle time; the id stays, so the gateway still finds it.
-  Answer     One script: XACK, XDEL, XADD NOMKSTREAM, SET. If the gateway's stream does not exist, the worker retries for a
+  Take       One script looks for expired leases and then for new jobs; after a look that found less than it wanted the worker
+             blocks until a job arrives. A blocking read counts per stream; the worker hands back surplus jobs at once.
+  Lease      An entry's idle time in the group. To renew, a worker claims the entry for itself (XCLAIM) if it still holds it.
+  Hold       To hand back, a worker claims the entry for nobody and sets a long idle time; the id stays, so the gateway still
+             finds it. A message tells the workers; those that wait for jobs end their blocking read.
+  Starts     The group's delivery counter. XREADGROUP counts every new job. When a worker takes an expired job to hold it, the
+             counter stays as it was; the worker sets it before the program starts. That is rare: a start costs no command.
+  Answer     One script: XACK, XDEL, XADD NOMKSTREAM, SET. While all slots of a worker are busy, an answer waits up to 1 ms for
+             others to travel with it, and it travels with the next take; a gateway that gets answers so often that they come
+             together waits up to 1 ms before it reads again. If the gateway's stream does not exist, the worker retries for a
              while: after a FLUSHALL the gateway creates its stream again.
   Unreadable A worker hands an entry of a newer version to the consumer `version N`; only workers that read N look there for
              expired leases.

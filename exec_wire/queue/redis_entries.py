@@ -20,7 +20,7 @@ T = TypeVar("T")
 # serve the streams of both numbers for one version, so that gateways and workers can be upgraded one by one.
 LAYOUT_VERSION = 1
 PREFIX = f"x{LAYOUT_VERSION}:"
-GROUP, NOBODY = "workers", "nobody"  # leave.lua names `nobody` too
+GROUP, NOBODY = "workers", "nobody"  # leave.lua and cancel.lua name `nobody` too
 BLOCK_S = 1.0  # duration of a blocking read; a worker looks for expired leases between two of them
 READ_COUNT = 256
 LEASE_MS = round(LEASE_S * 1000)
@@ -57,6 +57,7 @@ class Address:
         self.jobs, self.directed, self.reply = f"{prefix}jobs:", f"{prefix}jobs@", f"{prefix}reply@"
         self.record, self.mark = f"{prefix}idem:", f"{prefix}cancelled:"
         self.cancels = f"{prefix}cancel:{self._database}"
+        self.handed_back = f"{prefix}handed_back:{self._database}"
         self.asks = f"{prefix}cancel@gateways:{self._database}"
         self.asks_by_request = f"{prefix}cancel@requests:{self._database}"
 
@@ -65,11 +66,15 @@ class Address:
 
 
 class Entry(NamedTuple):
-    """The position of a job in its stream, and the number of its deliveries from there."""
+    """The position of a job in its stream, and how often it was started from there, with the start to come.
+
+    counted: the server has counted that start.
+    """
 
     stream: str
     id: str
     deliveries: int = 1
+    counted: bool = True
 
 
 class Envelope(NamedTuple):

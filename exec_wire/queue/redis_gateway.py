@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 DIRECTED_S = 120
 REPLY_S = 60  # the reply stream of a gateway expires after this time without a renewal
+# While answers come this often, a read waits so long for others to come with them.
+BUSY_S, GATHER_S = 0.004, 0.001
 ASK_S = 1.5  # other gateways have so long to report how many calls they cancelled
 
 _unpack_answers = msgspec.msgpack.Decoder(list[Answer]).decode
@@ -52,6 +55,7 @@ class RedisGatewayEnd:
         self._notes = Subscription(queue.server, [queue.asks, queue.asks_by_request, queue.told(name)])
         self._reply = queue.reply + name
         self._read: list[bytes] = []  # entries of the reply stream that `receive` has returned
+        self._received_at = self._received_before = float("-inf")  # the last two reads that brought answers
         self._entries: dict[str, Entry] = {}  # of published jobs without an answer
         self._told: dict[str, asyncio.Queue[int]] = {}
         self._reply_made = False
@@ -98,6 +102,8 @@ class RedisGatewayEnd:
             # Each read first deletes the entries of the one before, so all that is left is unread and reading starts at 0:
             # a primary that took over with a slower clock may give smaller ids.
             commands: list[Command] = [("XDEL", self._reply, *self._read)] if self._read else []
+            if self._entries and self._received_at - self._received_before < BUSY_S:
+                await asyncio.sleep(self._received_at + GATHER_S - time.monotonic())
             commands.append(("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", self._reply, "0"))
             *_, streams = await self._reads.call(*commands, block_s=BLOCK_S)
             entries = streams[0][1] if streams else []
@@ -106,6 +112,7 @@ class RedisGatewayEnd:
             for answer in answers:
                 self._entries.pop(answer.id, None)
             if answers:
+                self._received_before, self._received_at = self._received_at, time.monotonic()
                 return answers
 
     def _open_answers(self, fields: list[bytes]) -> list[Answer]:

@@ -12,15 +12,17 @@ import msgspec
 from exec_wire.queue import redis_entries as layout
 from exec_wire.queue.connection import Command, Link, NoGroup, Subscription, Word
 from exec_wire.queue.protocol import LEASE_S, RECORD_S, WIRE_VERSION, Answer, Job, QueueUnavailable, WorkerInfo, fingerprint
-from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, Address, Entry, Envelope, Streams, pack, script
+from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, NOBODY, Address, Entry, Envelope, Streams, pack, script
 from exec_wire.supervisor import logged
 
 log = logging.getLogger("exec_wire.redis")
 
 DIRECTED_REMEMBERED = 4096  # ids of directed jobs that were read but not deleted yet, so that none is taken twice
 RECENT_TURNS, LOOK_AROUND_TURNS = 64, 8  # of a worker's takes: see `_in_turn`
+GATHER_S = 0.001  # while all slots are busy, an answer waits so long for others to travel with it
 ANSWERS_AT_ONCE, ANSWER_BYTES_AT_ONCE = 512, 4 << 20
 UNDELIVERED_PAUSE_S = 0.5
+UNBLOCK_PAUSE_S = 0.01
 SWEEP_MS = 3_600_000
 RECORDED_BYTES = 64 << 20  # of results that one worker keeps in Redis within `RECORD_S`
 
@@ -54,11 +56,13 @@ class RedisWorkerEnd:
     def __init__(self, queue: Address, name: str) -> None:
         self._queue, self._name = queue, name
         self._commands, self._blocking = Link(queue.server), Link(queue.server)
-        self._notes = Subscription(queue.server, [queue.cancels])
+        self._notes = Subscription(queue.server, [queue.cancels, queue.handed_back])
         self._streams = [queue.jobs + "python"]
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # the turn in which a stream last had a job
         self._claimed_at = float("-inf")
+        self._may_be_more = True  # the last look for jobs did not find the streams empty
+        self._blocked = False  # a blocking read is under way, so there are free slots and no jobs
         self.unreadable: Counter[str] = Counter()
         self._taken: dict[str, _Taken] = {}
         self._missed_cancels = False  # the subscription broke; messages since then are lost
@@ -70,6 +74,7 @@ class RedisWorkerEnd:
         self._left = False
         self._outbox: deque[_Outgoing] = deque()
         self._sending: asyncio.Task[None] | None = None
+        self._sending_soon: asyncio.TimerHandle | None = None
         self._undelivered: set[asyncio.Task[None]] = set()
         self._recorded: deque[tuple[float, int]] = deque()  # time and size of each record
         self._recorded_bytes = 0
@@ -82,59 +87,62 @@ class RedisWorkerEnd:
 
     # -- taking -----------------------------------------------------------------------------------------------------------
 
-    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
+    async def take(self, most: int, *, hold: int = 0, wait: bool = True) -> list[Job]:
         # In a task of its own: when the caller is cancelled, the jobs that the server hands out meanwhile are kept.
         if self._taking is None:
             self._waits = wait
-            self._taking = asyncio.create_task(self._take(most))
+            self._taking = asyncio.create_task(self._take(most, hold))
         await asyncio.wait({self._taking})
         if self._left:
             await asyncio.Future()  # no jobs after `leave`
         taking, self._taking = self._taking, None
         jobs = taking.result()
-        if len(jobs) > most:
+        if len(jobs) > most + hold:
             try:
-                await self.hand_back([job.id for job in jobs[most:]])
+                await self.hand_back([job.id for job in jobs[most + hold :]])
             except QueueUnavailable as error:
                 log.warning("%s; surplus jobs were not handed back, their leases expire", error)
-        return jobs[:most]
-
-    async def hand_back(self, ids: Sequence[str]) -> None:
-        """Have others run these jobs, which were taken and not started."""
-        entries = [entry for id in ids if id in self._taken for entry in self._taken.pop(id).entries]
-        if entries:
-            await self._give_to([(entry, layout.NOBODY) for entry in entries])
+        return jobs[: most + hold]
 
     async def stop_waiting(self) -> None:
         """Have a `take` that waits return: with what it has got already, or nothing."""
         self._waits = False
-        if self._taking is not None:
-            await self._commands.call(("CLIENT", "UNBLOCK", self._blocking.client_id))
+        await self._end_blocking_read()
 
     def has(self, id: str) -> bool:
         """Whether this end took the job and has not answered it."""
         return id in self._taken
 
-    async def _take(self, most: int) -> list[Job]:
+    async def _take(self, most: int, hold: int) -> list[Job]:
         await self._notes.listen()  # before the first job, so that no cancellation of it is missed
         while not self._left:
             try:
-                if (jobs := await self._take_now(most) or (await self._wait() if self._waits else [])) or not self._waits:
+                if self._waits and not self._may_be_more and time.monotonic() < self._claimed_at + BLOCK_S:
+                    jobs = await self._wait(most + hold)
+                else:
+                    jobs = await self._take_now(most, hold)
+                if jobs or not self._waits:
                     return jobs
             except NoGroup:
                 await self._make_groups()
         return []
 
-    async def _take_now(self, most: int) -> list[Job]:
+    async def _take_now(self, most: int, hold: int) -> list[Job]:
         look_for_expired = time.monotonic() >= self._claimed_at + BLOCK_S
-        streams = self._in_turn()
-        [(now, *found)] = await self._commands.call(
-            script("take", streams, GROUP, self._name, most, LEASE_MS if look_for_expired else 0, WIRE_VERSION)
-        )
+        streams, certain = self._in_turn()
+        if not most and certain and not look_for_expired:
+            streams = streams[:certain]  # jobs of the other classes wait for a free slot or a look around
+        numbers = (most, hold, LEASE_MS if look_for_expired else 0, WIRE_VERSION, certain)
+        self._send_now()  # answers travel with this
+        [(now, *found)] = await self._commands.call(script("take", streams, GROUP, self._name, *numbers))
+        self._may_be_more = len(found) == most + hold
         if look_for_expired:
             self._claimed_at = time.monotonic()
         return await self._open(
-            [(Entry(streams[number - 1], id.decode(), deliveries), fields) for number, id, fields, deliveries in found],
+            [
+                (Entry(streams[number - 1], id.decode(), deliveries, bool(counted)), fields)
+                for number, id, fields, deliveries, counted in found
+            ],
             int(now),
         )
 
@@ -166,8 +174,9 @@ class RedisWorkerEnd:
         self._taken[job.id] = _Taken(job, [], time.monotonic())
         return job
 
-    def _in_turn(self) -> list[str]:
-        """All streams, those with recent jobs first and in rotation; every `LOOK_AROUND_TURNS`-th time they come last.
+    def _in_turn(self) -> tuple[list[str], int]:
+        """All streams, those with recent jobs first and in rotation; every `LOOK_AROUND_TURNS`-th time they come last. Then the
+        number of streams that are read in any case; the others only if these have no job.
 
         There is a stream for every language and tier, and reading an empty one costs the server as much as a job.
         """
@@ -176,14 +185,21 @@ class RedisWorkerEnd:
         recent = [stream for stream in self._streams if self._gave_in_turn.get(stream, since) > since]
         others = [stream for stream in self._streams if stream not in recent]
         if self._turn % LOOK_AROUND_TURNS == 0:
-            return _rotated(others, self._turn // LOOK_AROUND_TURNS) + _rotated(recent, self._turn)
-        return _rotated(recent, self._turn) + _rotated(others, self._turn)
+            return _rotated(others, self._turn // LOOK_AROUND_TURNS) + _rotated(recent, self._turn), len(self._streams)
+        return _rotated(recent, self._turn) + _rotated(others, self._turn), len(recent)
 
-    async def _wait(self) -> list[Job]:
-        """Block until a job arrives, or until it is time to look for expired leases."""
+    async def _wait(self, most: int) -> list[Job]:
+        """Block until a job arrives, or until it is time to look for expired leases. `most`: of each stream."""
         places = [">"] * len(self._streams)
-        read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", 1, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
-        streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S)
+        read = ("XREADGROUP", "GROUP", GROUP, self._name, "COUNT", most, "BLOCK", round(BLOCK_S * 1000), "STREAMS")
+        self._turn += 1
+        self._blocked = True
+        self._send_now()
+        try:
+            streams, (seconds, micros) = await self._blocking.call((*read, *self._streams, *places), ("TIME",), block_s=BLOCK_S)
+        finally:
+            self._blocked = False
+        self._may_be_more = any(len(entries) == most for _, entries in streams or [])
         now = int(seconds) * 1000 + int(micros) // 1000
         found = [(Entry(stream.decode(), id.decode()), fields) for stream, entries in streams or [] for id, fields in entries]
         return await self._open(found, now)
@@ -254,12 +270,53 @@ class RedisWorkerEnd:
                 raise QueueUnavailable(f"cannot create a consumer group: {answer}", sent=False)
         await self._commands.call(script("sweep", self._streams, GROUP, SWEEP_MS))
 
-    async def _give_to(self, entries: Sequence[tuple[Entry, str]]) -> None:
-        """Hand each entry to a consumer, to be claimed from there."""
+    async def _give_to(self, entries: Sequence[tuple[Entry, str]]) -> list[Entry]:
+        """Hand each entry to a consumer, to be claimed from there. Returns those that were ours to give."""
         streams = Streams()
         for entry, consumer in entries:
             streams.add(entry.stream, entry.id, entry.deliveries - 1, consumer)
-        await self._commands.call(script("hand_back", streams.keys, GROUP, self._name, 2 * LEASE_MS, *streams.arguments))
+        arguments = (GROUP, self._name, 2 * LEASE_MS, self._queue.handed_back, *streams.arguments)
+        [given] = await self._commands.call(script("hand_back", streams.keys, *arguments, even_if_full=True))
+        return [entries[position][0] for position in given]
+
+    # -- holding ----------------------------------------------------------------------------------------------------------
+
+    async def started(self, ids: Sequence[str]) -> None:
+        streams = Streams()
+        taken = [self._taken[id] for id in ids if id in self._taken]
+        for entry in [entry for job in taken for entry in job.entries if not entry.counted]:
+            streams.add(entry.stream, entry.id, entry.deliveries)
+        if streams.keys:
+            try:
+                await self._commands.call(
+                    script("started", streams.keys, GROUP, self._name, *streams.arguments, even_if_full=True)
+                )
+            except NoGroup:
+                return  # the server has lost the job, which the gateway publishes again
+            for job in taken:
+                job.entries = [entry._replace(counted=True) for entry in job.entries]
+
+    async def hand_back(self, ids: Sequence[str]) -> list[str]:
+        held = {entry: id for id in ids if id in self._taken for entry in self._taken[id].entries}
+        if not held:
+            return []
+        given = await self._give_to([(entry, NOBODY) for entry in held])
+        back = list(dict.fromkeys(held[entry] for entry in given))
+        for id in back:
+            del self._taken[id]
+        return back
+
+    async def _look_for_handed_back(self) -> None:
+        """Jobs were handed back: look for them now. A blocking read hears only of new ones, so it is ended."""
+        self._claimed_at = float("-inf")
+        await self._end_blocking_read()
+
+    async def _end_blocking_read(self) -> None:
+        while self._blocked:
+            [ended] = await self._commands.call(("CLIENT", "UNBLOCK", self._blocking.client_id))
+            if ended:
+                break
+            await asyncio.sleep(UNBLOCK_PAUSE_S)  # it is on its way to the server
 
     # -- leases -----------------------------------------------------------------------------------------------------------
 
@@ -287,26 +344,38 @@ class RedisWorkerEnd:
             if taken is not None:
                 sent.append(asyncio.get_running_loop().create_future())
                 self._outbox.append(_Outgoing(answer, taken.job.reply_to, sent[-1]))
-        if sent and self._sending is None:
-            self._sending = asyncio.create_task(self._send_all())
+        self._send_soon()
         if len(sent) == 1:  # the usual case; gather() costs 6 µs of the 55 µs that a call takes here
             await sent[0]
         else:
             await asyncio.gather(*sent)
 
-    async def _send_all(self) -> None:
-        """Answers that arrive while a script is under way go with the next one."""
+    def _send_soon(self) -> None:
+        """At once while this worker waits for jobs, or has none but these; else with all answers of the next `GATHER_S`."""
+        if self._blocked or len(self._taken) <= len(self._outbox):
+            self._send_now()
+        elif self._sending_soon is None and self._sending is None and self._outbox:
+            self._sending_soon = asyncio.get_running_loop().call_later(GATHER_S, self._send_now)
+
+    def _send_now(self) -> None:
+        if self._sending_soon is not None:
+            self._sending_soon.cancel()
+            self._sending_soon = None
+        if self._outbox and self._sending is None:
+            self._sending = asyncio.create_task(self._send_part(self._next_part()))
+
+    async def _send_part(self, part: list[_Outgoing]) -> None:
+        """Answers that come while a script is under way go with the next one."""
+        failed = None
         try:
-            while self._outbox:
-                part, failed = self._next_part(), None
-                try:
-                    await self._send(part)
-                except Exception as error:
-                    failed = error
-                for sent in [outgoing.sent for outgoing in part if not outgoing.sent.done()]:
-                    sent.set_result(None) if failed is None else sent.set_exception(failed)
+            await self._send(part)
+        except Exception as error:
+            failed = error
         finally:
             self._sending = None
+        for sent in [outgoing.sent for outgoing in part if not outgoing.sent.done()]:
+            sent.set_result(None) if failed is None else sent.set_exception(failed)
+        self._send_soon()
 
     def _next_part(self) -> list[_Outgoing]:
         part: list[_Outgoing] = []
@@ -388,18 +457,21 @@ class RedisWorkerEnd:
             if missed := [id for id, mark in zip(ids, marks[1:], strict=True) if mark is not None]:
                 return missed
         try:
-            _, data = await self._notes.message()
+            while True:
+                channel, data = await self._notes.message()
+                if channel == self._queue.cancels:
+                    return data.decode(errors="replace").split()
+                await self._look_for_handed_back()
         except QueueUnavailable:
             self._missed_cancels = True
             raise
-        return data.decode(errors="replace").split()
 
     async def leave(self) -> None:
         self._left = True
         try:
             await self._stop_taking()
             keys = [self._queue.worker_key + self._name, self._queue.workers, *self._streams]
-            await self._commands.call(script("leave", keys, GROUP, self._name, 2 * LEASE_MS))
+            await self._commands.call(script("leave", keys, GROUP, self._name, 2 * LEASE_MS, self._queue.handed_back))
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering, its jobs are reclaimed when their leases expire", error)
         for task in [*self._undelivered, *([self._taking] if self._taking else [])]:
@@ -409,6 +481,7 @@ class RedisWorkerEnd:
 
     async def _stop_taking(self) -> None:
         """Let the answers under way through, then have the server end the blocking read, so that it hands out nothing more."""
+        self._send_now()
         if self._sending is not None:
             await asyncio.wait({self._sending}, timeout=BLOCK_S)
         if self._taking is not None:

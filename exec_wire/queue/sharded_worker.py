@@ -66,10 +66,10 @@ class ShardedWorkerEnd:
 
     # -- taking -----------------------------------------------------------------------------------------------------------
 
-    async def take(self, most: int, *, wait: bool = True) -> list[Job]:
+    async def take(self, most: int, *, hold: int = 0, wait: bool = True) -> list[Job]:
         self._taking = True
         try:
-            jobs = await self._take(most, wait)
+            jobs = await self._take(most, hold, wait)
         finally:
             self._taking = False
         if most - len(jobs) < len(self._shards):
@@ -78,48 +78,49 @@ class ShardedWorkerEnd:
                     self._end_read(shard)
         return jobs
 
-    async def _take(self, most: int, wait: bool) -> list[Job]:
+    async def _take(self, most: int, hold: int, wait: bool) -> list[Job]:
         while not self._left:
-            if jobs := self._read_jobs(most) or await self._ask_in_turn(most):
+            if jobs := self._read_jobs(most + hold) or await self._ask_in_turn(most, hold):
                 return jobs
             if not wait:
                 return []
             for shard in self._idle():
-                self._start_read(shard, 1, wait=True)
+                self._start_read(shard, 1, 0, wait=True)
             await asyncio.wait({shard.read for shard in self._shards if shard.read}, return_when=asyncio.FIRST_COMPLETED)
-            if not (jobs := self._read_jobs(most)):
+            if not (jobs := self._read_jobs(most + hold)):
                 self._check_available()
             else:
                 return jobs
         return await asyncio.Future()  # no jobs after `leave`
 
-    async def _ask_in_turn(self, most: int) -> list[Job]:
+    async def _ask_in_turn(self, most: int, hold: int) -> list[Job]:
         """Jobs that are there now, of one shard after the other: it is each one's turn to be the first."""
         jobs: list[Job] = []
         self._turn += 1
         idle = self._idle()
         for shard in idle[self._turn % max(1, len(idle)) :] + idle[: self._turn % max(1, len(idle))]:
-            if len(jobs) == most:
+            if len(jobs) == most + hold:
                 break
-            read = self._start_read(shard, most - len(jobs), wait=False)
+            starts = max(0, most - len(jobs))
+            read = self._start_read(shard, starts, most + hold - len(jobs) - starts, wait=False)
             if shard.available:
                 await asyncio.wait({read}, timeout=SILENT_S)
-            jobs += self._read_jobs(most - len(jobs))
+            jobs += self._read_jobs(most + hold - len(jobs))
         return jobs
 
     def _idle(self) -> list[_WorkerShard]:
         """Those to read from. One that cannot be sent the answers of its jobs gives no more."""
         return [shard for shard in self._shards if shard.read is None and not shard.unsent]
 
-    def _start_read(self, shard: _WorkerShard, most: int, wait: bool) -> asyncio.Task[list[Job]]:
+    def _start_read(self, shard: _WorkerShard, most: int, hold: int, wait: bool) -> asyncio.Task[list[Job]]:
         shard.waiting = wait
-        shard.read = read = asyncio.create_task(self._read(shard, most, wait))
+        shard.read = read = asyncio.create_task(self._read(shard, most, hold, wait))
         read.add_done_callback(lambda _: self._read_ended(shard, read))
         return read
 
-    async def _read(self, shard: _WorkerShard, most: int, wait: bool) -> list[Job]:
+    async def _read(self, shard: _WorkerShard, most: int, hold: int, wait: bool) -> list[Job]:
         try:
-            return await shard.end.take(most, wait=wait)
+            return await shard.end.take(most, hold=hold, wait=wait)
         except QueueUnavailable as error:
             shard.failed(str(error))
             await asyncio.sleep(RETRY_S)
@@ -155,6 +156,16 @@ class ShardedWorkerEnd:
             await shard.end.stop_waiting()
         except QueueUnavailable as error:
             shard.failed(str(error))
+
+    async def started(self, ids: Sequence[str]) -> None:
+        for shard in self._shards:
+            if own := [id for id in ids if shard.end.has(id)]:
+                await shard.end.started(own)
+
+    async def hand_back(self, ids: Sequence[str]) -> list[str]:
+        held = {shard: own for shard in self._shards if (own := [id for id in ids if shard.end.has(id)])}
+        answers = await ask_each(held, lambda shard: shard.end.hand_back(held[shard]), self._background)
+        return [id for back in answers.values() for id in back]
 
     async def take_directed(self) -> list[Job]:
         return [job for _, job in await self._directed.next()]

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from cluster_harness import Cluster, cluster_on
+from queue_harness import CLUSTER, ONE, SEVERAL, Bench, memory_bench, redis_bench
 from redis_harness import MovedServer, chosen, server_params
 
 from exec_wire.queue.urls import SLOTS
@@ -85,3 +86,24 @@ async def cluster(moved_server: MovedServer) -> AsyncIterator[Cluster]:
     moved_server.say("FLUSHALL")
     async with cluster_on(moved_server.url) as cluster:
         yield cluster
+
+
+MEMORY = "in memory"
+QUEUES = [
+    pytest.param((*param.values, kind), id=f"{param.id} {kind}") for kind in (SEVERAL, CLUSTER) for param in server_params()
+]
+
+
+@pytest.fixture(params=[pytest.param((MEMORY, ""), id="memory"), *server_params(), *QUEUES])
+async def bench(
+    request: pytest.FixtureRequest,
+    moved_server_at: Callable[[str], MovedServer],
+    cluster_server_at: Callable[[str], MovedServer],
+) -> AsyncIterator[Bench]:
+    path, kind = request.param if isinstance(request.param, tuple) else (request.param, ONE)
+    if path == MEMORY:
+        of_path = memory_bench()
+    else:
+        of_path = redis_bench((cluster_server_at if kind == CLUSTER else moved_server_at)(path), kind)
+    async with of_path as bench:
+        yield bench

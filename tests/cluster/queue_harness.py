@@ -1,5 +1,6 @@
 """One queue under test: in memory or on a real server, with time that passes without waiting."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -89,3 +90,15 @@ async def redis_bench(server: MovedServer, kind: str = ONE) -> AsyncIterator[Ben
         yield bench
     finally:
         await bench.close()
+
+
+async def soon(waiting: Awaitable[object]) -> object:
+    return await asyncio.wait_for(waiting, 30)
+
+
+async def nothing_comes(waiting: Awaitable[object]) -> bool:
+    try:
+        await asyncio.wait_for(waiting, 0.05)
+    except TimeoutError:
+        return True
+    return False

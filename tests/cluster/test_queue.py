@@ -4,13 +4,11 @@ A queue is made by a factory and told the time by a clock that the tests move, s
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import pytest
 from msgspec.structs import replace
-from queue_harness import CLUSTER, ONE, SEVERAL, Bench, memory_bench, redis_bench
-from redis_harness import MovedServer, server_params
+from queue_harness import Bench, nothing_comes, soon
 
 from exec_wire import Call, pack, unpack_result
 from exec_wire.messages.sessions import Refused, unpack_reply
@@ -19,40 +17,6 @@ from exec_wire.queue.protocol import LEASE_S, RENEW_S, Answer, Job, WorkerInfo
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
 from worker.echo import EchoPool
-
-MEMORY = "in memory"
-
-
-QUEUES = [
-    pytest.param((*param.values, kind), id=f"{param.id} {kind}") for kind in (SEVERAL, CLUSTER) for param in server_params()
-]
-
-
-@pytest.fixture(params=[pytest.param((MEMORY, ""), id="memory"), *server_params(), *QUEUES])
-async def bench(
-    request: pytest.FixtureRequest,
-    moved_server_at: Callable[[str], MovedServer],
-    cluster_server_at: Callable[[str], MovedServer],
-) -> AsyncIterator[Bench]:
-    path, kind = request.param if isinstance(request.param, tuple) else (request.param, ONE)
-    if path == MEMORY:
-        of_path = memory_bench()
-    else:
-        of_path = redis_bench((cluster_server_at if kind == CLUSTER else moved_server_at)(path), kind)
-    async with of_path as bench:
-        yield bench
-
-
-async def soon(waiting: Awaitable[object]) -> object:
-    return await asyncio.wait_for(waiting, 30)
-
-
-async def nothing_comes(waiting: Awaitable[object]) -> bool:
-    try:
-        await asyncio.wait_for(waiting, 0.05)
-    except TimeoutError:
-        return True
-    return False
 
 
 async def test_a_published_job_is_taken_whole_and_its_answer_returns(bench: Bench) -> None:

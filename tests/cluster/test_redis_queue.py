@@ -192,6 +192,55 @@ async def test_answers_outlive_a_flush_of_everything(ends: Ends) -> None:
     assert [answer.payload for answer in await asyncio.wait_for(receiving, 30)] == [b"result"]
 
 
+async def test_answers_wait_for_each_other_while_all_slots_are_busy_and_travel_with_the_next_take(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exec_wire.queue.redis_worker.GATHER_S", 300.0)
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job(f"j{number}") for number in range(4)])
+    await worker.take(4)
+    answering = [asyncio.create_task(worker.answer([Answer(f"j{number}", b"x")])) for number in (0, 1)]
+    await asyncio.sleep(0.1)
+    assert ends.server.say("XLEN", "x1:reply@g1") == ":0\r\n"
+    assert await worker.take(0, hold=1, wait=False) == []
+    await asyncio.wait_for(asyncio.gather(*answering), 30)
+    assert ends.server.say("XLEN", "x1:reply@g1") == ":1\r\n"
+    assert [answer.id for answer in await asyncio.wait_for(gateway.receive(), 30)] == ["j0", "j1"]
+
+
+async def test_an_answer_waits_for_no_other_while_the_worker_waits_for_jobs_or_has_none(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exec_wire.queue.redis_worker.GATHER_S", 300.0)
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job(f"j{number}") for number in range(2)])
+    await worker.take(2)
+    taking = asyncio.create_task(worker.take(1))
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(worker.answer([Answer("j0", b"x")]), 30)
+    await gateway.publish([job("j2")])
+    await asyncio.wait_for(taking, 30)
+    both = asyncio.gather(*(worker.answer([Answer(id, b"x")]) for id in ("j1", "j2")))
+    await asyncio.wait_for(both, 30)
+    assert len(await asyncio.wait_for(gateway.receive(), 30)) == 3
+
+
+async def test_answers_under_way_to_a_server_that_is_lost_are_told_so_and_sent_again(ends: Ends) -> None:
+    gateway, worker = await ends.gateway(), await ends.worker()
+    await gateway.publish([job("j1"), job("j2")])
+    await worker.take(1, hold=1)
+    ends.server.say("CLIENT", "PAUSE", "500")
+    answering = [asyncio.create_task(worker.answer([Answer(id, b"x")])) for id in ("j1", "j2")]
+    await asyncio.sleep(0.1)
+    worker._commands._connection.lose("broken")  # type: ignore[union-attr]
+    failed = await asyncio.wait_for(asyncio.gather(*answering, return_exceptions=True), 30)
+    assert [isinstance(error, QueueUnavailable) for error in failed] == [True, True]
+    await worker.answer([Answer("j1", b"x"), Answer("j2", b"x")])
+    received: set[str] = set()
+    while received != {"j1", "j2"}:
+        received |= {answer.id for answer in await asyncio.wait_for(gateway.receive(), 30)}
+
+
 async def test_jobs_published_after_a_flush_are_taken_by_who_was_waiting(ends: Ends) -> None:
     gateway, worker = await ends.gateway(), await ends.worker()
     taking = asyncio.create_task(worker.take(1))

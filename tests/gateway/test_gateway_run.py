@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from gateway_harness import Service, lines, problem, running, soon, until
+from msgspec.structs import replace
 
 from exec_service.dispatch.requests import CallRequest
 from exec_wire.messages.calls import Call, Result
@@ -90,6 +91,33 @@ async def test_no_more_calls_are_released_than_the_window_of_slots(service: Serv
     service.worker.let_go.set()
     response = await answering
     assert len(lines(response)) == len(service.worker.jobs) == 20
+
+
+@pytest.mark.parametrize(("holds", "window"), [(3, 8), (1000, 9)])
+async def test_one_more_call_is_released_for_each_that_a_worker_would_hold_at_most_one_per_slot(
+    service: Service, holds: int, window: int
+) -> None:
+    service.worker.info = replace(service.worker.info, holds=holds)
+    await until(lambda: service.gateway.worker_registry.window == window)
+    answering = soon(service.batch(*({"code": "hold"} for _ in range(20))))
+    await until(lambda: len(service.worker.jobs) == 4)
+    assert len(service.gateway.dispatch.released) == window
+    service.worker.let_go.set()
+    assert len(lines(await answering)) == 20
+
+
+async def test_as_many_calls_as_were_released_go_before_another_tenants_however_many_wait(service: Service) -> None:
+    service.worker.info = replace(service.worker.info, holds=4)
+    await until(lambda: service.gateway.worker_registry.window == 9)
+    many = soon(service.batch(*({"code": "hold", "tenant": "many"} for _ in range(4000))))
+    await until(lambda: len(service.worker.jobs) == 4 and len(service.gateway.dispatch.waiting) == 3991)
+    one = soon(service.run("say hi", tenant="one"))
+    await until(lambda: len(service.gateway.dispatch.waiting) == 3992)
+    service.worker.let_go.set()
+    assert (await one).json()["status"] == "ok"
+    before = [call.tenant for call in service.worker.calls].index("one")
+    assert before <= 9 + 1  # what was released, and one when it is its turn
+    await many
 
 
 async def test_a_call_waits_for_a_worker_to_come() -> None:

@@ -5,92 +5,20 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from common import until
-from sandbox_harness import Lab, call_of
+from consumer_harness import FailingEnd, ScriptedPool, SessionRouter, desk
+from sandbox_harness import Lab
 
-from exec_wire import MAX_STARTS, Call, Result, Sandbox, pack, unpack_result, verdict
-from exec_wire.queue.memory import MemoryQueue, MemoryWorkerEnd
+from exec_wire import MAX_STARTS, Call, Result
+from exec_wire.queue.memory import MemoryQueue
 from exec_wire.queue.protocol import LEASE_S, Job
 from worker.consumer import Consumer
 from worker.pool import Pool, SlotBusy
 from worker.sandbox.zygote_client import ZygoteLost
-from worker.slots import Slots
 
 SLEEP = "import time\ntime.sleep(60)"
-
-
-class ScriptedPool(Slots):
-    """A pool whose programs do what the test says, in turn."""
-
-    sandbox = Sandbox("A", ["all"])
-    profiles = ["bare"]
-    languages = ["python"]
-    missing: dict[str, str] = {}
-    alive = True
-
-    def __init__(self, *ends: Any, slots: int = 1) -> None:
-        super().__init__(slots)
-        self._ends = list(ends)
-        self.starts = 0
-
-    async def run(self, call: Call, slot: int, remaining_s: float) -> Result:
-        self.starts += 1
-        end = self._ends.pop(0) if self._ends else verdict("ok")
-        if isinstance(end, asyncio.Event):
-            await end.wait()
-            return verdict("ok")
-        if isinstance(end, Result):
-            return end
-        raise end
-
-
-class SessionRouter:
-    """The gateway's side of a queue with one worker."""
-
-    def __init__(self, queue: MemoryQueue, consumer: Consumer) -> None:
-        self._queue, self._gateway = queue, queue.gateway("g")
-        self.consumer = consumer
-        self._numbers = 0
-
-    async def send(self, code: str = "pass", *, remaining_s: float = 30.0, deliveries: int = 1, **fields: Any) -> str:
-        self._numbers += 1
-        id = f"job{self._numbers}"
-        job = Job(id, pack(call_of(code, **fields)), round(remaining_s * 1000), "g", deliveries=deliveries)
-        await self._gateway.publish([job])
-        return id
-
-    async def answers(self, count: int = 1) -> dict[str, Result]:
-        found: dict[str, Result] = {}
-        async with asyncio.timeout(30):
-            while len(found) < count:
-                for answer in await self._gateway.receive():
-                    assert answer.id not in found
-                    found[answer.id] = unpack_result(answer.payload)
-        return found
-
-    async def ask(self, code: str = "pass", **fields: Any) -> Result:
-        id = await self.send(code, **fields)
-        return (await self.answers())[id]
-
-    async def cancel(self, id: str) -> None:
-        await self._gateway.cancel([id])
-
-    def tell_cancelled(self, *ids: str) -> None:
-        """As the queue does, whether or not the worker has these jobs."""
-        self._queue.cancels["w"].put(ids)
-
-    async def slots(self) -> list[int]:
-        return [info.slots for info in await self._gateway.workers()]
-
-
-@asynccontextmanager
-async def desk(pool: Any) -> AsyncIterator[SessionRouter]:
-    queue = MemoryQueue()
-    async with Consumer("w", pool, queue.worker("w")) as consumer:
-        yield SessionRouter(queue, consumer)
 
 
 @pytest.fixture
@@ -333,22 +261,6 @@ async def test_worker_without_a_runner_announces_no_slots(monkeypatch: pytest.Mo
         await slots_become(there, 0)
         pool.alive = True
         await slots_become(there, 3)
-
-
-class FailingEnd:
-    """A worker's end of a queue whose `take` raises what the test says, and else does as the real one."""
-
-    def __init__(self, end: MemoryWorkerEnd) -> None:
-        self._end = end
-        self.raises: list[BaseException] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._end, name)
-
-    async def take(self, most: int) -> list[Job]:
-        if self.raises:
-            raise self.raises.pop(0)
-        return await self._end.take(most)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from exec_wire import Call, Limits, Result, pack, unpack_result
 from exec_wire.queue.memory import MemoryQueue
 from exec_wire.queue.protocol import Job
 from worker.consumer import Consumer
-from worker.slots import Claim
+from worker.slots import Claim, Slots
 
 PATIENCE_S = 30
 
@@ -161,3 +161,50 @@ async def test_slot_of_a_cell_that_is_given_up_while_it_waits_goes_to_the_next(l
     assert (await tasks[2]).status == "ok"
     await until(lambda: lab.pool.free_slots == 1, "the slot to be free")
     assert lab.pool.cells_waiting == 0
+
+
+# -- how many jobs are held ---------------------------------------------------------------------------------------------------
+
+
+class Used:
+    """Slots that are taken and given back in order, on a clock that the test moves."""
+
+    def __init__(self, slots: int) -> None:
+        self.now = 1000.0
+        self.slots = Slots(slots, lambda: self.now)
+        self._taken = [self.slots.take_slot() for _ in range(slots)]
+
+    def run(self, count: int, slot_s: float) -> None:
+        """So many programs, of which each takes so long, always one in every slot."""
+        for _ in range(count):
+            self.now += slot_s / self.slots.slots
+            self.slots.give_back(self._taken.pop(0))
+            self._taken.append(self.slots.take_slot())
+
+
+@pytest.mark.parametrize(("slot_s", "held"), [(0.001, 6), (0.012, 5), (0.020, 3), (0.050, 1), (0.070, 0), (10.0, 0)])
+def test_a_worker_holds_what_starts_within_ten_milliseconds_and_at_most_one_per_slot(slot_s: float, held: int) -> None:
+    used = Used(6)
+    assert used.slots.to_hold == 0  # nothing is known yet
+    used.run(100, slot_s * 0.999)
+    assert used.slots.to_hold == held
+
+
+def test_a_worker_whose_slots_have_all_been_taken_for_long_holds_nothing() -> None:
+    used = Used(6)
+    used.run(100, 0.012)
+    used.now += 0.005
+    assert used.slots.to_hold == 2
+    used.now += 0.006
+    assert used.slots.to_hold == 0
+    used.run(1, 0.0)
+    assert used.slots.to_hold >= 4
+
+
+def test_a_worker_holds_nothing_after_one_long_program_and_holds_again_after_many_short_ones() -> None:
+    used = Used(6)
+    used.run(100, 0.012)
+    used.run(1, 600.0)
+    assert used.slots.to_hold == 0
+    used.run(100, 0.012)
+    assert used.slots.to_hold > 0
