@@ -86,12 +86,21 @@ class ShardedWorkerEnd:
                 return []
             for shard in self._idle():
                 self._start_read(shard, 1, 0, wait=True)
-            await asyncio.wait({shard.read for shard in self._shards if shard.read}, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_for_read()
             if not (jobs := self._read_jobs(most + hold)):
                 self._check_available()
             else:
                 return jobs
         return await asyncio.Future()  # no jobs after `leave`
+
+    async def _wait_for_read(self) -> None:
+        """Until one ends; not for long while some server is not read, because it may be usable again."""
+        reads = {shard.read for shard in self._shards if shard.read is not None}
+        some = len(reads) < len(self._shards)
+        if reads:
+            await asyncio.wait(reads, timeout=RETRY_S if some else None, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(RETRY_S)
 
     async def _ask_in_turn(self, most: int, hold: int) -> list[Job]:
         """Jobs that are there now, of one shard after the other: it is each one's turn to be the first."""

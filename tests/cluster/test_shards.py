@@ -376,6 +376,8 @@ async def test_unsent_answers_for_a_lost_server_do_not_hold_up_the_others(server
             assert len(await asyncio.wait_for(door.batch(*calls), 20)) == 40
             assert not own.done()
         assert [result.stdout for result in await asyncio.wait_for(own, 40)] == ["kept"] * 2
+        later = {"code": "later", "idempotency_key": keyed_for("two", 2)}
+        assert [result.stdout for result in await asyncio.wait_for(door.batch(later), 20)] == ["later"]
 
 
 async def test_calls_that_a_server_forgot_are_published_again(servers: Servers, sharded: Cluster) -> None:
