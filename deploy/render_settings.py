@@ -28,9 +28,12 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm" / "exec-service"
 CONFIGS: dict[str, type[Struct]] = {"gateway": GatewayConfig, "worker": WorkerConfig, "jobs": JobsWorkerConfig}
 SET_BY_THE_CHART = {
-    "gateway": {"host", "port", "processes", "grpc_port", "keys", "redis", "metrics_host", "metrics_port", "jobs_dir"},
+    "gateway": {
+        *("host", "port", "processes", "grpc_port", "keys", "redis", "metrics_host", "metrics_port"),
+        *("jobs_dir", "jobs_redis"),
+    },
     "worker": {"redis", "metrics_host", "metrics_port", "runner_socket"},
-    "jobs": {"redis", "jobs_dir", "jobs_gateway"},
+    "jobs": {"redis", "jobs_redis", "jobs_dir", "jobs_gateway"},
 }
 LEFT_OUT = {
     "gateway": set[str](),

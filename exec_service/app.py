@@ -96,7 +96,7 @@ class Gateway:
         except QueueUnavailable as unavailable:
             self.dispatch.release.queue_is(str(unavailable))
         dispatch = self.dispatch
-        refresh = partial(self.worker_registry.refresh_forever, lambda: bool(dispatch.waiting), dispatch.release.look_again)
+        refresh = partial(self.worker_registry.refresh_forever, lambda: dispatch.waiting.count > 0, dispatch.release.look_again)
         self._tasks.append(self.supervisor.start("worker_registry", refresh))
         if self.keys is not None:
             self._tasks.append(self.supervisor.start("keys", self.keys.reread_forever))

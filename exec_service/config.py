@@ -15,8 +15,13 @@ from msgspec import Meta, Struct
 from exec_wire.messages.bounds import MOST, Bounds
 from exec_wire.messages.calls import GivenLabel
 from exec_wire.messages.unknown_fields import suggestion
+from exec_wire.queue.urls import is_several
 
 ENV_PREFIX = "EXEC_"
+REDIS = (
+    "Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://; several URLs, separated by commas, "
+    "or redis+cluster://, are one queue, see cluster.md"
+)
 LOG_LEVELS = "Lowest level of the log lines that are written; requests are info, see docs/operations.md"
 LOG_FORMAT = "Format of every log line; if not set, text on a terminal and json elsewhere"
 BOUNDS = Bounds()
@@ -80,7 +85,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     header_s: Annotated[float, about("How long a connection may take to send its headers; beyond it 408", gt=0)] = 30.0
     body_s: Annotated[float, about("Time for a body to arrive, plus 1 s for each 128 KiB received; beyond it 408", gt=0)] = 60.0
 
-    redis: Annotated[str, about("Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")] = ""
+    redis: Annotated[str, about(REDIS)] = ""
     metrics_host: Annotated[str, about("Address of the port for metrics and health")] = "127.0.0.1"
     metrics_port: Annotated[int, about("Port for metrics and health; 0: a free one, none with `up`", ge=0, le=65535)] = 0
 
@@ -135,6 +140,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     fusion_wait_s: Annotated[float, about("Time beyond its limits until a SandboxFusion call gets 504", gt=0, le=3600)] = 8.0
 
     jobs_dir: Annotated[str, about("Folder of bulk jobs, shared by gateways and jobs workers, see jobs.md; empty: none")] = ""
+    jobs_redis: Annotated[str, about("Redis or Valkey server of bulk jobs; that of EXEC_REDIS if empty")] = ""
     jobs_max_items: Annotated[int, about("Items in one bulk job; beyond it 413", ge=1)] = 1_000_000
     jobs_max_bytes: Annotated[int, about("Bytes in one bulk job; beyond it 413", ge=1)] = 8 << 30
     jobs_max_live: Annotated[int, about("Unfinished bulk jobs of one tenant; beyond it 429", ge=1)] = 100
@@ -150,6 +156,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
     @property
+    def jobs_broker(self) -> str:
+        return self.jobs_redis or self.redis
+
+    @property
     def bounds(self) -> Bounds:
         return Bounds(self.max_files, self.max_path_depth, self.max_variables, self.max_text_bytes)
 
@@ -159,12 +169,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"max_calls ({self.max_calls}) is below max_calls_per_request ({self.max_calls_per_request})")
         if self.max_bytes < self.max_body_bytes:
             raise ConfigError(f"max_bytes ({self.max_bytes}) is below max_body_bytes ({self.max_body_bytes})")
+        if self.jobs_dir:
+            _check_broker(self.jobs_broker)
 
 
 class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
     """Settings of `exec-service jobs-worker`, which runs the chunks of bulk jobs in a cluster."""
 
-    redis: Annotated[str, about("URL of the gateways' Redis or Valkey server")] = ""
+    redis: Annotated[str, about("URL of the gateways' Redis or Valkey server, if jobs_redis is not set")] = ""
+    jobs_redis: Annotated[str, about("URL of the Redis or Valkey server of bulk jobs, as the gateways have it")] = ""
     jobs_dir: Annotated[str, about("The gateways' folder of bulk jobs")] = ""
     jobs_gateway: Annotated[str, about("URL of the gateway or of a load balancer, or several URLs separated by commas")] = (
         "http://127.0.0.1:8080"
@@ -174,15 +187,25 @@ class JobsWorkerConfig(Struct, frozen=True, kw_only=True):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], about(LOG_LEVELS)] = "warning"
     log_format: Annotated[Literal["json", "text"], about(LOG_FORMAT)] = msgspec.field(default_factory=default_log_format)
 
+    @property
+    def jobs_broker(self) -> str:
+        return self.jobs_redis or self.redis
+
     def __post_init__(self) -> None:
-        missing = [name for name in ("redis", "jobs_dir") if not getattr(self, name)]
+        missing = [name for name, value in (("redis", self.jobs_broker), ("jobs_dir", self.jobs_dir)) if not value]
         if missing:
             options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise ConfigError(
                 f"a jobs worker needs {options} (or EXEC_{', EXEC_'.join(missing).upper()}), the same as its gateways"
             )
+        _check_broker(self.jobs_broker)
         if not all(url.strip().startswith(("http://", "https://")) for url in self.jobs_gateway.split(",")):
             raise ConfigError(f"jobs_gateway must be a URL such as http://gateway:8080, not {self.jobs_gateway!r}")
+
+
+def _check_broker(urls: str) -> None:
+    if is_several(urls):
+        raise ConfigError("bulk jobs need one Redis or Valkey server: name it in EXEC_JOBS_REDIS, for EXEC_REDIS has several")
 
 
 C = TypeVar("C", bound=Struct)

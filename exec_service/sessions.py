@@ -159,18 +159,19 @@ class SessionRouter:
         if parts is None:
             raise Refusal("no_such_session", "this is not the id of a session")
         try:
-            return await self._ask(parts.worker, order, kind, deadline_s)
+            return await self._ask(parts.worker, order, kind, deadline_s, pin=id)
         except SessionLost:
             raise Refusal("session_lost", "the worker of the session is gone or does not reply") from None
 
-    async def _ask(self, worker: str, order: wire.Order, kind: type[R], deadline_s: float) -> R:
+    async def _ask(self, worker: str, order: wire.Order, kind: type[R], deadline_s: float, pin: str = "") -> R:
+        """`pin`: the id of the session, whose jobs all go the same way."""
         if not self._worker_registry.has(worker):
             raise SessionLost
         id = next(self._ids)
         with self._dispatch.asking(id) as answer:
             job = Job(id, wire.pack_sessions(order), round(deadline_s * 1000), self._queue.name)
             try:
-                await self._queue.publish_to(worker, job)
+                await self._queue.publish_to(worker, job, pin)
             except QueueUnavailable as unavailable:
                 if not unavailable.sent:  # else the worker may have it and reply
                     raise Refusal("not_ready", str(unavailable), retry_after_s=self._config.retry_after_max_s) from None

@@ -56,7 +56,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     redis: Annotated[
-        str, Meta(description="URL of the Redis or Valkey server between gateways and workers: redis://, rediss:// or unix://")
+        str, Meta(description="Redis or Valkey server between gateways and workers: the URL, or URLs, that the gateways have")
     ] = ""
     metrics_host: Annotated[str, Meta(description="Address of the port for metrics and health, in a cluster")] = "127.0.0.1"
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="That port; 0 takes a free one")] = 0

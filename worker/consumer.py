@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, Self, TypeVar
@@ -51,10 +51,11 @@ class Consumer:
         queue: WorkerQueue,
         sessions: Sessions | None = None,
         supervisor: Supervisor | None = None,
-        hold_ahead: bool = True,
+        *,
+        near: bool = False,
     ) -> None:
-        """`hold_ahead`: whether taking a job ahead saves a way to the queue."""
-        self._hold_ahead = hold_ahead
+        """`near`: the queue is in this process, so a job is here at once and none is held for its way."""
+        self._near = near
         self._name, self._pool, self._queue, self._sessions = name, pool, queue, sessions
         self._supervisor = supervisor or Supervisor()
         self._slot_of: dict[str, int] = {}
@@ -121,6 +122,10 @@ class Consumer:
             return []
 
     @property
+    def shard_states(self) -> Mapping[str, bool]:
+        return self._queue.states
+
+    @property
     def cannot_take_because(self) -> str:
         """The reason why no slots are announced, or empty."""
         if self.draining:
@@ -155,17 +160,17 @@ class Consumer:
 
     def _room(self, wanted: int, most: int) -> int:
         """`most`: jobs that this worker has at once, so that there are no more unsent answers than slots."""
-        return max(0, min(wanted, most - len(self._running)))
-
-    @property
-    def _ahead(self) -> int:
-        return self._pool.to_hold if self._hold_ahead else 0
+        return max(0, min(wanted, most - len(self._running) + self._queue.stranded))
 
     def _more_to_hold(self) -> int:
         """As many as cells wait; and when half of those are used up that would start soon, several together."""
-        pool, held, ahead = self._pool, len(self._held), self._ahead
-        most = ahead if 2 * held <= ahead else 0
+        pool, held, to_hold = self._pool, len(self._held), self._to_hold
+        most = to_hold if 2 * held <= to_hold else 0
         return max(0, max(min(pool.cells_waiting, pool.slots), most) - held)
+
+    @property
+    def _to_hold(self) -> int:
+        return 0 if self._near else self._pool.to_hold
 
     def _start(self, job: Job) -> None:
         self.taken += 1
@@ -236,10 +241,10 @@ class Consumer:
         while True:
             try:
                 return await ask()
-            except QueueUnavailable as away:
+            except QueueUnavailable:  # maybe only its server: whether the queue is unavailable shows when jobs are taken
                 if time.monotonic() > received + job.remaining_ms / 1000 + LATE_S:
                     raise
-                await self._pause_for_queue(away)
+                await asyncio.sleep(QUEUE_PAUSE_S)
 
     async def _hold(self, job: Job, call: Call, received: float) -> None:
         """Wait for a slot. `TimeoutError` if the deadline passes before."""
@@ -343,7 +348,7 @@ class Consumer:
             max_sessions=self._sessions.most if self._sessions and pool.alive and not self.draining else 0,
             session_memory_bytes=self._sessions.memory_bytes if self._sessions else 0,
             session_counts=dict(self._sessions.counts) if self._sessions else {},
-            holds=0 if self.cannot_take_because else self._ahead,
+            holds=0 if self.cannot_take_because else self._to_hold,
         )
 
 

@@ -62,7 +62,7 @@ async def serve_gateway(config: GatewayConfig) -> None:
     metrics_port = metrics_server(gateway.report, config.metrics_host, config.metrics_port, supervisor)
     async with gateway, metrics_port as metrics:
         keep_jobs(gateway)
-        await serve(gateway, stop=stop, listening=lambda url: say(ready(config, name, url, metrics)))
+        await serve(gateway, stop=stop, listening=lambda url: say(ready(queue.where, name, url, metrics)))
     supervisor.check()
 
 
@@ -72,14 +72,14 @@ async def start_processes(config: GatewayConfig) -> None:
     from exec_service.cli.processes import Processes
     from exec_service.telemetry.metrics_server import metrics_server
 
-    _, name, stop, supervisor = common.start_cluster_process(config.redis)
+    queue, name, stop, supervisor = common.start_cluster_process(config.redis)
     if config.grpc_port:
         address_for_grpc(config.host, config.grpc_port, keys=bool(config.keys))  # each process binds it for itself
     with bind(config.host, config.port, keys=bool(config.keys)) as sock:
         processes = Processes(config.processes, supervisor, sock.fileno())
         metrics_port = metrics_server(processes.report, config.metrics_host, config.metrics_port, supervisor)
         async with processes, metrics_port as metrics:
-            say(ready(config, name, url_of(sock), metrics))
+            say(ready(queue.where, name, url_of(sock), metrics))
             await stop.wait()
             await processes.drain()
     supervisor.check()
@@ -109,10 +109,8 @@ def keep_jobs(gateway: Gateway) -> None:
     if gateway.jobs is not None:
         from exec_service.jobs.celery_tasks import CeleryChunkQueue  # Celery is slow to load and not always needed
 
-        gateway.keep_jobs(CeleryChunkQueue(gateway.config.redis))
+        gateway.keep_jobs(CeleryChunkQueue(gateway.config.jobs_broker))
 
 
-def ready(config: GatewayConfig, name: str, url: str, metrics: str) -> str:
-    from exec_wire.queue.connection import where
-
-    return READY.format(name=name, url=url, queue=where(config.redis), metrics=metrics)
+def ready(queue: str, name: str, url: str, metrics: str) -> str:
+    return READY.format(name=name, url=url, queue=queue, metrics=metrics)

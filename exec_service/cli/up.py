@@ -137,7 +137,7 @@ async def _work(
             return
         async with (
             Sessions(NAME, pool, supervisor) as sessions,
-            Consumer(NAME, pool, queue.worker(NAME), sessions, supervisor, hold_ahead=False) as consumer,
+            Consumer(NAME, pool, queue.worker(NAME), sessions, supervisor, near=True) as consumer,
         ):
             await gateway.worker_registry.refresh()
             gateway.dispatch.release.look_again()

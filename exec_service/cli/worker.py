@@ -59,16 +59,15 @@ async def start_processes(config: WorkerConfig, end_with_stdin: bool) -> None:
     """Keep the processes of a worker running until a signal arrives. Raises as `work` does, and `DidNotStart`."""
     from exec_service.cli.processes import Processes
     from exec_service.telemetry.metrics_server import metrics_server
-    from exec_wire.queue.connection import where
 
-    _, name, stop, supervisor = common.start_cluster_process(config.redis)
+    queue, name, stop, supervisor = common.start_cluster_process(config.redis)
     if end_with_stdin:
         common.stop_with_stdin(stop)
     processes = Processes(config.processes, supervisor)
     metrics_port = metrics_server(processes.report, config.metrics_host, config.metrics_port, supervisor)
     async with processes, metrics_port as metrics:
         what = f"{config.processes} processes"
-        say(READY.format(name=name, slots=config.slots, what=what, queue=where(config.redis), metrics=metrics))
+        say(READY.format(name=name, slots=config.slots, what=what, queue=queue.where, metrics=metrics))
         await stop.wait()
         await processes.drain()
     supervisor.check()
@@ -86,7 +85,6 @@ async def work(config: WorkerConfig, family: Path | None = None, *, end_with_std
     from exec_service.telemetry.metrics_server import metrics_server
     from exec_service.telemetry.processes import Question, Report
     from exec_service.telemetry.worker_metrics import WorkerMetrics
-    from exec_wire.queue.connection import where
     from worker.consumer import Consumer
     from worker.pool import Pool
     from worker.sessions import Sessions
@@ -114,7 +112,7 @@ async def work(config: WorkerConfig, family: Path | None = None, *, end_with_std
         else:
             server = metrics_server(report, config.metrics_host, config.metrics_port, supervisor)
             metrics, what = await stack.enter_async_context(server), f"sandbox tier {pool.sandbox.tier}"
-            say(READY.format(name=name, slots=pool.slots, what=what, queue=where(config.redis), metrics=metrics))
+            say(READY.format(name=name, slots=pool.slots, what=what, queue=queue.where, metrics=metrics))
         await stop.wait()
         await consumer.drain(config.drain_s)
     supervisor.check()

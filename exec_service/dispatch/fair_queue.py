@@ -60,12 +60,13 @@ class FairQueue:
         self.tenant_weight = weight_of
         self._priorities = {name: _Priority(weight) for name, weight in PRIORITY_WEIGHTS.items()}
         self._now = 0.0  # the turn of the priority that was served last
-        self.count = 0
+        self.count = 0  # without those that are parked
         self.classes: set[str] = set()  # of the jobs that were put since the queue was empty
         self._front = itertools.count(-1, -1)
+        self.parked: dict[tuple[str, str], OrderedDict[PendingJob, None]] = {}  # by shard and class: cannot be released now
 
     def __len__(self) -> int:
-        return self.count
+        return self.count + sum(map(len, self.parked.values()))
 
     def weight_of(self, tenant: str) -> float:
         return 1.0 if self.tenant_weight is None else max(self.tenant_weight(tenant), LEAST_WEIGHT)
@@ -135,8 +136,21 @@ class FairQueue:
             self.classes.clear()
         return job
 
+    def park(self, job: PendingJob, shard: str) -> None:
+        """Set a job aside that was taken: its shard (any, if empty) is not open for its class."""
+        self.parked.setdefault((shard, job.needs), OrderedDict())[job] = None
+
+    def unpark(self, is_open: Callable[[str, str], bool]) -> None:
+        """Put those jobs back, first in line, whose shard is open again."""
+        for key in [key for key in self.parked if is_open(*key)]:
+            self.put_back(list(self.parked.pop(key)))
+
     def remove(self, job: PendingJob) -> None:
+        for jobs in self.parked.values():
+            if job in jobs:
+                del jobs[job]
+                return
         line = self._priorities[job.priority].lines.get(job.tenant)
-        jobs = line.jobs.get(job.needs) if line is not None else None
-        if jobs is not None and jobs.pop(job, None) is not None:
+        waiting = line.jobs.get(job.needs) if line is not None else None
+        if waiting is not None and waiting.pop(job, None) is not None:
             self.count -= 1

@@ -5,6 +5,7 @@ Jobs that the queue refused or lost are published again. While the queue is unav
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NoReturn
@@ -16,7 +17,17 @@ from exec_service.dispatch.tickets import JobState, PendingJob, Ticket
 from exec_service.dispatch.workers import WorkerRegistry
 from exec_service.telemetry.metrics import Metrics
 from exec_wire.messages.calls import MAX_STARTS, Result, verdict
-from exec_wire.queue.protocol import FORGOTTEN_S, RECONCILE_S, RENEW_S, GatewayQueue, Job, QueueUnavailable, record_name
+from exec_wire.queue.protocol import (
+    FORGOTTEN_S,
+    RECONCILE_S,
+    RENEW_S,
+    GatewayQueue,
+    Job,
+    QueueUnavailable,
+    Shards,
+    ShardsUnavailable,
+    record_name,
+)
 
 log = logging.getLogger("exec_service.dispatch")
 
@@ -52,6 +63,8 @@ class Release:
     def look_again(self) -> None:
         """The list of workers was read and may have changed, and with it the credit."""
         self._reached = True
+        if self._queue.shards is not None:
+            self._table.waiting.unpark(self._queue.shards.is_open)
         self.work.set()
 
     def queue_is(self, unavailable_because: str) -> None:
@@ -65,7 +78,7 @@ class Release:
 
     async def release_forever(self) -> NoReturn:
         """Publish waiting jobs whenever there is credit for them."""
-        table, registry, admission = self._table, self._worker_registry, self._admission
+        table, registry, admission, queue = self._table, self._worker_registry, self._admission, self._queue
         self.work.set()  # after a failure there is work left
         while True:
             await self.work.wait()
@@ -77,14 +90,17 @@ class Release:
                     table.deadlines.run_due()
                 while table.waiting.count and admission.bytes <= admission.max_bytes:
                     window, window_for, classes = registry.window, registry.window_for, table.waiting.classes
-                    most = min(RELEASED_AT_ONCE, window - len(table.released))
-                    credit = Credit(most, {needs: window_for.get(needs, 0) - table.released_of[needs] for needs in classes})
+                    released, released_of = self._in_use()
+                    most = min(RELEASED_AT_ONCE, window - released)
+                    credit = Credit(most, {needs: window_for.get(needs, 0) - released_of[needs] for needs in classes})
                     # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
                     of_bulk = {needs: max(window_for.get(needs, 0) - 1, 1) - table.bulk_released_of[needs] for needs in classes}
                     bulk = Credit(max(window - 1, 1) - sum(table.bulk_released_of.values()), of_bulk)
                     jobs = list(iter(partial(table.waiting.take, credit, bulk), None))
                     if not jobs:
                         break
+                    if queue.shards is not None:
+                        jobs = self._park_closed(jobs, queue.shards)
                     table.release(jobs, self._clock())
                     await self._publish(jobs)
                 if self._reached and self.unavailable_because:
@@ -94,6 +110,24 @@ class Release:
                 self.queue_is(str(unavailable))
             await asyncio.sleep(RETRY_S)
             self.work.set()
+
+    def _in_use(self) -> tuple[int, Counter[str]]:
+        """The credit in use: in all, and by class. A job at a server that cannot be used holds none."""
+        table, stranded = self._table, self._queue.shards.stranded if self._queue.shards is not None else None
+        if not stranded:
+            return len(table.released), table.released_of
+        return len(table.released) - stranded.total(), table.released_of - stranded
+
+    def _park_closed(self, jobs: list[PendingJob], shards: Shards) -> list[PendingJob]:
+        """Those of these jobs that can be published now. The others are set aside."""
+        open_jobs = []
+        for job in jobs:
+            shard = shards.shard_of(job.id, record_of(job))
+            if shards.is_open(shard, job.needs):
+                open_jobs.append(job)
+            else:
+                self._table.waiting.park(job, shard)
+        return open_jobs
 
     async def _publish(self, jobs: list[PendingJob]) -> None:
         """In parts, each of which the queue takes or refuses as a whole."""
@@ -108,11 +142,16 @@ class Release:
                     first, times = job.tickets[0], job.publications
                     deadline_at = first.deadline_at if len(job.tickets) == 1 else job.deadline_at
                     left_ms, waited_ms = max(0, round((deadline_at - now) * 1000)), round((now - first.accepted_at) * 1000)
-                    record = record_name(job.key.tenant, job.key.key) if job.key and queue.shared else ""
+                    record = record_of(job) if queue.shared else ""
                     weight = waiting.weight_of(job.tenant) if waiting.tenant_weight is not None else 1.0
                     message = Job(job.id, job.payload, left_ms, queue.name, job.needs, times, record, waited_ms, weight)
                     messages.append(message)
                 await queue.publish(messages)
+            except ShardsUnavailable as error:
+                failed = [job for job in part if job.id in error.failed]
+                for job in failed:
+                    job.publications -= not error.failed[job.id]
+                self._take_back(failed)
             except BaseException as error:
                 if isinstance(error, QueueUnavailable) and not error.sent:
                     for job in part:
@@ -184,6 +223,10 @@ class Release:
                 await self._send_cancels()
             except QueueUnavailable:
                 await asyncio.sleep(RETRY_S)
+
+
+def record_of(job: PendingJob) -> str:
+    return record_name(job.key.tenant, job.key.key) if job.key else ""
 
 
 def portions(jobs: list[PendingJob]) -> Iterator[tuple[int, list[PendingJob]]]:

@@ -20,14 +20,14 @@ from exec_service.config import JobsWorkerConfig
 from exec_service.jobs.chunks import ChunkOptions, run_chunk
 from exec_service.jobs.store import JobStore
 from exec_service.telemetry.logs import say
-from exec_wire.queue.connection import where
 from exec_wire.queue.protocol import QueueUnavailable
+from exec_wire.queue.urls import where
 from exec_wire.supervisor import EXIT_TASK_FAILED
 
 T = TypeVar("T")
 QUEUE = "chunks"
 TASK = "exec_service.run_chunk"
-MOST_WAITING = 16  # chunks in Redis, of all jobs and all gateways
+MOST_WAITING = 16  # chunks at the broker, of all jobs and all gateways
 CONNECT_S, ANSWER_S = 3.0, 5.0
 REDELIVER_S = 3600  # Celery's own detection of lost tasks; ours is faster, and a finished chunk is not run again
 READY = "exec-service: jobs worker takes chunks: {chunks} at once (queue: {queue}, gateway: {gateway}, folder: {folder})"
@@ -88,7 +88,7 @@ class CeleryChunkQueue:
 
 def work(config: JobsWorkerConfig) -> int:
     """Run chunks until a signal comes; then save partial results. Returns the exit code."""
-    app, stopping = make_app(config.redis), threading.Event()
+    app, stopping = make_app(config.jobs_broker), threading.Event()
     store, options = JobStore(Path(config.jobs_dir)), ChunkOptions(config.jobs_gateway, config.jobs_at_once)
 
     @app.task(name=TASK)  # type: ignore[untyped-decorator]
@@ -96,7 +96,7 @@ def work(config: JobsWorkerConfig) -> int:
         run_chunk(store, job, number, options, stopping)
 
     def on_ready(**_: Any) -> None:
-        queue, gateway = where(config.redis), config.jobs_gateway
+        queue, gateway = where(config.jobs_broker), config.jobs_gateway
         say(READY.format(chunks=config.jobs_chunks, queue=queue, gateway=gateway, folder=store.folder))
 
     signals.setup_logging.connect(lambda **_: None, weak=False)  # with a receiver, Celery leaves the loggers as they are

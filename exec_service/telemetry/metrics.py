@@ -177,6 +177,11 @@ class GatewayCollector(Collector):
         yield gauge("exec_waiting", "Calls that wait in the gateway for a credit", len(dispatch.waiting))
         yield gauge("exec_released", "Calls released to workers and unanswered", len(dispatch.released))
         yield gauge("exec_queue_up", "1 if the job queue is available", not dispatch.away_because)
+        states = self._queue.shards.states if self._queue.shards is not None else {}
+        up = gauge("exec_shard_up", "1 if this server of the job queue can be used, if there are several", labels=["shard"])
+        yield labelled(up, {name: state.available for name, state in states.items()})
+        unanswered = gauge("exec_shard_released", "Calls released to workers by this server and unanswered", labels=["shard"])
+        yield labelled(unanswered, {name: state.unanswered for name, state in states.items()})
         yield gauge("exec_queue_oldest_seconds", oldest, dispatch.oldest_wait_s)
         yield gauge("exec_workers", "Live workers", len(workers))
         yield gauge("exec_slots", "Slots of all live workers", registry.slots)

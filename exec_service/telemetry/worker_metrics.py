@@ -33,6 +33,8 @@ class WorkerMetrics(Collector):
         yield GaugeMetricFamily("exec_worker_slots", "Programs that can run at the same time", pool.slots)
         yield GaugeMetricFamily("exec_worker_busy", "Programs that run now", pool.slots - pool.free_slots)
         yield GaugeMetricFamily("exec_worker_queue_up", "1 if the job queue is available", not consumer.queue_unavailable)
+        up = "1 if this server of the job queue can be used, if there are several"
+        yield labelled(GaugeMetricFamily("exec_worker_shard_up", up, labels=["shard"]), consumer.shard_states)
         yield GaugeMetricFamily("exec_worker_draining", "1 if the worker takes no more jobs", consumer.draining)
         yield CounterMetricFamily("exec_worker_taken", "Jobs taken from the queue", consumer.taken)
         again = "Of these, jobs delivered before, to this or another worker"

@@ -20,6 +20,7 @@ from hiredis import HiredisError, Reader, pack_command
 from redis.asyncio.connection import ConnectionPool, SSLConnection, UnixDomainSocketConnection
 
 from exec_wire.queue.protocol import QueueUnavailable
+from exec_wire.queue.urls import where
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -27,6 +28,7 @@ CONNECT_S = 3.0
 ANSWER_S = 5.0  # a server that is silent for so long is unavailable
 PAUSE_S, PAUSE_MOST_S = 0.05, 1.0  # between attempts to connect; doubled each time
 PING_S = 2.0
+REDIRECTIONS = 4  # attempts of a command whose keys move between servers of a cluster
 
 Word = str | bytes | int | float
 Command = tuple[Word, ...]
@@ -36,6 +38,7 @@ Command = tuple[Word, ...]
 _GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists")
 # The server did not execute the command: it is a replica, waits for its replicas or for a script, cannot write to its disk.
 _NOT_DONE = ("MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF", "OOM", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED")
+_ELSEWHERE = ("MOVED ", "ASK ", "CROSSSLOT")  # nor these: it belongs to a cluster, and another server has the keys
 # The connection is of no use: the server starts, wants another password or has too many clients.
 _NO_SERVICE = ("LOADING", "NOAUTH", "WRONGPASS", "ERR max number of clients")
 _NOT_ENOUGH = object()
@@ -52,14 +55,11 @@ class ServerError(Exception):
     """The server answered with an error; the message begins with the server's code."""
 
 
-def where(url: str) -> str:
-    """The server's address, without the password."""
-    parts = urlsplit(url)
-    return f"unix://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
-
-
 def _packed(*commands: Command) -> bytes:
     return b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
+
+
+Host = tuple[str, int]
 
 
 class Server:
@@ -85,12 +85,103 @@ class Server:
         self.login.append(("CLIENT", "ID"))
 
     async def connect(self, connection: Connection) -> None:
-        loop, settings = asyncio.get_running_loop(), self._settings
-        if isinstance(settings, UnixDomainSocketConnection):
-            await loop.create_unix_connection(lambda: connection, settings.path)
+        if isinstance(self._settings, UnixDomainSocketConnection):
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, self._settings.path)
         else:
-            ssl = settings.ssl_context.get() if isinstance(settings, SSLConnection) else None
-            await loop.create_connection(lambda: connection, settings.host, settings.port, ssl=ssl)
+            await self.connect_to(connection, (self._settings.host, self._settings.port))
+
+    async def connect_to(self, connection: Connection, host: Host) -> None:
+        ssl = self._settings.ssl_context.get() if isinstance(self._settings, SSLConnection) else None
+        await asyncio.get_running_loop().create_connection(lambda: connection, *host, ssl=ssl)
+
+    def lost(self) -> None:
+        """A connection broke, or none could be opened."""
+
+    def moved(self, words: str) -> bool:
+        """Whether a new connection leads to the server that this answer names."""
+        return False
+
+    def asked(self, words: str) -> Server | None:
+        """The server that has to be asked this once, if the answer names one."""
+        return None
+
+
+class ClusterServer(Server):
+    """The primary of a Redis Cluster that has a slot. Another one may have it soon: the slot moves, or the primary is lost."""
+
+    def __init__(self, url: str, slot: int) -> None:
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        self._seeds = [_host(host) for host in hosts.split(",")]
+        first = f"{login}@{hosts.split(',')[0]}" if login else hosts.split(",")[0]
+        super().__init__(parts._replace(scheme=parts.scheme.removesuffix("+cluster"), netloc=first, path="").geturl())
+        self.name, self._slot = f"slot {slot} of {where(url)}", slot
+        self._nodes: list[Host] = []
+        self._at: Host | None = None
+
+    async def connect(self, connection: Connection) -> None:
+        if self._at is None:
+            self._at = await self._find()
+        await self.connect_to(connection, self._at)
+
+    async def _find(self) -> Host:
+        """Ask any server of the cluster."""
+        why: object = ""
+        for host in [*random.sample(self._nodes, len(self._nodes)), *self._seeds]:
+            probe = Connection()
+            try:
+                async with asyncio.timeout(CONNECT_S / 3):
+                    await self.connect_to(probe, host)
+                    probe.write(_packed(*self.login, ("CLUSTER", "SLOTS")))
+                    *_, ranges = [await probe.next_answer() for _ in (*self.login, "ranges")]
+            except OSError as error:
+                why = error or type(error).__name__
+                continue
+            finally:
+                probe.close()
+            self._nodes = [_named(node, host) for _, _, *nodes in ranges for node in nodes]
+            for first, last, primary, *_ in ranges:
+                if first <= self._slot <= last:
+                    return _named(primary, host)
+            why = f"no primary has slot {self._slot}"
+        raise ConnectionError(str(why))
+
+    def lost(self) -> None:
+        self._at = None
+
+    def moved(self, words: str) -> bool:
+        if not words.startswith("MOVED "):
+            return False
+        self._at = self._target(words)
+        return True
+
+    def asked(self, words: str) -> Server | None:
+        return _OneOf(self, self._target(words)) if words.startswith("ASK ") else None
+
+    def _target(self, words: str) -> Host:
+        host, port = _host(words.split()[2])
+        return host or (self._at or self._seeds[0])[0], port
+
+
+class _OneOf(Server):
+    """Another server of the same cluster."""
+
+    def __init__(self, cluster: ClusterServer, host: Host) -> None:
+        self._cluster, self._host, self.login = cluster, host, cluster.login
+        self.name, self.database = f"{host[0]}:{host[1]}", 0
+
+    async def connect(self, connection: Connection) -> None:
+        await self._cluster.connect_to(connection, self._host)
+
+
+def _host(text: str) -> Host:
+    host, _, port = text.rpartition(":") if text.rpartition(":")[2].isdecimal() else (text, "", "6379")
+    return host.strip("[]"), int(port)
+
+
+def _named(node: Sequence[Any], asked: Host) -> Host:
+    """A server that does not know its own address names none: it is the one that was asked."""
+    return (node[0] or b"").decode() or asked[0], int(node[1])
 
 
 class Connection(asyncio.Protocol):
@@ -178,8 +269,9 @@ class _Exchange(NamedTuple):
 class Link:
     """One connection, opened at the first call. Callers share it; none waits for the answer to another one to send."""
 
-    def __init__(self, url: str) -> None:
-        self._server = Server(url)
+    def __init__(self, server: Server | str) -> None:
+        self._server = server if isinstance(server, Server) else Server(server)
+        self._asked: dict[str, Link] = {}  # to servers of a cluster that have a part of a slot that moves
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
         self._pause_s = PAUSE_S
@@ -200,11 +292,29 @@ class Link:
         Raises:
             QueueUnavailable: there is no answer, or one is an error. `NoGroup` is a kind of it.
         """
-        answers = await self.try_(*commands, block_s=block_s)
+        for _ in range(REDIRECTIONS):
+            answers = await self.try_(*commands, block_s=block_s)
+            if isinstance(answers[0], ServerError) and (other := self._server.asked(str(answers[0]))) is not None:
+                answers = await self._ask(other, commands, block_s)
+            if not (isinstance(answers[0], ServerError) and self._follow(str(answers[0]))):
+                break
         for answer in answers:
             if isinstance(answer, ServerError):
                 raise self._translated(str(answer))
         return answers
+
+    async def _ask(self, server: Server, commands: Sequence[Command], block_s: float) -> list[Any]:
+        link = self._asked.setdefault(server.name, Link(server))
+        asking: list[Command] = [part for command in commands for part in (("ASKING",), command)]
+        return (await link.try_(*asking, block_s=block_s))[1::2]
+
+    def _follow(self, words: str) -> bool:
+        """Whether the next attempt goes to another server, because this one did not execute the command."""
+        if not words.startswith("MOVED "):
+            return False
+        if self._connection is not None:
+            self._connection.lose(words)
+        return self._server.moved(words)
 
     async def try_(self, *commands: Command, block_s: float = 0.0) -> list[Any]:
         """As `call`, but returns a `ServerError` among the answers."""
@@ -236,6 +346,7 @@ class Link:
             try:
                 connection = await Connection.open(self._server)
             except OSError as error:  # a TimeoutError is an OSError
+                self._server.lost()
                 self._not_before = time.monotonic() + self._pause_s * random.uniform(0.7, 1.3)
                 self._pause_s = min(2 * self._pause_s, PAUSE_MOST_S)
                 why = f"cannot connect to {self._server.name}: {error or type(error).__name__}"
@@ -255,6 +366,7 @@ class Link:
                 exchange.done.set_result(exchange.answers)
 
     def _drop(self, why: str) -> None:
+        self._server.lost()
         self._connection = None
         self._outgoing = []
         exchanges, self._exchanges = self._exchanges, deque()
@@ -267,15 +379,19 @@ class Link:
         """The meaning of an error of the server. An unknown one may have come after the server did a part of the work."""
         if any(gone in words for gone in _GONE):
             return NoGroup(words)
+        if words.startswith(_ELSEWHERE) and not isinstance(self._server, ClusterServer):
+            words = f"{words} (EXEC_REDIS names a server of a cluster: use redis+cluster://{self._server.name}/?shards=N)"
         if words.startswith("READONLY") and self._connection is not None:
             self._connection.lose(words)  # a new connection may lead to the new primary
-        if words.startswith(_NOT_DONE):
+        if words.startswith(_NOT_DONE + _ELSEWHERE):
             return QueueUnavailable(f"{self._server.name}: {words}", sent=False)
         log.error("the server refused a command: %s", words)
         return QueueUnavailable(f"{self._server.name} refused a command: {words}", sent=True)
 
     async def close(self) -> None:
         self._not_before = float("inf")
+        for link in self._asked.values():
+            await link.close()
         if self._connection is not None:
             self._connection.lose("closed")
             await asyncio.sleep(0)  # the transport closes its socket in the next turn
@@ -284,8 +400,8 @@ class Link:
 class Subscription:
     """Messages of some channels. Messages published while the connection is broken are lost."""
 
-    def __init__(self, url: str, channels: Sequence[str]) -> None:
-        self._server, self._channels = Server(url), list(channels)
+    def __init__(self, server: Server | str, channels: Sequence[str]) -> None:
+        self._server, self._channels = server if isinstance(server, Server) else Server(server), list(channels)
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
 
@@ -300,6 +416,7 @@ class Subscription:
                 try:
                     self._connection = await Connection.open(self._server, self._channels)
                 except OSError as error:
+                    self._server.lost()
                     raise self._unavailable(error) from error
             return self._connection
 

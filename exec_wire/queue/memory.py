@@ -87,6 +87,7 @@ class MemoryQueue:
 class MemoryGatewayEnd:
     shared = False
     forgotten = 0
+    shards = None
 
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self.name = queue, name
@@ -101,7 +102,7 @@ class MemoryGatewayEnd:
             queue.waiting.extend((job, now + job.remaining_ms / 1000) for job in jobs)
             queue.arrival.notify_all()
 
-    async def publish_to(self, worker: str, job: Job) -> None:
+    async def publish_to(self, worker: str, job: Job, pin: str = "") -> None:
         if worker in self._queue.directed and worker not in self._queue.left:
             self._queue.directed[worker].put([job])
 
@@ -145,6 +146,9 @@ class MemoryGatewayEnd:
 
 
 class MemoryWorkerEnd:
+    stranded = 0
+    states: Mapping[str, bool] = {}
+
     def __init__(self, queue: MemoryQueue, name: str) -> None:
         self._queue, self._name = queue, name
         self.unreadable: Counter[str] = Counter()  # nothing here is packed

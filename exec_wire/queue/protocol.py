@@ -20,6 +20,9 @@
              while (`exec_wire.queue.early_cancels`). A job that was cancelled is never published again.
   Directed   A job for one worker is delivered to it at most once and never to another: it has no lease. If that worker is gone
              before it answered, the outcome of the job is unknown.
+  Shards     A queue may be several servers. A job with a record goes to the server that the record's name chooses, any other to
+             one with a live worker of its class. A job that may have been published stays with its server, and so do all
+             jobs of a session. A server that cannot be used delays its own jobs alone.
   Time       Messages carry what remains of a deadline, counted on the taker's monotonic clock from receipt;
              no two hosts' clocks are compared.
   Unreadable A job whose contents cannot be read is handed out with an empty payload, which the worker answers
@@ -33,7 +36,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Protocol, get_args
+from typing import Annotated, NamedTuple, Protocol, get_args
 
 from msgspec import Meta, Struct, field
 
@@ -58,6 +61,15 @@ class QueueUnavailable(Exception):
     def __init__(self, why: str, *, sent: bool) -> None:
         super().__init__(f"job queue unavailable: {why}")
         self.sent = sent
+
+
+class ShardsUnavailable(QueueUnavailable):
+    """Some servers of the queue cannot be used now. `failed`: the ids of the jobs that were for them, and whether each may have
+    been published all the same. The others are published."""
+
+    def __init__(self, why: str, failed: Mapping[str, bool]) -> None:
+        super().__init__(why, sent=any(failed.values()))
+        self.failed = failed
 
 
 class Job(Struct, frozen=True, array_like=True):
@@ -98,6 +110,7 @@ class WorkerInfo(Struct, frozen=True):
     max_sessions: int = 0
     session_memory_bytes: int = 0
     session_counts: dict[str, int] = {}  # since its start: started, forks, rollbacks, expired, lost
+    shards: list[str] = []  # the servers that it takes jobs from, by name, if there are several
     holds: Annotated[int, Meta(ge=0)] = 0  # how many jobs it would hold now
 
     @property
@@ -121,6 +134,7 @@ class GatewayInfo(Struct, frozen=True):
     id: str
     backlog: bool = False  # calls wait there
     tenants: dict[str, TenantUse] = {}  # those that have limits and use some
+    shards: list[str] = []  # the servers that it publishes jobs on, by name, if there are several
 
 
 class Ask(Struct, frozen=True, array_like=True):
@@ -149,22 +163,53 @@ def record_name(tenant: str, key: str) -> str:
 NO_USE: Mapping[str, TenantUse] = MappingProxyType({})
 
 
+class ShardState(NamedTuple):
+    available: bool
+    unanswered: int  # jobs that were published there
+
+
+class Shards(Protocol):
+    """What a gateway asks of a queue that is several servers, before it publishes a job there."""
+
+    @property
+    def stranded(self) -> Counter[str]:
+        """Unanswered jobs by class whose shard is not open for it: they use no credit, for no worker has them."""
+
+    def shard_of(self, id: str, record_as: str) -> str:
+        """The shard that a job has to go to: that of its record, or where it may be already. Empty: any."""
+
+    def is_open(self, shard: str, needs: str) -> bool:
+        """Whether the shard, or any if it is empty, can be used and has a live worker of the class."""
+
+    @property
+    def states(self) -> dict[str, ShardState]:
+        """By name."""
+
+
 class GatewayQueue(Protocol):
     """The gateway's end."""
 
     name: str  # what its jobs carry as `reply_to`
     shared: bool  # other gateways may use the same queue
-    forgotten: int  # how often the queue lost its data: a restart without persistence, a flush, an eviction
     unreadable: Counter[str]  # answers, heartbeats and asks that could not be read, by kind
+
+    @property
+    def forgotten(self) -> int:
+        """How often the queue lost its data: a restart without persistence, a flush, an eviction."""
+
+    @property
+    def shards(self) -> Shards | None:
+        """None if the queue is not several servers."""
 
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
         """Send a heartbeat. Returns the other live gateways."""
 
     async def publish(self, jobs: Sequence[Job]) -> None:
-        """Hand jobs to the workers: all of them or none. Returns when the queue has them."""
+        """Hand jobs to the workers: all of them or none, or of several servers `ShardsUnavailable`. Returns when the queue has
+        them."""
 
-    async def publish_to(self, worker: str, job: Job) -> None:
-        """Hand a job to one worker. If that worker is gone, the job is lost."""
+    async def publish_to(self, worker: str, job: Job, pin: str = "") -> None:
+        """Hand a job to one worker. If that worker is gone, the job is lost. Jobs with the same `pin` reach it in order."""
 
     async def receive(self) -> list[Answer]:
         """Wait for at least one answer addressed to this gateway, then return all that have arrived."""
@@ -198,6 +243,14 @@ class WorkerQueue(Protocol):
     """The worker's end."""
 
     unreadable: Counter[str]  # entries that could not be read, by kind
+
+    @property
+    def stranded(self) -> int:
+        """How many answers could not be sent, although other servers of the queue can be used."""
+
+    @property
+    def states(self) -> Mapping[str, bool]:
+        """Which of several servers can be used, by name."""
 
     async def announce(self, info: WorkerInfo) -> None:
         """Send a heartbeat, and take jobs of `info.classes` from now on."""

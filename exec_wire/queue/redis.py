@@ -1,4 +1,5 @@
-"""The job queue on Redis or Valkey streams: any number of gateways and workers, one primary (7.0 or newer), no Redis Cluster.
+"""The job queue on Redis or Valkey streams: any number of gateways and workers, one primary (7.0 or newer), or several that are
+one queue (`exec_wire.queue.shards`).
 
     x1:jobs:{class}       stream, group `workers`   released calls: one entry each, see below
     x1:jobs@{worker}      stream, 120 s             jobs for one worker: the same entries, deleted once read
@@ -13,9 +14,12 @@
     x1:cancel@requests    channel (likewise)                          an `Ask` to all gateways, by request: see `ask_others`
     x1:cancel@{gateway}   channel (likewise)                          replies of other gateways to an `Ask` of this one
 
-Every name begins with x and `LAYOUT_VERSION`. Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that
-waits for its answer, j = the packed `Job`. Of an entry with answers: v, id = of all its jobs, separated by spaces, a = the
-packed `Answer`s. A reader that cannot decode the packed part can still handle the entry by the other fields.
+Every name begins with x and `LAYOUT_VERSION`. In a Redis Cluster the hash tag of the shard follows (`x1:{9}:jobs:python`), so
+that one primary has all keys of a script; scripts name them all.
+
+Fields of an entry: v = `WIRE_VERSION`, id = of the job, to = the gateway that waits for its answer, j = the packed `Job`. Of an
+entry with answers: v, id = of all its jobs, separated by spaces, a = the packed `Answer`s. A reader that cannot decode the
+packed part can still handle the entry by the other fields.
 
 How this implementation keeps the rules of `exec_wire.queue.protocol`:
 
@@ -40,20 +44,35 @@ Scripts (`scripts/*.lua`) are sent with their text (EVAL): a restarted server kn
 payloads.
 """
 
+from exec_wire.queue.protocol import GatewayQueue, WorkerQueue
 from exec_wire.queue.redis_entries import Address
 from exec_wire.queue.redis_gateway import RedisGatewayEnd
 from exec_wire.queue.redis_worker import RedisWorkerEnd
+from exec_wire.queue.sharded_gateway import ShardedGatewayEnd
+from exec_wire.queue.sharded_worker import ShardedWorkerEnd
+from exec_wire.queue.urls import read_urls, where
 
 
-class RedisQueue(Address):
-    """`gateway()` and `worker()` open the two ends.
+class RedisQueue:
+    """`gateway()` and `worker()` open the two ends. `urls`: of one server, or of several that are one queue (`urls`).
 
     Raises:
-        ValueError: the URL is invalid.
+        ValueError: a URL is invalid.
     """
 
-    def gateway(self, name: str) -> RedisGatewayEnd:
-        return RedisGatewayEnd(self, name)
+    def __init__(self, urls: str) -> None:
+        shards = read_urls(urls)
+        self._addresses = {shard.name: Address(shard.url, shard.tag) for shard in shards}
+        self._former = [shard.name for shard in shards if shard.former]
+        self.where = ", ".join(dict.fromkeys(where(shard.url) for shard in shards))
 
-    def worker(self, name: str) -> RedisWorkerEnd:
-        return RedisWorkerEnd(self, name)
+    def gateway(self, name: str) -> GatewayQueue:
+        addresses = self._addresses
+        if len(addresses) == 1:
+            return RedisGatewayEnd(next(iter(addresses.values())), name)
+        ends = {shard: RedisGatewayEnd(address, name, list(addresses)) for shard, address in addresses.items()}
+        return ShardedGatewayEnd(name, ends, self._former)
+
+    def worker(self, name: str) -> WorkerQueue:
+        ends = {shard: RedisWorkerEnd(address, name) for shard, address in self._addresses.items()}
+        return next(iter(ends.values())) if len(ends) == 1 else ShardedWorkerEnd(ends)

@@ -8,8 +8,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exec_wire.queue.connection import Command, Server, Word
+from exec_wire.queue.connection import ClusterServer, Command, Server, Word
 from exec_wire.queue.protocol import LEASE_S
+from exec_wire.queue.urls import slot_of
 
 log = logging.getLogger("exec_wire.redis")
 
@@ -19,10 +20,6 @@ T = TypeVar("T")
 # serve the streams of both numbers for one version, so that gateways and workers can be upgraded one by one.
 LAYOUT_VERSION = 1
 PREFIX = f"x{LAYOUT_VERSION}:"
-WORKERS, WORKER = f"{PREFIX}workers", f"{PREFIX}worker:"
-GATEWAYS, GATEWAY = f"{PREFIX}gateways", f"{PREFIX}gateway:"
-JOBS, DIRECTED, REPLY = f"{PREFIX}jobs:", f"{PREFIX}jobs@", f"{PREFIX}reply@"
-RECORD, CANCELLED = f"{PREFIX}idem:", f"{PREFIX}cancelled:"
 GROUP, NOBODY = "workers", "nobody"  # leave.lua and cancel.lua name `nobody` too
 BLOCK_S = 1.0  # duration of a blocking read; a worker looks for expired leases between two of them
 READ_COUNT = 256
@@ -38,7 +35,8 @@ def _load(path: Path) -> str:
 
 
 SCRIPTS = {path.stem: _load(path) for path in Path(__file__).with_name("scripts").glob("*.lua")}
-_WRITE_FIRST = f"redis.call('UNLINK', '{PREFIX}')\n"  # after one write Redis permits the others although memory is full
+# After one write Redis permits the others although memory is full. This one changes nothing.
+_WRITE_FIRST = "redis.call('EXPIRE', KEYS[1], 1000000000, 'XX', 'LT')\n"
 
 
 def script(name: str, keys: Sequence[Word], *arguments: Word, even_if_full: bool = False) -> Command:
@@ -47,17 +45,24 @@ def script(name: str, keys: Sequence[Word], *arguments: Word, even_if_full: bool
 
 
 class Address:
-    """The server and the channels of its database: Redis does not separate channels by database."""
+    """The server, and the names of keys and channels there. Redis does not separate channels by database, so these name it."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self._database = url, Server(url).database
-        self.cancels = f"{PREFIX}cancel:{self._database}"
-        self.handed_back = f"{PREFIX}handed_back:{self._database}"
-        self.asks = f"{PREFIX}cancel@gateways:{self._database}"
-        self.asks_by_request = f"{PREFIX}cancel@requests:{self._database}"
+    def __init__(self, url: str, tag: str = "") -> None:
+        """`tag`: in a cluster, of all names, so that one primary has all keys."""
+        self.server = ClusterServer(url, slot_of(tag)) if tag else Server(url)
+        self._database = self.server.database
+        self.prefix = prefix = f"{PREFIX}{{{tag}}}:" if tag else PREFIX
+        self.workers, self.worker_key = f"{prefix}workers", f"{prefix}worker:"
+        self.gateways, self.gateway_key = f"{prefix}gateways", f"{prefix}gateway:"
+        self.jobs, self.directed, self.reply = f"{prefix}jobs:", f"{prefix}jobs@", f"{prefix}reply@"
+        self.record, self.mark = f"{prefix}idem:", f"{prefix}cancelled:"
+        self.cancels = f"{prefix}cancel:{self._database}"
+        self.handed_back = f"{prefix}handed_back:{self._database}"
+        self.asks = f"{prefix}cancel@gateways:{self._database}"
+        self.asks_by_request = f"{prefix}cancel@requests:{self._database}"
 
     def told(self, gateway: str) -> str:
-        return f"{PREFIX}cancel@{gateway}:{self._database}"
+        return f"{self.prefix}cancel@{gateway}:{self._database}"
 
 
 class Entry(NamedTuple):
@@ -110,17 +115,30 @@ class Streams:
 
 
 class Heartbeats(Generic[T]):
-    """Decodes the heartbeats of gateways or workers. Ignores unreadable ones; counts and logs each of them once."""
+    """The heartbeats of all gateways or workers. Ignores unreadable ones; counts and logs each of them once."""
 
-    def __init__(self, kind: type[T], who: str) -> None:
-        self._decode, self._who = msgspec.json.Decoder(kind).decode, who
+    def __init__(self, kind: type[T], who: str, ids: str, key: str) -> None:
+        """`ids`: the key of their set; `key`: of a heartbeat, without the id."""
+        self._decode, self._who, self._set, self._key = msgspec.json.Decoder(kind).decode, who, ids, key
+        self._ids: list[bytes] = []  # in the set when it was read last
         self._unreadable: set[bytes] = set()
 
-    def read(self, values: Sequence[bytes], lost: Sequence[bytes], unreadable: Counter[str]) -> list[T]:
-        """Only the first reader gets the `lost` ids: reading removes them from the set."""
-        for id in lost:
+    def command(self) -> Command:
+        return script("alive", [self._set, *(self._key.encode() + id for id in self._ids)], *self._ids)
+
+    def knows(self, ids: Sequence[bytes]) -> bool:
+        """Whether the last command read these heartbeats; the next one does."""
+        missed = set(ids).difference(self._ids)
+        self._ids = list(ids)
+        return not missed
+
+    def log_lost(self, ids: Sequence[bytes]) -> None:
+        """Only the first reader gets these: reading removes them from the set."""
+        for id in ids:
             words = "a %s was lost: it sent no heartbeat for %g s and did not deregister"
             log.warning(words, self._who, LEASE_S, extra={self._who: id.decode(errors="replace")})
+
+    def read(self, values: Sequence[bytes], unreadable: Counter[str]) -> list[T]:
         infos: list[T] = []
         for value in values:
             try:

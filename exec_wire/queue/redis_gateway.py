@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -28,6 +29,8 @@ from exec_wire.queue.redis_entries import BLOCK_S, GROUP, LEASE_MS, Address, Ent
 
 log = logging.getLogger("exec_wire.redis")
 
+T = TypeVar("T")
+
 DIRECTED_S = 120
 REPLY_S = 60  # the reply stream of a gateway expires after this time without a renewal
 # While answers come this often, a read waits so long for others to come with them.
@@ -41,13 +44,16 @@ _unpack_told = msgspec.msgpack.Decoder(tuple[str, int]).decode
 
 class RedisGatewayEnd:
     shared = True
+    shards = None
 
-    def __init__(self, queue: Address, name: str) -> None:
+    def __init__(self, queue: Address, name: str, shard_names: Sequence[str] = ()) -> None:
+        """`shard_names`: of all servers of the queue, if there are several."""
         self.name = name
+        self._shard_names = list(shard_names)
         self._queue = queue
-        self._commands, self._reads = Link(queue.url), Link(queue.url)
-        self._notes = Subscription(queue.url, [queue.asks, queue.asks_by_request, queue.told(name)])
-        self._reply = layout.REPLY + name
+        self._commands, self._reads = Link(queue.server), Link(queue.server)
+        self._notes = Subscription(queue.server, [queue.asks, queue.asks_by_request, queue.told(name)])
+        self._reply = queue.reply + name
         self._read: list[bytes] = []  # entries of the reply stream that `receive` has returned
         self._received_at = self._received_before = float("-inf")  # the last two reads that brought answers
         self._entries: dict[str, Entry] = {}  # of published jobs without an answer
@@ -55,30 +61,41 @@ class RedisGatewayEnd:
         self._reply_made = False
         self.forgotten = 0
         self.unreadable: Counter[str] = Counter()
-        self._workers, self._gateways = Heartbeats(WorkerInfo, "worker"), Heartbeats(GatewayInfo, "gateway")
+        self._workers = Heartbeats(WorkerInfo, "worker", queue.workers, queue.worker_key)
+        self._gateways = Heartbeats(GatewayInfo, "gateway", queue.gateways, queue.gateway_key)
 
     async def announce(self, backlog: bool, tenants: Mapping[str, TenantUse] = NO_USE) -> list[GatewayInfo]:
-        info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants)))
-        _, made, (values, lost) = await self._commands.call(
-            script("announce", [layout.GATEWAY + self.name, layout.GATEWAYS], self.name, info, LEASE_MS, even_if_full=True),
+        info = msgspec.json.encode(GatewayInfo(self.name, backlog, dict(tenants), self._shard_names))
+        keys = [self._queue.gateway_key + self.name, self._queue.gateways]
+        _, made, alive = await self._commands.call(
+            script("announce", keys, self.name, info, LEASE_MS, even_if_full=True),
             script("keep_reply", [self._reply], REPLY_S, even_if_full=True),
-            script("alive", [layout.GATEWAYS], layout.GATEWAY),
+            self._gateways.command(),
         )
         self.forgotten += self._reply_made and made  # a server that has lost our stream may have lost all others
         self._reply_made = True
-        return [other for other in self._gateways.read(values, lost, self.unreadable) if other.id != self.name]
+        return [other for other in await self._alive(self._gateways, alive) if other.id != self.name]
+
+    async def _alive(self, heartbeats: Heartbeats[T], answer: list[list[bytes]]) -> list[T]:
+        """`answer`: of the command of these heartbeats. A script names its keys, so new ids need another one."""
+        ids, values, lost = answer
+        heartbeats.log_lost(lost)
+        while not heartbeats.knows(ids):
+            [(ids, values, lost)] = await self._commands.call(heartbeats.command())
+            heartbeats.log_lost(lost)
+        return heartbeats.read(values, self.unreadable)
 
     async def publish(self, jobs: Sequence[Job]) -> None:
         streams = Streams()
         for job in jobs:
-            streams.add(layout.JOBS + job.needs, job.id, job.reply_to, pack(job))
+            streams.add(self._queue.jobs + job.needs, job.id, job.reply_to, pack(job))
         [ids] = await self._commands.call(script("publish", streams.keys, WIRE_VERSION, *streams.arguments))
         for job, id in zip(jobs, ids, strict=True):
-            self._entries[job.id] = Entry(layout.JOBS + job.needs, id.decode())
+            self._entries[job.id] = Entry(self._queue.jobs + job.needs, id.decode())
 
-    async def publish_to(self, worker: str, job: Job) -> None:
+    async def publish_to(self, worker: str, job: Job, pin: str = "") -> None:
         arguments = (WIRE_VERSION, job.id, job.reply_to, pack(job), DIRECTED_S)
-        await self._commands.call(script("publish_to", [layout.DIRECTED + worker], *arguments))
+        await self._commands.call(script("publish_to", [self._queue.directed + worker], *arguments))
 
     async def receive(self) -> list[Answer]:
         while True:
@@ -114,10 +131,11 @@ class RedisGatewayEnd:
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         streams = Streams()
         for id in ids:
-            entry = self._entries.get(id, Entry(layout.JOBS + "python", "-"))
+            entry = self._entries.get(id, Entry(self._queue.jobs + "python", "-"))
             streams.add(entry.stream, entry.id, id)
-        arguments = (GROUP, self._queue.cancels, layout.CANCELLED, *streams.arguments)
-        [untaken] = await self._commands.call(script("cancel", streams.keys, *arguments, even_if_full=True))
+        keys = [*streams.keys, *(self._queue.mark + id for id in ids)]
+        arguments = (GROUP, self._queue.cancels, len(streams.keys), *streams.arguments)
+        [untaken] = await self._commands.call(script("cancel", keys, *arguments, even_if_full=True))
         for id in ids:
             self._entries.pop(id, None)
         return [id.decode() for id in untaken]
@@ -133,11 +151,11 @@ class RedisGatewayEnd:
         return [known[position] for position in gone]
 
     async def workers(self) -> list[WorkerInfo]:
-        [(values, lost)] = await self._commands.call(script("alive", [layout.WORKERS], layout.WORKER))
-        return sorted(self._workers.read(values, lost, self.unreadable), key=lambda info: info.id)
+        [alive] = await self._commands.call(self._workers.command())
+        return sorted(await self._alive(self._workers, alive), key=lambda info: info.id)
 
     async def recorded(self, names: Sequence[str]) -> list[bytes | None]:
-        [found] = await self._commands.call(("MGET", *(layout.RECORD + name for name in names)))
+        [found] = await self._commands.call(("MGET", *(self._queue.record + name for name in names)))
         return list(found)
 
     async def ask_others(self, selection: Selection) -> int:
@@ -179,7 +197,9 @@ class RedisGatewayEnd:
 
     async def leave(self) -> None:
         try:
-            await self._commands.call(("UNLINK", layout.GATEWAY + self.name, self._reply), ("SREM", layout.GATEWAYS, self.name))
+            await self._commands.call(
+                ("UNLINK", self._queue.gateway_key + self.name, self._reply), ("SREM", self._queue.gateways, self.name)
+            )
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering", error)
         for part in (self._commands, self._reads, self._notes):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -50,11 +50,14 @@ class _Outgoing(NamedTuple):
 
 
 class RedisWorkerEnd:
+    stranded = 0
+    states: Mapping[str, bool] = {}
+
     def __init__(self, queue: Address, name: str) -> None:
         self._queue, self._name = queue, name
-        self._commands, self._blocking = Link(queue.url), Link(queue.url)
-        self._notes = Subscription(queue.url, [queue.cancels, queue.handed_back])
-        self._streams = [layout.JOBS + "python"]
+        self._commands, self._blocking = Link(queue.server), Link(queue.server)
+        self._notes = Subscription(queue.server, [queue.cancels, queue.handed_back])
+        self._streams = [queue.jobs + "python"]
         self._turn = 0
         self._gave_in_turn: dict[str, int] = {}  # the turn in which a stream last had a job
         self._claimed_at = float("-inf")
@@ -63,10 +66,11 @@ class RedisWorkerEnd:
         self.unreadable: Counter[str] = Counter()
         self._taken: dict[str, _Taken] = {}
         self._missed_cancels = False  # the subscription broke; messages since then are lost
-        self._directed = Link(queue.url)
+        self._directed = Link(queue.server)
         self._directed_read: list[bytes] = []
         self._directed_ids: deque[str] = deque(maxlen=DIRECTED_REMEMBERED)
         self._taking: asyncio.Task[list[Job]] | None = None
+        self._waits = False
         self._left = False
         self._outbox: deque[_Outgoing] = deque()
         self._sending: asyncio.Task[None] | None = None
@@ -76,9 +80,9 @@ class RedisWorkerEnd:
         self._recorded_bytes = 0
 
     async def announce(self, info: WorkerInfo) -> None:
-        self._streams = [layout.JOBS + needs for needs in info.classes]
+        self._streams = [self._queue.jobs + needs for needs in info.classes]
         heartbeat = msgspec.json.encode(info)
-        keys = [layout.WORKER + self._name, layout.WORKERS]
+        keys = [self._queue.worker_key + self._name, self._queue.workers]
         await self._commands.call(script("announce", keys, self._name, heartbeat, LEASE_MS, even_if_full=True))
 
     # -- taking -----------------------------------------------------------------------------------------------------------
@@ -86,7 +90,8 @@ class RedisWorkerEnd:
     async def take(self, most: int, *, hold: int = 0, wait: bool = True) -> list[Job]:
         # In a task of its own: when the caller is cancelled, the jobs that the server hands out meanwhile are kept.
         if self._taking is None:
-            self._taking = asyncio.create_task(self._take(most, hold, wait))
+            self._waits = wait
+            self._taking = asyncio.create_task(self._take(most, hold))
         await asyncio.wait({self._taking})
         if self._left:
             await asyncio.Future()  # no jobs after `leave`
@@ -99,15 +104,24 @@ class RedisWorkerEnd:
                 log.warning("%s; surplus jobs were not handed back, their leases expire", error)
         return jobs[: most + hold]
 
-    async def _take(self, most: int, hold: int, wait: bool) -> list[Job]:
+    async def stop_waiting(self) -> None:
+        """Have a `take` that waits return: with what it has got already, or nothing."""
+        self._waits = False
+        await self._end_blocking_read()
+
+    def has(self, id: str) -> bool:
+        """Whether this end took the job and has not answered it."""
+        return id in self._taken
+
+    async def _take(self, most: int, hold: int) -> list[Job]:
         await self._notes.listen()  # before the first job, so that no cancellation of it is missed
         while not self._left:
             try:
-                if wait and not self._may_be_more and time.monotonic() < self._claimed_at + BLOCK_S:
+                if self._waits and not self._may_be_more and time.monotonic() < self._claimed_at + BLOCK_S:
                     jobs = await self._wait(most + hold)
                 else:
                     jobs = await self._take_now(most, hold)
-                if jobs or not wait:
+                if jobs or not self._waits:
                     return jobs
             except NoGroup:
                 await self._make_groups()
@@ -134,7 +148,7 @@ class RedisWorkerEnd:
 
     async def take_directed(self) -> list[Job]:
         """Each read first deletes the entries of the one before; `_directed_ids` stops a second delivery if that failed."""
-        stream = layout.DIRECTED + self._name
+        stream = self._queue.directed + self._name
         while not self._left:
             commands: list[Command] = [("XDEL", stream, *self._directed_read)] if self._directed_read else []
             read = ("XREAD", "COUNT", layout.READ_COUNT, "BLOCK", round(BLOCK_S * 1000), "STREAMS", stream, "0")
@@ -295,6 +309,9 @@ class RedisWorkerEnd:
     async def _look_for_handed_back(self) -> None:
         """Jobs were handed back: look for them now. A blocking read hears only of new ones, so it is ended."""
         self._claimed_at = float("-inf")
+        await self._end_blocking_read()
+
+    async def _end_blocking_read(self) -> None:
         while self._blocked:
             [ended] = await self._commands.call(("CLIENT", "UNBLOCK", self._blocking.client_id))
             if ended:
@@ -380,14 +397,14 @@ class RedisWorkerEnd:
             for entry in taken.entries:
                 entries.setdefault(entry.stream, []).append(entry.id)
             if taken.job.record_as and answer.record and self._may_record(len(answer.payload)):
-                records[layout.RECORD + taken.job.record_as] = taken.fingerprint + answer.payload
+                records[self._queue.record + taken.job.record_as] = taken.fingerprint + answer.payload
         packed = {gateway: (" ".join(answer.id for answer in answers), pack(answers)) for gateway, answers in replies.items()}
         arguments: list[Word] = [GROUP, RECORD_S, len(entries), len(packed), WIRE_VERSION]
         for ids in entries.values():
             arguments += (len(ids), *ids)
         for words in packed.values():
             arguments += words
-        keys = [*entries, *(layout.REPLY + gateway for gateway in packed), *records]
+        keys = [*entries, *(self._queue.reply + gateway for gateway in packed), *records]
         [delivered] = await self._commands.call(script("answer", keys, *arguments, *records.values()))
         for answer, _, _ in part:
             self._taken.pop(answer.id, None)
@@ -417,7 +434,7 @@ class RedisWorkerEnd:
                 await asyncio.sleep(UNDELIVERED_PAUSE_S)
                 try:
                     [[delivered]] = await self._commands.call(
-                        script("answer", [layout.REPLY + gateway], *arguments, even_if_full=True)
+                        script("answer", [self._queue.reply + gateway], *arguments, even_if_full=True)
                     )
                 except QueueUnavailable:
                     continue
@@ -435,7 +452,7 @@ class RedisWorkerEnd:
         if self._missed_cancels:
             await self._notes.listen()
             ids = list(self._taken)
-            [marks] = await self._commands.call(("MGET", layout.PREFIX, *(layout.CANCELLED + id for id in ids)))
+            [marks] = await self._commands.call(("MGET", self._queue.prefix, *(self._queue.mark + id for id in ids)))
             self._missed_cancels = False
             if missed := [id for id, mark in zip(ids, marks[1:], strict=True) if mark is not None]:
                 return missed
@@ -453,7 +470,7 @@ class RedisWorkerEnd:
         self._left = True
         try:
             await self._stop_taking()
-            keys = [layout.WORKER + self._name, layout.WORKERS, *self._streams]
+            keys = [self._queue.worker_key + self._name, self._queue.workers, *self._streams]
             await self._commands.call(script("leave", keys, GROUP, self._name, 2 * LEASE_MS, self._queue.handed_back))
         except QueueUnavailable as error:
             log.warning("%s; stopped without deregistering, its jobs are reclaimed when their leases expire", error)

@@ -1,7 +1,8 @@
 """Kills, stops, empties and cuts off every part of a cluster under load, and counts lost calls: `make chaos`.
 
-Two clusters of real processes on this machine, each with two gateways, three workers and a Redis server: one with sandboxes,
-one with workers that only echo after a pause, which serves many more calls for all that concerns the queue. Each fault is
+Four clusters of real processes on this machine, each with two gateways and three workers: one with sandboxes, the others with
+workers that only echo after a pause, which serve many more calls for all that concerns the queue. The third has three Redis
+servers as one queue, the fourth a Redis Cluster of three primaries and three replicas, the others one server. Each fault is
 injected into a running load (`loadtest.support.steady_load`). It is over when it is undone, a kill at once; from then on new
 calls are sent to every gateway until each is answered within a second: then the cluster is healthy again.
 
@@ -11,10 +12,10 @@ The seed chooses victims and moments. Killed processes are replaced before the n
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadtest.chaos.cluster import PATIENCE_S, Cluster
-from loadtest.chaos.faults import ECHOED, SANDBOXED, Fault
+from loadtest.chaos.faults import CLUSTERED, ECHOED, SANDBOXED, SHARDED, Fault
 from loadtest.support import redis_server, results
 from loadtest.support.processes import exit_on_sigterm
 from loadtest.support.results import EXIT_FAILED
@@ -22,6 +23,7 @@ from loadtest.support.steady_load import Counts, SteadyLoad, add_up
 
 MODULE = "loadtest.chaos"
 HEALTHY_WITHIN_S = 5.0
+SHARDS = 3
 
 
 class Outcome(NamedTuple):
@@ -112,13 +114,19 @@ def page(outcomes: Sequence[Outcome], about: dict[str, str]) -> str:
 
 
 def run(names: Sequence[str], calls: int, sandboxed_calls: int, seed: int) -> Iterator[Outcome]:
-    for known, sandbox, least in ((SANDBOXED, True, sandboxed_calls), (ECHOED, False, calls)):
+    kinds: tuple[tuple[dict[str, Fault], dict[str, Any]], ...] = (
+        (SANDBOXED, {"sandbox": True}),
+        (ECHOED, {}),
+        (SHARDED, {"shards": SHARDS}),
+        (CLUSTERED, {"shards": SHARDS, "redis_cluster": True}),
+    )
+    for known, kind in kinds:
         wanted = {name: fault for name, fault in known.items() if name in names}
         if not wanted:
             continue
-        with Cluster(sandbox=sandbox, seed=seed) as cluster:
+        with Cluster(seed=seed, **kind) as cluster:
             for number, (name, fault) in enumerate(wanted.items()):
-                yield run_fault(cluster, name, fault, least, seed + number)
+                yield run_fault(cluster, name, fault, sandboxed_calls if cluster.sandbox else calls, seed + number)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -129,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sandboxed-calls", type=int, default=2000, help="at least, with sandboxes (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(argv)
-    names = [name for name in (*SANDBOXED, *ECHOED) if given.only in name]
+    names = [name for name in (*SANDBOXED, *ECHOED, *SHARDED, *CLUSTERED) if given.only in name]
     about = results.about(MODULE, argv, server=redis_server.version())
     outcomes = []
     for outcome in run(names, given.calls, given.sandboxed_calls, given.seed):

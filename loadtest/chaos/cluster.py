@@ -7,6 +7,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Self
 
 import msgspec
@@ -15,6 +16,7 @@ from loadtest.support import meter
 from loadtest.support.moved_clock import MovedServer
 from loadtest.support.processes import Part
 from loadtest.support.proxy import Proxy
+from loadtest.support.redis_cluster import RedisCluster
 from loadtest.support.steady_load import Program
 
 WORKERS, GATEWAYS = 3, 2
@@ -35,24 +37,28 @@ COUNTERS = {
 
 
 class Cluster:
-    """Two gateways, three workers, one Redis. The last gateway and the last worker reach it through a proxy."""
+    """Two gateways, three workers, and one Redis or several as one queue. The faults of a server meet `redis`, the last one.
+    The last gateway and the last worker reach it through a proxy."""
 
-    def __init__(self, *, sandbox: bool, seed: int) -> None:
+    def __init__(self, *, sandbox: bool = False, seed: int, shards: int = 1, redis_cluster: bool = False) -> None:
         self.chance = random.Random(seed)
         self.program = Program.python if sandbox else Program.echo
-        self.redis, self.gateways, self.workers = MovedServer(SERVER_HZ), list[Part](), list[Part]()
+        self.redis_cluster = RedisCluster(shards) if redis_cluster else None  # with a replica of each primary
+        self.servers = self.redis_cluster.primaries if self.redis_cluster else [MovedServer(SERVER_HZ) for _ in range(shards)]
+        self.used = shards  # how many of them are the queue
+        self.redis, self.gateways, self.workers = self.servers[-1], list[Part](), list[Part]()
         self.sandbox = sandbox
         self._stack = contextlib.ExitStack()
         self._removed: Counter[str] = Counter()  # counters of processes that were removed
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.redis)
+            for server in [self.redis_cluster] if self.redis_cluster else self.servers:
+                stack.enter_context(server)
             self.proxy = stack.enter_context(Proxy(self.redis.port))
             stack.callback(self._close_parts)
-            urls = [self.redis.url, self.proxy.url]
-            self.gateways = [Part.gateway(url, **GATEWAY_SETTINGS) for url in urls]
-            self.workers = [self._worker(url) for url in [self.redis.url, *urls]]
+            self.gateways = [self._gateway(last) for last in (False, True)]
+            self.workers = [self._worker(last) for last in (False, False, True)]
             for part in (*self.gateways, *self.workers):
                 part.wait_ready()
             self._stack = stack.pop_all()
@@ -71,19 +77,47 @@ class Cluster:
         for part in parts:
             part.close()
 
-    def _worker(self, url: str) -> Part:
-        return Part.worker(url, **SANDBOX_SETTINGS) if self.sandbox else Part.echo(url, **ECHO_SETTINGS)
+    def _redis(self, last: bool) -> str:
+        """EXEC_REDIS of a gateway or a worker; the `last` one uses the proxy."""
+        if self.redis_cluster is not None:
+            return self.redis_cluster.url
+        urls = [server.url for server in self.servers[: self.used]]
+        if last and self.used == len(self.servers):
+            urls[-1] = self.proxy.url
+        return ",".join(f"{url}#{number}" for number, url in enumerate(urls)) if len(self.servers) > 1 else urls[0]
+
+    def _gateway(self, last: bool = False) -> Part:
+        return Part.gateway(self._redis(last), **GATEWAY_SETTINGS)
+
+    def _worker(self, last: bool = False) -> Part:
+        redis = self._redis(last)
+        return Part.worker(redis, **SANDBOX_SETTINGS) if self.sandbox else Part.echo(redis, **ECHO_SETTINGS)
 
     @property
     def urls(self) -> list[str]:
         return [gateway.url for gateway in self.gateways]
 
     def add_worker(self) -> None:
-        self.workers.insert(0, self._worker(self.redis.url).__enter__())
+        self.workers.insert(0, self._worker().__enter__())
+
+    def restart_all(self, parts: list[Part], start: Callable[[bool], Part]) -> None:
+        """Replace one process after the other."""
+        for number, part in enumerate(list(parts)):
+            parts.insert(number, start(number == len(parts) - 1).__enter__())
+            self.wait_for_workers()
+            self._end(parts, part, signal.SIGTERM)
+
+    def restart_workers(self) -> None:
+        self.restart_all(self.workers, self._worker)
+
+    def restart_gateways(self) -> None:
+        self.restart_all(self.gateways, self._gateway)
 
     def remove(self, parts: list[Part], number: int) -> None:
         """Send a signal to a random process, but not to the last, which is behind the proxy, and wait for its end."""
-        part = self.chance.choice(parts[:-1])
+        self._end(parts, self.chance.choice(parts[:-1]), number)
+
+    def _end(self, parts: list[Part], part: Part, number: int) -> None:
         parts.remove(part)
         self._removed.update(counters_of(part))
         part.kill(number)
@@ -94,7 +128,7 @@ class Cluster:
         while len(self.workers) < WORKERS:
             self.add_worker()
         while len(self.gateways) < GATEWAYS:
-            self.gateways.insert(0, Part.gateway(self.redis.url, **GATEWAY_SETTINGS).__enter__())
+            self.gateways.insert(0, self._gateway().__enter__())
         self.wait_for_workers()
 
     def inner(self, name: str) -> list[int]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from loadtest.chaos.cluster import GATEWAY_SETTINGS, Cluster, command_of
+from loadtest.support.moved_clock import MovedServer
 from loadtest.support.steady_load import Program, SteadyLoad
 
 Fault = Callable[[Cluster], list[SteadyLoad] | None]
@@ -87,7 +88,26 @@ def partition(cluster: Cluster) -> None:
     cluster.proxy.go_on()
 
 
+def add_servers(cluster: Cluster) -> None:
+    """From the first server alone, to which it goes back before: workers before gateways, as documented."""
+    for used in (1, len(cluster.servers)):
+        cluster.used = used
+        steps = [cluster.restart_workers, cluster.restart_gateways]
+        for step in steps if used > 1 else reversed(steps):
+            step()
+
+
+def kill_primary(cluster: Cluster) -> None:
+    """Its replica takes over; then it comes back as the replica."""
+    assert cluster.redis_cluster is not None
+    cluster.redis.stop()
+    time.sleep(PAST_LEASE_S)
+    cluster.redis.start()
+    cluster.redis_cluster.wait_until_whole()
+
+
 def move_clock(cluster: Cluster) -> None:
+    assert isinstance(cluster.redis, MovedServer)
     for seconds in (3600, -7200, 3600):
         cluster.redis.clock.move(seconds)
         time.sleep(1.0)
@@ -138,6 +158,15 @@ ECHOED: dict[str, Fault] = {
     "slow and stalled clients": read_slowly,
     "10 x overload": overload,
 }
+SHARDED: dict[str, Fault] = {
+    f"one of three servers gone for {OUTAGE_S:g} s, empty afterwards": restart_redis,
+    "FLUSHALL of one of three servers, twice": flush_redis,
+    f"one of three servers silent for {PAST_LEASE_S:g} s": stop_redis,
+    f"a gateway and a worker cut off from one of three servers for {PAST_LEASE_S:g} s": partition,
+    "kill -9 a worker of three servers": kill_worker,
+    "one server becomes three": add_servers,
+}
+CLUSTERED: dict[str, Fault] = {"kill -9 a primary of a Redis Cluster": kill_primary}
 SOAKED: dict[str, Fault] = {
     "kill -9 a worker": kill_worker,
     "kill -9 every zygote": kill_zygotes,

@@ -154,7 +154,7 @@ def page(found: Plan, costs: Costs) -> str:
             + " and ".join(f"{name} at most {value:g} ms" for value, name in limits if math.isfinite(value)),
             f"cluster  {fleet.workers:,} workers of {fleet.cores_per_worker} cores, {fleet.gateways:,} gateways, "
             f"{fleet.redis_servers:,} Redis servers ({100 * found.redis_busy:.0f} % busy)"
-            + (", each with its share of workers and gateways" if fleet.redis_servers > 1 else ""),
+            + (", one queue" if fleet.redis_servers > 1 else ""),
             f"latency  {shown(found.latency)}",
             f"crash    of one worker: about {found.restarted} calls are started again and take "
             f"{found.restarted_ms / 1000:.1f} s, none is lost; until it is replaced: {shown(found.after_death)}",

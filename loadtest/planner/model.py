@@ -1,11 +1,11 @@
 """The queueing model of the planner.
 
-Every stage is a queue with Poisson arrivals. A gateway and a Redis server have one thread each: M/M/1. The cores of all workers
-of one Redis server are one queue of c servers, which share their slots: programs on the same core slow each other down
-(processor sharing), and a call waits only when every slot is busy (first come, first served). Mean waiting time by Erlang's C
-formula; first-come-first-served waiting is multiplied by (1 + scv) / 2 (Allen and Cunneen). With s slots per core, a call that
-has to wait for a core also has to wait for a slot with probability rho ** (c * (s - 1)). For one core this is the formula of
-Avi-Itzhak and Halfin for limited processor sharing, which is exact for one slot and for infinitely many.
+Every stage is a queue with Poisson arrivals. A gateway and a Redis server have one thread each: M/M/1. Every worker serves all
+Redis servers, so the cores of all workers are one queue of c servers, which share their slots: programs on the same core slow
+each other down (processor sharing), and a call waits only when every slot is busy (first come, first served). Mean waiting time
+by Erlang's C formula; first-come-first-served waiting is multiplied by (1 + scv) / 2 (Allen and Cunneen). With s slots per
+core, a call that has to wait for a core also has to wait for a slot with probability rho ** (c * (s - 1)). For one core this is
+the formula of Avi-Itzhak and Halfin for limited processor sharing, which is exact for one slot and for infinitely many.
 """
 
 import math
@@ -93,8 +93,7 @@ def worker_waits_ms(per_s: float, service_ms: float, cores: int, slots_per_core:
 def latency(costs: Costs, per_s: float, fleet: Fleet) -> Latency:
     """Of a call, at `per_s` calls/s that are spread evenly over gateways and Redis servers."""
     path_ms = wait_ms(per_s / fleet.gateways, costs.gateway_ms) + wait_ms(per_s / fleet.redis_servers, costs.redis_ms)
-    cores = fleet.workers * fleet.cores_per_worker // fleet.redis_servers
-    return _latency(costs, per_s / fleet.redis_servers, cores, costs.worker_ms + costs.program_ms, path_ms)
+    return _latency(costs, per_s, fleet.workers * fleet.cores_per_worker, costs.worker_ms + costs.program_ms, path_ms)
 
 
 def latency_on_one_machine(costs: Costs, per_s: float) -> Latency:
@@ -144,13 +143,12 @@ def plan(costs: Costs, wanted: Wanted) -> Plan:
         return wanted.met(latency(costs, wanted.calls_per_s, fleet(workers)))
 
     work_ms = wanted.calls_per_s * (costs.worker_ms + costs.program_ms)
-    most = FEWEST_WORKERS + redis_servers + math.ceil(work_ms / 100)  # each core at most 10 % busy
+    most = FEWEST_WORKERS + math.ceil(work_ms / 100)  # each core at most 10 % busy
     best = latency(costs, wanted.calls_per_s, fleet(most))
     if not wanted.met(best):
         words = f"an unloaded call of the {costs.mix} mix has a mean latency of {best.mean_ms:.0f} ms and a p99 of "
         raise Unreachable(f"no cluster reaches this latency: {words}{best.p99_ms:.0f} ms")
-    fewest = max(FEWEST_WORKERS, redis_servers)
-    workers = fewest + bisect_left(range(fewest, most), True, key=good)
+    workers = FEWEST_WORKERS + bisect_left(range(FEWEST_WORKERS, most), True, key=good)
     return _planned(costs, wanted, fleet(workers))
 
 

@@ -34,9 +34,9 @@ class MovedClock:
 class MovedServer(RedisServer):
     """A Redis server on a moved clock, which it reads `hz` times a second."""
 
-    def __init__(self, hz: int = 500) -> None:
+    def __init__(self, hz: int = 500, **options: str) -> None:
         self.clock = MovedClock()
-        super().__init__(environment=self.clock.environment, hz=str(hz))
+        super().__init__(0, self.clock.environment, hz=str(hz), **options)
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()

@@ -1,7 +1,7 @@
 """One queue under test: in memory or on a real server, with time that passes without waiting."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -10,6 +10,16 @@ from redis_harness import MovedServer
 from exec_wire.queue.memory import MemoryQueue
 from exec_wire.queue.protocol import GatewayQueue, Job, WorkerQueue
 from exec_wire.queue.redis import RedisQueue
+
+ONE, SEVERAL, CLUSTER, SHARDS = "one server", "3 shards", "cluster", 3
+
+
+def cluster_url(server: MovedServer, shards: int) -> str:
+    return f"redis+cluster://127.0.0.1:{server.port}/?shards={shards}"
+
+
+def shards_of(server: MovedServer, count: int) -> str:
+    return ",".join(f"redis://127.0.0.1:{server.port}/{database}" for database in range(count))
 
 
 @dataclass
@@ -29,6 +39,12 @@ class Bench:
     pass_s: Callable[[float], Awaitable[None]]
     ends: list[GatewayQueue | WorkerQueue] = field(default_factory=list)
     numbers: list[int] = field(default_factory=lambda: [0])
+    shards: int = 1
+
+    def in_order(self, jobs: Sequence[Job]) -> list[str]:
+        """Their ids. Several servers keep the order only within each, so there it says nothing."""
+        ids = [job.id for job in jobs]
+        return ids if self.shards == 1 else sorted(ids)
 
     async def gateway(self, name: str) -> GatewayQueue:
         end = self.open_gateway(name)
@@ -62,11 +78,14 @@ async def memory_bench() -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def redis_bench(server: MovedServer) -> AsyncIterator[Bench]:
+async def redis_bench(server: MovedServer, kind: str = ONE) -> AsyncIterator[Bench]:
+    """Several shards share the clock of one server: they are its databases, or have all their keys there."""
     server.say("FLUSHALL")
-    queue = RedisQueue(server.url)
+    shards = 1 if kind == ONE else SHARDS
+    urls = {ONE: server.url, SEVERAL: shards_of(server, SHARDS), CLUSTER: cluster_url(server, SHARDS)}
+    queue = RedisQueue(urls[kind])
 
-    bench = Bench(queue.gateway, queue.worker, server.pass_s)
+    bench = Bench(queue.gateway, queue.worker, server.pass_s, shards=shards)
     try:
         yield bench
     finally:

@@ -8,9 +8,10 @@ from redis_harness import need_redis
 
 from loadtest.chaos import __main__ as chaos
 from loadtest.chaos.cluster import Cluster
-from loadtest.chaos.faults import ECHOED, SANDBOXED
+from loadtest.chaos.faults import ECHOED, SANDBOXED, SHARDED
 
 SOME_ECHOED = ["kill -9 a worker", "kill -9 a gateway"]
+SOME_SHARDED = ["FLUSHALL of one of three servers, twice", "a gateway and a worker cut off from one of three servers for 8 s"]
 SOME_SANDBOXED = ["kill -9 every zygote", "kill -9 every nsjail"]
 
 
@@ -18,6 +19,13 @@ SOME_SANDBOXED = ["kill -9 every zygote", "kill -9 every nsjail"]
 def echoing() -> Iterator[Cluster]:
     need_redis()
     with Cluster(sandbox=False, seed=7) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def of_three_servers() -> Iterator[Cluster]:
+    need_redis()
+    with Cluster(sandbox=False, seed=7, shards=3) as cluster:
         yield cluster
 
 
@@ -41,6 +49,11 @@ def check(outcome: chaos.Outcome) -> None:
 @pytest.mark.parametrize("fault", SOME_ECHOED)
 def test_nothing_is_lost(echoing: Cluster, fault: str) -> None:
     check(chaos.run_fault(echoing, fault, ECHOED[fault], 1500, seed=7))
+
+
+@pytest.mark.parametrize("fault", SOME_SHARDED)
+def test_nothing_is_lost_with_one_of_three_servers(of_three_servers: Cluster, fault: str) -> None:
+    check(chaos.run_fault(of_three_servers, fault, SHARDED[fault], 1500, seed=7))
 
 
 @pytest.mark.parametrize("fault", SOME_SANDBOXED)

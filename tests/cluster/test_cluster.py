@@ -13,6 +13,7 @@ from exec_wire import Call, Result, pack, unpack_result
 from exec_wire.queue.connection import Subscription
 from exec_wire.queue.protocol import LEASE_S, Job, WorkerInfo
 from exec_wire.queue.redis import RedisQueue
+from exec_wire.queue.redis_entries import Address
 from loadtest.support.redis_server import RedisServer
 from worker.config import WorkerConfig
 from worker.consumer import Consumer
@@ -238,7 +239,7 @@ async def test_a_cancel_that_is_sent_while_the_workers_subscription_is_broken_ac
 async def test_a_gateway_of_an_older_version_is_not_asked_to_cancel_by_request(cluster: Cluster) -> None:
     """It would not know the field, take the selection for one without tags, and cancel everything of the tenant."""
     one, _ = await cluster.add_gateway(), await cluster.add_gateway()
-    older = Subscription(cluster.url, [RedisQueue(cluster.url).asks])
+    older = Subscription(cluster.url, [Address(cluster.url).asks])
     await older.listen()
     assert (await one.client.delete("/v1/calls?request=r&index=0")).json() == {"cancelled": 0}
     assert (await one.client.delete("/v1/calls?run=r")).json() == {"cancelled": 0}

@@ -25,6 +25,7 @@ from exec_wire.queue.protocol import (
     record_name,
 )
 from exec_wire.queue.redis import RedisQueue
+from exec_wire.queue.redis_entries import Address
 from exec_wire.queue.redis_gateway import RedisGatewayEnd
 from exec_wire.queue.redis_worker import RedisWorkerEnd
 
@@ -441,9 +442,10 @@ async def test_a_message_of_another_gateway_that_cannot_be_read_is_counted(ends:
     gateway = await ends.gateway()
     await gateway._notes.listen()
     asking = asyncio.create_task(gateway.asked())
-    ends.server.say("PUBLISH", ends.queue.asks, "garbage")
+    asks = Address(ends.server.url).asks
+    ends.server.say("PUBLISH", asks, "garbage")
     other = await ends.gateway("g2")
-    await other._commands.call(("PUBLISH", ends.queue.asks, msgspec.msgpack.encode(Ask("g2", "a", Selection(run="r")))))
+    await other._commands.call(("PUBLISH", asks, msgspec.msgpack.encode(Ask("g2", "a", Selection(run="r")))))
     assert [ask.id for ask in await asyncio.wait_for(asking, 10)] == ["a"]
     assert gateway.unreadable == {"ask": 1}
 

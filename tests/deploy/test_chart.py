@@ -235,6 +235,20 @@ def test_password_of_the_own_queue_comes_from_a_secret_only() -> None:
         assert variables[1]["value"] == "redis://:$(VALKEY_PASSWORD)@rel-exec-service-valkey:6379/0"
 
 
+def test_several_servers_of_the_chart_are_one_queue_and_the_first_serves_bulk_jobs() -> None:
+    objects = render("minimal", "--set", "valkey.shards=3,jobs.enabled=true")
+    names = ["rel-exec-service-valkey", "rel-exec-service-valkey-2", "rel-exec-service-valkey-3"]
+    assert set(names) <= set(pods(objects))
+    urls = [f"redis://{name}:6379/0" for name in names]
+    for part in ("gateway", "worker"):
+        [pod] = [pod for name, pod in pods(objects).items() if f"-{part}" in name]
+        given = {one["name"]: one.get("value") for one in container(pod, part)["env"]}
+        assert given["EXEC_REDIS"] == ",".join(urls)
+        assert given.get("EXEC_JOBS_REDIS") == (urls[0] if part == "gateway" else None)
+    policy = one(objects, "NetworkPolicy", "-valkey")["spec"]["podSelector"]["matchExpressions"]
+    assert policy[0]["values"] == [name.removeprefix("rel-exec-service-") for name in names]
+
+
 def test_files_of_rules_and_dashboards_are_taken_up(tmp_path: Path) -> None:
     chart = tmp_path / "exec-service"
     shutil.copytree(CHART, chart)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_harness import CHART, ROOT, SCENARIOS, all_of, container, one, pods, render
+from chart_harness import CHART, ROOT, SCENARIOS, all_of, container, one, pods, refusal, render
 
 from worker.sandbox.inside import seccomp
 
@@ -193,6 +193,14 @@ def test_jobs_worker_has_no_privilege_no_key_and_no_port() -> None:
     assert jobs["securityContext"] == PLAIN and "ports" not in jobs
     assert [set(volume) - {"name"} for volume in pod["volumes"]] == [{"persistentVolumeClaim"}, {"emptyDir"}]
     assert [variable["name"] for variable in jobs["env"]] == ["EXEC_REDIS"]
+
+
+def test_bulk_jobs_get_the_server_of_their_own_and_its_password_from_a_secret_alone() -> None:
+    own = pods(render("production", "--set", "jobs.redis.existingSecret.name=exec-jobs"))
+    found = {"name": "EXEC_JOBS_REDIS", "valueFrom": {"secretKeyRef": {"name": "exec-jobs", "key": "url"}}}
+    for name in ("gateway", "jobs"):
+        assert found in container(own[f"rel-exec-service-{name}"], name)["env"]
+    assert "jobs.redis.url: has a password" in refusal("production", "--set", "jobs.redis.url=redis://:secret@jobs:6379/0")
 
 
 def test_clouds_credentials_are_never_on_the_way_to_redis() -> None:

@@ -32,7 +32,7 @@ def test_help_defaults_and_bounds_are_those_of_the_classes(name: str, renew: str
 
 @each_part
 def test_what_the_chart_sets_is_set(part: str) -> None:
-    objects = render("minimal", "--set", "jobs.enabled=true")
+    objects = render("minimal", "--set", "jobs.enabled=true,jobs.redis.url=redis://of.jobs")
     name = NAMES[part]
     container = one(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
     given = set(one(objects, "ConfigMap", name)["data"]) | {variable["name"] for variable in container["env"]}

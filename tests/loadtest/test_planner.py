@@ -77,6 +77,14 @@ def test_a_dead_machine_costs_its_calls_one_lease_and_the_others_its_cores() -> 
     assert math.isinf(latency(COST, 20_000, Fleet(10, 5, 1, 16)).mean_ms)  # too few for the load
 
 
+def test_workers_of_several_redis_servers_are_one_pool() -> None:
+    fleet = plan(COST, Wanted(150_000, mean_ms=300)).fleet
+    faster = msgspec.structs.replace(COST, redis_ms=COST.redis_ms / fleet.redis_servers)
+    with_one = latency(faster, 150_000, fleet._replace(redis_servers=1))
+    assert fleet.redis_servers > 1
+    assert latency(COST, 150_000, fleet).mean_ms == pytest.approx(with_one.mean_ms, abs=0.1)
+
+
 def test_what_no_fleet_can_reach_is_refused() -> None:
     with pytest.raises(Unreachable, match="no cluster reaches this latency: an unloaded call"):
         plan(COST, Wanted(10, mean_ms=1))

@@ -62,20 +62,6 @@ async def test_a_worker_holds_no_more_than_it_should_and_takes_more_when_half_of
         await until(lambda: here.there.consumer._held == {*here.held[2:], *more[:2]}, "two more are held")
 
 
-async def test_a_worker_that_saves_no_way_to_the_queue_holds_nothing_ahead() -> None:
-    queue, go = MemoryQueue(), asyncio.Event()
-    async with Consumer("w", ScriptedPool(go, holds=1), queue.worker("w"), hold_ahead=False) as consumer:  # type: ignore[arg-type]
-        there = SessionRouter(queue, consumer)
-        await there.send()
-        waiting = await there.send()
-        await until(lambda: consumer._pool.free_slots == 0, "the first one runs")
-        await asyncio.sleep(0.05)
-        assert [job.id for job, _ in queue.waiting] == [waiting]
-        assert queue.workers["w"][0].holds == 0
-        go.set()
-        await there.answers(2)
-
-
 async def test_a_held_job_is_answered_cancelled_at_once_and_never_starts() -> None:
     async with holding() as here:
         await here.there.cancel(here.held[0])
@@ -233,3 +219,16 @@ async def test_a_worker_with_a_free_slot_and_too_many_unsent_answers_takes_nothi
         assert (end.takes, pool.starts) == (takes, 2)
         end.away = False
         assert waiting in await there.answers(3)
+
+
+async def test_a_worker_beside_its_queue_holds_nothing_and_says_so() -> None:
+    queue, go = MemoryQueue(), asyncio.Event()
+    pool = ScriptedPool(go, holds=1)
+    async with Consumer("w", pool, queue.worker("w"), near=True) as consumer:  # type: ignore[arg-type]
+        there = SessionRouter(queue, consumer)
+        first, second = [await there.send() for _ in range(2)]
+        await until(lambda: pool.starts == 1, "the first runs")
+        assert (consumer._held, [job.id for job, _ in queue.waiting]) == (set(), [second])
+        assert [info.holds for info in await there._gateway.workers()] == [0]
+        go.set()
+        assert set(await there.answers(2)) == {first, second}

@@ -1,6 +1,6 @@
 -- Deletes jobs and tells the workers about those that a worker has taken.
--- KEYS: streams.
--- ARGV: group, channel, key prefix of the marks; then for each job: stream number, entry id (`-` if unknown), job id.
+-- KEYS: streams; then for each job its mark.
+-- ARGV: group, channel, number of streams; then for each job: stream number, entry id (`-` if unknown), job id.
 -- Returns the jobs that no worker has: not taken, or handed back.
 local untaken, taken = {}, {}
 for at = 4, #ARGV, 3 do
@@ -16,7 +16,7 @@ for at = 4, #ARGV, 3 do
     untaken[#untaken + 1] = job
   else
     taken[#taken + 1] = job
-    redis.call('SET', ARGV[3] .. job, '', 'EX', 30)
+    redis.call('SET', KEYS[ARGV[3] + (at - 1) / 3], '', 'EX', 30)
   end
 end
 if #taken > 0 then redis.call('PUBLISH', ARGV[2], table.concat(taken, ' ')) end

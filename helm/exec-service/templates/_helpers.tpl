@@ -54,18 +54,26 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
 {{- end }}
 {{- end -}}
 
-{{/* The URL of the job queue. Passwords come from Secrets only. */}}
-{{- define "exec.redisEnv" -}}
-{{- if .Values.redis.existingSecret.name -}}
-- name: EXEC_REDIS
+{{/* A server's URL as a variable; nothing if it is not set. Passwords come from Secrets only. list variable redis path */}}
+{{- define "exec.urlEnv" -}}
+{{- $redis := index . 1 -}}
+{{- if $redis.existingSecret.name -}}
+- name: {{ index . 0 }}
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.redis.existingSecret.name }}
-      key: {{ .Values.redis.existingSecret.key }}
-{{- else if .Values.redis.url -}}
-{{- if contains "@" .Values.redis.url }}{{ fail "redis.url: has a password in it; put the URL into a Secret and name that in redis.existingSecret.name" }}{{ end -}}
-- name: EXEC_REDIS
-  value: {{ .Values.redis.url | quote }}
+      name: {{ $redis.existingSecret.name }}
+      key: {{ $redis.existingSecret.key }}
+{{- else if $redis.url -}}
+{{- if contains "@" $redis.url }}{{ fail (printf "%s.url: has a password in it; put the URL into a Secret and name that in %s.existingSecret.name" (index . 2) (index . 2)) }}{{ end -}}
+- name: {{ index . 0 }}
+  value: {{ $redis.url | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* The URL of the job queue. */}}
+{{- define "exec.redisEnv" -}}
+{{- if or .Values.redis.existingSecret.name .Values.redis.url -}}
+{{- include "exec.urlEnv" (list "EXEC_REDIS" .Values.redis "redis") -}}
 {{- else if .Values.valkey.enabled -}}
 {{- if .Values.valkey.existingSecret.name -}}
 - name: VALKEY_PASSWORD
@@ -73,13 +81,37 @@ EXEC_{{ upper $name }}: {{ ternary $value (toJson $value) (kindIs "string" $valu
     secretKeyRef:
       name: {{ .Values.valkey.existingSecret.name }}
       key: {{ .Values.valkey.existingSecret.key }}
+{{ end -}}
 - name: EXEC_REDIS
-  value: redis://:$(VALKEY_PASSWORD)@{{ include "exec.fullname" . }}-valkey:6379/0
-{{- else -}}
-- name: EXEC_REDIS
-  value: redis://{{ include "exec.fullname" . }}-valkey:6379/0
+  value: {{ include "exec.valkeyUrls" . }}
 {{- end -}}
 {{- end -}}
+
+{{/* The URL of the server of bulk jobs, if it is not that of the job queue. After exec.redisEnv. */}}
+{{- define "exec.jobsRedisEnv" -}}
+{{- $queue := .Values.redis -}}
+{{- $jobs := .Values.jobs.redis | default (dict "existingSecret" dict "url" "") -}}
+{{- if or $jobs.existingSecret.name $jobs.url -}}
+{{- include "exec.urlEnv" (list "EXEC_JOBS_REDIS" $jobs "jobs.redis") -}}
+{{- else if and (not $queue.existingSecret.name) (not $queue.url) (gt (int (.Values.valkey.shards | default 1)) 1) -}}
+- name: EXEC_JOBS_REDIS
+  value: {{ include "exec.valkeyUrls" . | splitList "," | first }}
+{{- end -}}
+{{- end -}}
+
+{{/* The components of the chart's Valkey servers, separated by commas. */}}
+{{- define "exec.valkeys" -}}
+{{- range $number := untilStep 1 (int (add1 (.Values.valkey.shards | default 1))) 1 }}{{ eq $number 1 | ternary "valkey" (printf ",valkey-%d" $number) }}{{ end -}}
+{{- end -}}
+
+{{/* Their URLs, separated by commas. */}}
+{{- define "exec.valkeyUrls" -}}
+{{- $password := empty .Values.valkey.existingSecret.name | ternary "" ":$(VALKEY_PASSWORD)@" -}}
+{{- $urls := list -}}
+{{- range splitList "," (include "exec.valkeys" .) -}}
+{{- $urls = append $urls (printf "redis://%s%s-%s:6379/0" $password (include "exec.fullname" $) .) -}}
+{{- end -}}
+{{- join "," $urls -}}
 {{- end -}}
 
 {{/* A worker pool's settings over those that all pools share. list context pool -> JSON */}}
@@ -213,7 +245,8 @@ seccompProfile:
     - podSelector:
         matchLabels:
           {{- include "exec.selector" . | nindent 10 }}
-          app.kubernetes.io/component: valkey
+        matchExpressions:
+          - {key: app.kubernetes.io/component, operator: In, values: [{{ include "exec.valkeys" . }}]}
   ports:
     - {port: 6379, protocol: TCP}
 {{- end -}}
