@@ -37,7 +37,8 @@ SET_BY_THE_CHART = {
 }
 LEFT_OUT = {
     "gateway": set[str](),
-    # The runner's image says where packages are, and has one Python; a pod has one runner; the others are for tests and benchmarks.
+    # The runner's image says where packages are, and has one Python; a pod has one runner; the others are for tests and
+    # benchmarks.
     "worker": {"processes", "packages", "program_python", "runtime", "mask_layers", "fault_injection"},
     "jobs": set[str](),
 }
