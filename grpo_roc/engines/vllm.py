@@ -104,6 +104,7 @@ class VllmEngine(HttpEngine):
 
     async def _asleep(self) -> list[str]:
         """Also after a restart of the trainer. A part that it has taken already is no error."""
+
         def released(reply: Any) -> list[str]:
             return list(PARTS) if reply["is_sleeping"] else []
 
