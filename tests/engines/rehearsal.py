@@ -5,6 +5,7 @@ only sizes, addresses and data differ (`overrides`). Meanwhile an engine is kill
 run is resumed. Prints a table of what was checked; exits with 1 if anything is wrong.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,14 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from common import wait_until
-from engine_harness import TOY, Vllm
+from engine_harness import SEEDED, TOY, Vllm
 from service_harness import serving
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from grpo_roc import config, doctor, metrics
 from grpo_roc.engines.weights import SHARED
@@ -32,8 +35,12 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 3600
 STEPS = 3  # of each stage
 RANKS = 2
+LR = 1e-4
 # (max_response, turns) of the stages; the file has 8192, 12288 and 12288 tokens.
 LIMITS = [(160, 3), (240, 4), (300, 5)]
+
+Check = tuple[str, str, bool]  # what was checked, what was found, and whether it is right
+Row = dict[str, Any]
 
 
 def overrides(data: Path, engines: list[str], service: str) -> list[str]:
@@ -46,6 +53,7 @@ def overrides(data: Path, engines: list[str], service: str) -> list[str]:
         "model.path=" + str(data / "model"),
         f"engines=[{served}]",
         "scheduler.check_s=2",
+        "scheduler.patience_s=600",
         "chat.system=short",
         f"chat.observation_chars={TOY.chat.observation_chars}",
         f"task.rl_file={data}/dapo.jsonl",
@@ -53,7 +61,7 @@ def overrides(data: Path, engines: list[str], service: str) -> list[str]:
         "task.val_problems=4",
         "rl.prompts=2",
         "rl.group=4",
-        "rl.lr=1e-4",
+        f"rl.lr={LR}",
         "rl.warmup=1",
         "rl.micro_tokens=1024",
         "rl.checkpoint_every=1",
@@ -80,7 +88,7 @@ def write_data(data: Path) -> None:
     run_sft(TOY, data / "tiny", data / "sft")
     (data / "sft" / "model").rename(data / "model")
     task = make_task(TOY)
-    split = {"dapo": task.batch(0, 0, 40), "aime24": task.benchmarks(6)["heldout"], "aime25": task.validation()[:6]}
+    split = {"dapo": task.batch(0, 0, 24), "aime24": task.benchmarks(6)["heldout"], "aime25": task.validation()[:6]}
     split["math500"] = task.benchmarks(12)["heldout"][6:]
     for name, problems in split.items():
         rows = [{"id": f"{name}/{n}", "problem": one.text, "answer": one.answer} for n, one in enumerate(problems)]
@@ -103,12 +111,15 @@ class Trainer:
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         return metrics.read(self.out)
 
     def wait_for(self, stage: int, count: int) -> None:
         """Until so many steps of the stage are done."""
-        wait_until(lambda: self._steps(stage) >= count or self.process.poll() is not None, f"stage {stage}", PATIENCE_S)
+        self.wait_until(lambda: self._steps(stage) >= count, f"stage {stage}")
+
+    def wait_until(self, true: Callable[[], bool], what: str) -> None:
+        wait_until(lambda: true() or self.process.poll() is not None, what, PATIENCE_S)
         assert self.process.poll() is None, self._log.read_text()[-5000:]
 
     def _steps(self, stage: int) -> int:
@@ -130,9 +141,9 @@ class Trainer:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def rehearse(data: Path, engines: list[Vllm]) -> list[tuple[str, str, bool]]:
-    """Returns what was checked, what was found, and whether it is right."""
-    out = data / "out"
+def rehearse(data: Path, engines: list[Vllm]) -> list[Check]:
+    """Kill an engine, start it again, kill a rank, resume."""
+    out, killed, resumed = data / "out", data / "killed", data / "resumed"
     first = Trainer(data, out)
     try:
         first.wait_for(1, 1)
@@ -147,23 +158,90 @@ def rehearse(data: Path, engines: list[Vllm]) -> list[tuple[str, str, bool]]:
         ended = first.end()
     for left in SHARED.glob(f"grpo-roc-{main}-*"):  # its last weights
         shutil.rmtree(left, ignore_errors=True)
-    saved = json.loads((out / "latest" / "state.json").read_text())
+    before = first.rows()
+    print(f"a rank was killed after {len(before)} steps", flush=True)
+    copy_checkpoint(out, killed)
     engines[0].wait()
-    began = time.time()
     second = Trainer(data, out)
-    resumed = second.end()
-    rows = second.rows()
-    steps = [int(row["step"]) for row in rows]
-    again = sum((out / "metrics.jsonl").stat().st_mtime > began and step >= saved["step"] for step in steps)
-    finished = json.loads((out / "latest" / "state.json").read_text())["history"]["stages"]
+    try:
+        second.wait_until(lambda: step_of(out) > step_of(killed), "a checkpoint after the resume")
+        copy_checkpoint(out, resumed)
+        print(f"resumed at step {step_of(killed)}; step {step_of(resumed) - 1} is done", flush=True)
+    finally:
+        code = second.end()
     labels = [engine.label() for engine in engines]
-    trained = [row for row in rows if "train/tokens" in row]
     print((out / "stages.md").read_text())
     return [
         ("the run ended when a rank was killed", f"exit code {ended}", ended != 0),
-        ("the resumed run ended well", f"exit code {resumed}", resumed == 0),
+        ("the resumed run ended well", f"exit code {code}", code == 0),
+        *check_resume(killed, resumed, before, second.rows()),
+        *check_run(out, second.rows(), labels),
+    ]
+
+
+def copy_checkpoint(out: Path, to: Path) -> None:
+    """A run may replace it meanwhile."""
+
+    def copied() -> bool:
+        shutil.rmtree(to, ignore_errors=True)
+        with contextlib.suppress(OSError):  # also shutil.Error
+            shutil.copytree(out / "latest", to)
+            return True
+        return False
+
+    wait_until(copied, "a whole checkpoint", 60)
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    return found
+
+
+def step_of(folder: Path) -> int:
+    folder = folder / "latest" if (folder / "latest").exists() else folder
+    with contextlib.suppress(OSError):  # it is being replaced
+        return int(state_of(folder)["step"])
+    return 0
+
+
+def read_shards(folder: Path) -> dict[str, Any]:
+    """What all ranks wrote."""
+    with tempfile.TemporaryDirectory() as whole:
+        dcp_to_torch_save(folder, f"{whole}/found.pt")
+        found: dict[str, Any] = torch.load(f"{whole}/found.pt", weights_only=True)
+    return found
+
+
+def updates_of(checkpoint: Path) -> int:
+    """How many updates its optimizer has made."""
+    return max(int(one["step"]) for one in read_shards(checkpoint / "optimizer_shards")["state"].values())
+
+
+def check_resume(killed: Path, resumed: Path, before: list[Row], rows: list[Row]) -> list[Check]:
+    """`killed` and `resumed`: the checkpoint that the run resumed from, and the next one."""
+    began, next_ = step_of(killed), step_of(resumed)
+    old, new = updates_of(killed), updates_of(resumed)
+    trained = sum("train/tokens" in row for row in rows[began:next_])
+    weights = [read_shards(folder / "shards") for folder in (killed, resumed)]
+    moved = max(float((weights[1][name] - one).abs().max()) for name, one in weights[0].items())
+    return [
+        (
+            "steps were made after the resume, and those before it were kept",
+            f"{began} kept, {len(rows) - began} made, at step {began} of stage {state_of(killed)['stage'] + 1}",
+            0 < began < len(rows) and rows[:began] == before[:began] and not [row for row in rows[began:] if row in before],
+        ),
+        ("its optimizer is the checkpoint's", f"{old} updates, then {new}", 0 < old < new == old + trained),
+        # An update moves a weight by about the learning rate at most; from the first model it would be more.
+        ("its weights are the checkpoint's", f"moved by {moved:.1e}, learning rate {LR}", 0 < moved < 1.5 * LR * (new - old)),
+    ]
+
+
+def check_run(out: Path, rows: list[Row], labels: list[str]) -> list[Check]:
+    steps = [int(row["step"]) for row in rows]
+    finished = state_of(out / "latest")["history"]["stages"]
+    trained = [row for row in rows if "train/tokens" in row]
+    return [
         ("every stage ended", ", ".join(f"{one['stage']}: {one['by']}" for one in finished), len(finished) == 3),
-        ("it resumed at the checkpoint's step", f"step {saved['step']} of stage {saved['stage'] + 1}", 0 < again < len(steps)),
         ("every step was done once, in order", f"{len(steps)} steps", steps == list(range(len(steps)))),
         ("no rollout lost its reward", f"{sum(row['infra'] for row in rows):.0f} lost", not any(row["infra"] for row in rows)),
         ("tools were called", f"{sum(row['calls'] for row in rows):.0f} calls", all(row["calls"] > 0 for row in rows)),
@@ -188,7 +266,9 @@ def main() -> int:
         data = Path(folder)
         write_data(data)
         print(f"model and data after {time.monotonic() - began:.0f} s", flush=True)
-        one, two = (Vllm(data / "model", make_folder(data / name), "--dtype", "bfloat16", nice=0) for name in ("one", "two"))
+        one, two = (
+            Vllm(data / "model", make_folder(data / name), "--dtype", "bfloat16", *SEEDED, nice=0) for name in ("one", "two")
+        )
         with one, two:
             for engine in (one, two):
                 engine.wait()

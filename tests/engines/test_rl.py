@@ -8,7 +8,7 @@ from engine_harness import Vllm, at
 from service_harness import Service
 
 from grpo_roc import metrics
-from grpo_roc.engines.base import Load
+from grpo_roc.engines.base import Load, Sampling
 from grpo_roc.engines.vllm import VllmEngine
 from grpo_roc.runs import open_run, run_rl
 
@@ -44,6 +44,15 @@ async def test_load_and_preemptions_are_those_of_the_engine(pair: list[Vllm]) ->
         assert {(await call).status_code for call in calls} == {200}
     assert max(load.used for load in seen) > 6000 and max(load.running for load in seen) > 8
     assert max(load.waiting for load in seen) > 0 and (await engine.load()).preempted > idle.preempted
+    await engine.aclose()
+
+
+async def test_many_requests_with_seeds_begin_at_once(pair: list[Vllm]) -> None:
+    """Their prompts have more tokens together than the engine computes in one step (2,048)."""
+    pair[0].wait()
+    engine = VllmEngine(pair[0].url)
+    asked = [engine.generate(f"many{n}", [n % 50 + 5] * 90, Sampling(4, seed=(n,))) for n in range(40)]
+    assert all(one.ids for one in await asyncio.gather(*asked))
     await engine.aclose()
 
 
