@@ -129,7 +129,12 @@ def stop_on_signals() -> asyncio.Event:
 
 def stop_with_stdin(stop: asyncio.Event) -> None:
     """Set `stop` when standard input ends: the pipe of a parent, which may also be killed."""
-    asyncio.get_running_loop().add_reader(sys.stdin, lambda: os.read(sys.stdin.fileno(), 4096) or stop.set())
+
+    def on_input() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            stop.set()
+
+    asyncio.get_running_loop().add_reader(sys.stdin, on_input)
 
 
 async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
