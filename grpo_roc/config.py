@@ -48,6 +48,7 @@ class Engine(Section, frozen=True):
     capacity: Positive = 1 << 16  # tokens of KV cache (local only; the others report theirs)
     slots: Positive = 512  # requests that run at once (local only)
     prefill_tokens: Positive = 8192  # per step (local only)
+    linear: Literal["fp32", "int8"] = "fp32"  # int8: faster, and inexact; set rl.is_cap (local only)
     weights: Literal["files", "nccl", "ipc"] = "files"  # how new ones come (not local); see engines/direct.py
     workers: Positive = 1  # GPUs of one engine, for nccl: tensor times pipeline parallel
 

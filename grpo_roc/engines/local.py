@@ -51,7 +51,7 @@ class LocalEngine:
     def __init__(self, model_config: Any, weights: Mapping[str, Tensor], settings: config.Engine, name: str = "local") -> None:
         self.name = name
         self.settings = settings
-        self._decoder = Decoder(model_config, weights, settings.capacity)
+        self._decoder = Decoder(model_config, weights, settings.capacity, settings.linear)
         self._free = list(range(settings.capacity - 1, -1, -1))
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -243,26 +243,30 @@ class LocalEngine:
 
     def _read(self, requests: list[Request]) -> list[Sampled]:
         """Read the new tokens of each request and sample the next one."""
-        counts = [len(request.ids) - len(request.cells) for request in requests]
-        longest, widest = max(counts), max(len(request.ids) for request in requests)
-        tokens: Any = np.zeros((len(requests), longest), np.int64)
+        starts = [len(request.cells) for request in requests]
+        counts = [len(request.ids) - first for request, first in zip(requests, starts, strict=True)]
+        for request, first, count in zip(requests, starts, counts, strict=True):
+            request.cells += [self._free.pop() for _ in range(count)]
+            self.recomputed_tokens += max(0, min(request.computed, first + count) - first)
+            request.computed = max(request.computed, first + count)
+        self.read_tokens += sum(counts)
+        if max(counts) == 1:
+            tokens = torch.tensor([request.ids[-1:] for request in requests])
+            return _sample(self._decoder.decode(tokens, [request.cells for request in requests]), requests)
+        return _sample(self._prefill(requests, starts, counts), requests)
+
+    def _prefill(self, requests: list[Request], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+        tokens: Any = np.zeros((len(requests), max(counts)), np.int64)
         positions = np.zeros_like(tokens)
         cells = np.full_like(tokens, self.settings.capacity)
-        context: Any = np.full((len(requests), widest), self.settings.capacity, np.int64)
-        for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
-            first = len(request.cells)
-            request.cells += [self._free.pop() for _ in range(count)]
+        context: Any = np.full((len(requests), max(len(request.ids) for request in requests)), self.settings.capacity, np.int64)
+        for row, (request, first, count) in enumerate(zip(requests, starts, counts, strict=True)):
             tokens[row, :count] = request.ids[first:]
             positions[row, :count] = range(first, first + count)
             cells[row, :count] = request.cells[first:]
             context[row, : len(request.cells)] = request.cells
-            self.recomputed_tokens += max(0, min(request.computed, first + count) - first)
-            request.computed = max(request.computed, first + count)
-        self.read_tokens += sum(counts)
-        last = torch.tensor(counts) - 1
         arrays = (torch.from_numpy(array) for array in (tokens, positions, cells, context))
-        logits = self._decoder(*arrays, last)
-        return _sample(logits, requests)
+        return self._decoder(*arrays, torch.tensor(counts) - 1)
 
     def _append(self, request: Request, one: Sampled) -> None:
         request.ids.append(one.token)
