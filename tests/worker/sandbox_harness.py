@@ -136,8 +136,8 @@ class Lab:
 
     @property
     def sandboxed_pids(self) -> list[int]:
-        """Everything that runs under the uid of a slot; the last one is that of stubs of spares."""
-        return list(processes_of(range(self.uid_base + 1, self.uid_base + BLOCK_SIZE - 1)))
+        """Everything that runs under the uid of a slot."""
+        return list(processes_of(range(self.uid_base + 1, self.uid_base + BLOCK_SIZE)))
 
     @property
     def cgroups(self) -> list[Path]:

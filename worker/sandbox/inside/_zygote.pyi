@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 LAYERS: dict[str, int]
 MAIN_FILE: str
 SYSCALLS: dict[str, int]
@@ -13,9 +11,6 @@ def serve(
     scratch: str,
     foreign_processes: int,
     faults: bool,
-    first_uid: int,
-    last_uid: int,
-    rehearsal: Callable[[], None],
     /,
 ) -> str | bytes: ...
 def begin() -> None: ...

@@ -25,13 +25,6 @@ from worker.sandbox.inside.payload import place_files
 
 MAIN_FILE = _zygote.MAIN_FILE
 BINARY_FD = 5  # native/zygote.h
-REHEARSAL = """
-import math
-def f(n):
-    return [k * k for k in range(n) if k % 2]
-x = {"a": f(5), "b": 1.5}
-print(sum(x["a"]), f"{x['b']:.2f}", math.sqrt(2), str(len(x)).join("ab"), sorted(x))
-"""
 
 _begin, _report_completed, _report_value = _zygote.begin, _zygote.report_completed, _zygote.report_value
 _leave, _thread_count, _shutdown_threads = os._exit, _thread._count, threading._shutdown  # type: ignore[attr-defined]
@@ -63,14 +56,6 @@ def prepare(*, own_folder: bool, own_pids: bool) -> None:
     sys.modules["__main__"] = _main
     sys.argv = [MAIN_FILE]
     _reseed.extend(source.reseeders())
-
-
-def rehearse() -> None:
-    """In a spare: does what every program does, so that the kernel copies these pages before there is a program."""
-    for reseed in _reseed:
-        reseed()
-    _reseed.clear()
-    exec(compile(REHEARSAL, MAIN_FILE, "exec", dont_inherit=True), {"__name__": "__main__"})
 
 
 def run(payload: str | bytes) -> None:

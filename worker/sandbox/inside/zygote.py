@@ -53,7 +53,7 @@ def main() -> None:
     program.prepare(own_folder=not own_mounts, own_pids=jailed)
     rules = [tuple(rule) for rule in settings["landlock"]]
     more = settings["foreign_processes"], settings["faults"], *settings["uids"]
-    arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], *more, program.rehearse
+    arguments = settings["control_fd"], layers, rules, *filters, settings["scratch"], *more
     gc.collect()
     _zygote.make_all_immortal()
     gc.freeze()

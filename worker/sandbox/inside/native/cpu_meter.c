@@ -58,12 +58,6 @@ void meter_know(struct known_threads *known, int threads_fd) {
         known->threads[i] = (struct known_thread){ids[i], busy_ns(ids[i], &run_ns)};
 }
 
-int64_t meter_know_one(struct known_threads *known, pid_t thread) {
-    int64_t run_ns = 0;
-    *known = (struct known_threads){.count = 1, .threads = {{thread, busy_ns(thread, &run_ns)}}};
-    return run_ns;
-}
-
 /* Returns -1 for a thread that may be older than the start and was not remembered. */
 static int64_t known_ns(const struct known_threads *known, pid_t thread) {
     for (int i = 0; known && i < known->count; i++)

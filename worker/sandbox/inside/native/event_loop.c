@@ -95,9 +95,9 @@ static int watch_all(int due) {
 }
 
 static int next_timeout_ms(int64_t last_tick, int64_t now) {
-    int64_t next = loop->running ? last_tick + TICK_NS : spare_due_ns();
-    if (next == INT64_MAX)
+    if (!loop->running)
         return -1;
+    int64_t next = last_tick + TICK_NS;
     for (int i = 0; i < loop->slots_known; i++)
         if (loop->slots[i].state == SLOT_RUNNING && loop->slots[i].due_ns < next)
             next = loop->slots[i].due_ns;
@@ -137,7 +137,6 @@ static void register_slot(struct request *request, int *fd) {
     if (s->state == SLOT_FREE) /* a session's slot in which the last start failed */
         close_all(s->cgroup, SLOT_FDS);
     s->uid = request->wall_ns;
-    loop->has_last_uid |= s->uid == config.last_uid;
     for (int i = 0, next = 0; i < SLOT_FDS; i++)
         s->cgroup[i] = (request->cpu_s >> i & 1) ? fd[next++] : -1;
     s->state = SLOT_FREE;
@@ -197,8 +196,5 @@ void *serve_loop(void) {
             kill_lingering_stubs();
         if (watch_all(due) && due)
             last_tick = now;
-        void *page = loop->running ? NULL : mind_spare(now);
-        if (page)
-            return page;
     }
 }

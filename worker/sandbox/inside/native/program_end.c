@@ -32,7 +32,6 @@ static void finish_program(struct slot *s) {
     close_all(s->fd, RUN_FDS);
     give_back_network(s);
     loop->running -= is_watched(s);
-    loop->idle_since_ns = now_ns();
     s->state = SLOT_FREE;
     if (s->is_session) { /* the worker registers the slot again, perhaps with another zygote */
         close_all(s->cgroup, SLOT_FDS);
@@ -60,7 +59,7 @@ static void note_child_end(struct slot *s, int status, struct rusage *u) {
     s->child_reaped = 1;
     s->status = status;
     s->ended_ns = now_ns();
-    s->cpu_ns = cpu_ns_of(u) - s->cpu_before_ns;
+    s->cpu_ns = cpu_ns_of(u);
     if (!s->is_session || !config.progress[s - loop->slots].ready_ns)
         end_program(s, BY_ITSELF); /* kills the daemons that it left */
 }
@@ -93,7 +92,7 @@ void reap(void) {
     struct rusage usage;
     pid_t pid;
     while ((pid = (pid_t)raw4(SYS_wait4, -1, (long)&status, __WALL | WNOHANG, (long)&usage)) > 0) {
-        if (reap_lingering_stub(pid) || reap_spare(pid))
+        if (reap_lingering_stub(pid))
             continue;
         struct member *member = member_by_pid(pid);
         int member_slot = member ? member->slot : -1;

@@ -23,7 +23,13 @@ static int new_network(void) {
     return network;
 }
 
-int take_network(void) { return loop->networks_idle ? loop->networks[--loop->networks_idle] : new_network(); }
+static int take_network(struct slot *s) {
+    s->network = -1;
+    if (!(config.layers & LAYER_MOUNTS))
+        return 0;
+    s->network = loop->networks_idle ? loop->networks[--loop->networks_idle] : new_network();
+    return s->network < 0 ? -1 : 0;
+}
 
 /* A socket outlives its program while it is in flight (SCM_RIGHTS), for example to itself. The next program would see its
  * name. */
@@ -78,13 +84,19 @@ static pid_t clear_and_supervise(struct slot *s) {
     return supervise(progress, s->cgroup[CG_PIDS_LIMIT]);
 }
 
-pid_t fork_with_stub(char **stack, int64_t uid, pid_t *stub) {
+/* Creates the stub and the child in a new PID and mount namespace, then returns the zygote to its own. */
+static pid_t start_stub_and_fork(struct slot *s) {
+    s->stub = 0;
+    if (!(config.layers & LAYER_PIDNS)) {
+        pid_t supervisor = fork();
+        return supervisor ? supervisor : clear_and_supervise(s);
+    }
     int mounts = config.layers & LAYER_MOUNTS ? CLONE_NEWNS : 0;
-    if ((!*stack && !(*stack = new_stack())) || unshare(CLONE_NEWPID | mounts))
+    if ((!s->stub_stack && !(s->stub_stack = new_stack())) || unshare(CLONE_NEWPID | mounts))
         return -1;
     pid_t child = -1;
-    *stub = clone(stub_main, *stack + STACK_BYTES, CLONE_VM | SIGCHLD, (void *)(intptr_t)uid);
-    if (*stub > 0)
+    s->stub = clone(stub_main, s->stub_stack + STACK_BYTES, CLONE_VM | SIGCHLD, (void *)(intptr_t)s->uid);
+    if (s->stub > 0)
         child = fork_without_libc();
     if (child == 0)
         return 0;
@@ -93,38 +105,25 @@ pid_t fork_with_stub(char **stack, int64_t uid, pid_t *stub) {
         _exit(1); /* fail closed: every later child would start in this program's namespaces */
     if (child > 0)
         return child;
-    if (*stub > 0) {
-        kill(*stub, SIGKILL);
-        waitpid(*stub, NULL, __WALL);
+    if (s->stub > 0) {
+        kill(s->stub, SIGKILL);
+        waitpid(s->stub, NULL, __WALL);
     }
     errno = error;
     return -1;
 }
 
-/* Returns the child as fork(2) does. */
-static pid_t start_child(struct slot *s) {
-    if (config.layers & LAYER_MOUNTS && (s->network = take_network()) < 0)
-        return -1;
-    if (config.layers & LAYER_PIDNS)
-        return fork_with_stub(&s->stub_stack, s->uid, &s->stub);
-    pid_t supervisor = fork();
-    return supervisor ? supervisor : clear_and_supervise(s);
-}
-
-void prepare_python(void) {
+/* In the child. Returns the mapped page, or exits. */
+static void *become_program(struct slot *s) {
     sigprocmask(SIG_SETMASK, &loop->python_signals, NULL);
-#if PY_VERSION_HEX >= 0x030E0000
-    PyOS_BeforeFork(); /* takes the locks that the next call releases; there is no other thread */
-    PyOS_AfterFork_Child();
-#endif /* earlier versions only renew locks, none of which is held here, and run hooks; program.py does their work (-0.7 ms) */
-    small_objects_open();
-}
-
-void *become_program(struct slot *s) {
     void *page = confine(s);
     if (!page)
         _exit(EXIT_NOT_CONFINED);
     own_progress = &config.progress[s->request.slot];
+#if PY_VERSION_HEX >= 0x030E0000
+    PyOS_BeforeFork(); /* takes the locks that the next call releases; there is no other thread */
+    PyOS_AfterFork_Child();
+#endif /* earlier versions only renew locks, none of which is held here, and run hooks; program.py does their work (-0.7 ms) */
     return page;
 }
 
@@ -140,19 +139,16 @@ void *start_program(struct request *request, int *fd) {
     s->is_session = s->fd[FD_CONTROL] >= 0;
     s->child_reaped = s->stub_reaped = 0;
     s->ended_by = BY_ITSELF;
-    s->status = s->cpu_ns = s->ended_ns = s->cpu_before_ns = s->stub = s->known.count = s->known.is_full = 0;
-    s->network = -1;
+    s->status = s->cpu_ns = s->ended_ns = 0;
     s->processes_peak = 1;
     config.progress[request->slot] = (struct progress){.step = -1};
     s->forked_ns = now_ns();
     int64_t most_ns = request->wall_ns < request->deadline_ns ? request->wall_ns : request->deadline_ns;
     s->due_ns = s->is_session ? INT64_MAX : s->forked_ns + most_ns;
     meter_start(&s->meter, s->cgroup[CG_CPU_USAGE], s->forked_ns);
-    pid_t child = apply_limits(s) ? -1 : take_spare(s);
-    if (child == 0 && (child = start_child(s)) == 0) {
-        prepare_python();
+    pid_t child = take_network(s) || apply_limits(s) ? -1 : start_stub_and_fork(s);
+    if (child == 0)
         return become_program(s);
-    }
     if (child < 0) {
         report_not_started(request, errno);
         give_back_network(s);
@@ -160,8 +156,6 @@ void *start_program(struct request *request, int *fd) {
         return NULL;
     }
     s->child = child;
-    loop->wants_spare = 1;
-    loop->folder_bytes = request->folder_bytes;
     if (++loop->forks % FORKS_PER_COLLAPSE == 0)
         huge_pages_collapse();
     if (!s->stub)

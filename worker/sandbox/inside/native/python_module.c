@@ -16,7 +16,6 @@ struct zygote_config config = {.landlock_fd = -1};
 struct loop_state *loop;
 struct progress *own_progress;
 static char *own_page; /* in a program */
-static PyObject *rehearsal; /* a function of program.py */
 
 static PyObject *fail(const char *what) { return PyErr_SetFromErrnoWithFilename(PyExc_OSError, what); }
 
@@ -122,9 +121,8 @@ static PyObject *py_serve(PyObject *Py_UNUSED(self), PyObject *args) {
     int control_fd;
     Py_ssize_t early_bytes, late_bytes;
     PyObject *rules;
-    if (!PyArg_ParseTuple(args, "iIO!y#y#sLpLLO", &control_fd, &config.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
-                          &late_bytes, &scratch, &config.foreign_processes, &config.faults, &config.first_uid, &config.last_uid,
-                          &rehearsal))
+    if (!PyArg_ParseTuple(args, "iIO!y#y#sLpLL", &control_fd, &config.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
+                          &late_bytes, &scratch, &config.foreign_processes, &config.faults, &config.first_uid, &config.last_uid))
         return NULL;
     if (read_rules(rules))
         return NULL;
@@ -151,13 +149,8 @@ static PyObject *py_serve(PyObject *Py_UNUSED(self), PyObject *args) {
     if (!page)
         _exit(0);
     own_page = page;
+    small_objects_open();
     return read_payload();
-}
-
-int rehearse(void) {
-    PyObject *done = PyObject_CallNoArgs(rehearsal);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
 }
 
 /* In the child, when everything is ready. From here on the process is the program's and nothing that it reports is trusted. */

@@ -65,7 +65,7 @@ int exceeds_memory_limit(struct slot *s) {
  * child. */
 int64_t measure_starvation(struct slot *s, int64_t now) {
     if (s->cgroup[CG_CPU_USAGE] >= 0)
-        return meter_group(&s->meter, s->cgroup[CG_CPU_USAGE], s->cgroup[CG_THREADS], &s->known, now);
+        return meter_group(&s->meter, s->cgroup[CG_CPU_USAGE], s->cgroup[CG_THREADS], NULL, now);
     return s->stub ? meter_one(&s->meter, s->child, s->stub, 0, now)
                    : meter_one(&s->meter, first_child(s->child), s->child, 1, now);
 }

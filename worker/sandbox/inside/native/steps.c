@@ -44,6 +44,7 @@ static int new_namespaces(struct box *b) {
 /* One tmpfs holds everything that is writable: /tmp, /dev/shm, /mnt and /main.py are symlinks into it (see jail.py). It is
  * mounted below /w because a Landlock rule does not cover a mount on the rule's own folder. */
 static int mount_workspace(struct box *b) {
+    strcpy(b->folder, WORKSPACE);
     char options[64];
     snprintf(options, sizeof options, "size=%lld,nr_inodes=8192,mode=1777", (long long)b->slot->request.folder_bytes);
     if (mount("tmpfs", WORKSPACE, "tmpfs", MS_NOSUID | MS_NODEV, options))
@@ -209,52 +210,35 @@ static const struct step {
     const char *name;
     int (*apply)(struct box *);
     unsigned layer; /* 0: always */
-    int of_spare;   /* the same for all programs whose folder has the same size */
 } STEPS[] = {
-    {"cgroup", join_cgroups, LAYER_CGROUP, 0},
-    {"oom_victim", prefer_as_oom_victim, 0, 1},
-    {"session", new_session, 0, 1},
-    {"namespaces", new_namespaces, LAYER_MOUNTS, 1},
-    {"workspace", mount_workspace, LAYER_MOUNTS, 1},
-    {"own_folder", make_folder, WITHOUT | LAYER_MOUNTS, 0},
-    {"proc", mount_proc, LAYER_MOUNTS, 1},
-    {"folder_out", hand_over_folder, 0, 0},
-    {"page", map_page, 0, 0},
-    {"descriptors", arrange_descriptors, 0, 0},
-    {"folder", enter_folder, 0, 1},
-    {"rlimits", set_rlimits, 0, 0},
-    {"identity", drop_identity, LAYER_UID, 0},
-    {"capabilities", drop_capabilities, 0, 0},
-    {"fate", bind_fate, 0, 0},
-    {"landlock", restrict_landlock, LAYER_LANDLOCK, 0},
-    {"seccomp", install_seccomp, LAYER_SECCOMP, 0},
-    {"prepare", prepare_in_python, 0, 0},
+    {"cgroup", join_cgroups, LAYER_CGROUP},
+    {"oom_victim", prefer_as_oom_victim, 0},
+    {"session", new_session, 0},
+    {"namespaces", new_namespaces, LAYER_MOUNTS},
+    {"workspace", mount_workspace, LAYER_MOUNTS},
+    {"own_folder", make_folder, WITHOUT | LAYER_MOUNTS},
+    {"proc", mount_proc, LAYER_MOUNTS},
+    {"folder_out", hand_over_folder, 0},
+    {"page", map_page, 0},
+    {"descriptors", arrange_descriptors, 0},
+    {"folder", enter_folder, 0},
+    {"rlimits", set_rlimits, 0},
+    {"identity", drop_identity, LAYER_UID},
+    {"capabilities", drop_capabilities, 0},
+    {"fate", bind_fate, 0},
+    {"landlock", restrict_landlock, LAYER_LANDLOCK},
+    {"seccomp", install_seccomp, LAYER_SECCOMP},
+    {"prepare", prepare_in_python, 0},
 };
 
 int step_count(void) { return sizeof STEPS / sizeof *STEPS; }
 const char *step_name(int index) { return STEPS[index].name; }
 
-int is_step_of_spare(int64_t number) { return number > 0 && number <= step_count() && STEPS[number - 1].of_spare; }
-
-static unsigned applied; /* the steps of a spare, each a bit; 0 in every other child */
-
-int confine_spare(struct slot *slot) {
-    struct box box = {.slot = slot, .landlock_fd = config.landlock_fd, .folder = WORKSPACE};
-    for (int i = 0; i < step_count(); i++) {
-        if (!STEPS[i].of_spare || !is_on(config.layers, STEPS[i].layer))
-            continue;
-        if (STEPS[i].apply(&box) || (config.faults && slot->request.fail_step == i + 1))
-            return -1;
-        applied |= 1U << i;
-    }
-    return 0;
-}
-
 void *confine(struct slot *slot) {
-    struct box box = {.slot = slot, .landlock_fd = config.landlock_fd, .folder = WORKSPACE};
+    struct box box = {.slot = slot, .landlock_fd = config.landlock_fd};
     struct progress *progress = &config.progress[slot->request.slot];
     for (int i = 0; i < step_count(); i++) {
-        if (!is_on(config.layers, STEPS[i].layer) || applied >> i & 1)
+        if (!is_on(config.layers, STEPS[i].layer))
             continue;
         progress->step = i + 1;
         errno = 0;

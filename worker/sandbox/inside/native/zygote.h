@@ -60,7 +60,6 @@ enum {
     LAYER_CGROUP = 1 << 3,
     LAYER_LANDLOCK = 1 << 4,
     LAYER_SECCOMP = 1 << 5,
-    ALL_LAYERS = (1 << 6) - 1,
 };
 
 /* The child writes it during set-up and unmaps it before the program's first byte runs. */
@@ -111,20 +110,6 @@ struct slot {
     int64_t ended_by, status, cpu_ns, forked_ns, ended_ns, due_ns, processes_peak;
     struct oom_counts oom_counts_before;
     struct cpu_meter meter;
-    struct known_threads known; /* the program itself, if it was a spare */
-    int64_t cpu_before_ns;      /* of a spare */
-};
-
-enum spare_state { SPARE_NONE, SPARE_WAITING, SPARE_DYING };
-
-/* A confined child that waits for a program; see spare.c. */
-struct spare {
-    enum spare_state state;
-    pid_t child, stub;
-    int child_reaped, stub_reaped;
-    int socket, network;
-    char *stub_stack;
-    int64_t made_ns, folder_bytes;
 };
 
 /* A process of a session: the first one, or a fork. All are children of the zygote (see forking.c): the zygote reaps each of
@@ -149,11 +134,6 @@ struct loop_state {
     int lingering_alive; /* lingering stubs that were not killed yet */
     int first_pending, pending; /* a ring in `pending_reports` */
     int64_t forks;
-    struct spare spare;
-    int has_last_uid;       /* a slot has the uid of the spare's stub: there are none */
-    int wants_spare;        /* a program was started, and no spare has failed since */
-    int64_t folder_bytes, spare_fails_at; /* of that program */
-    int64_t idle_since_ns;  /* no program runs since then */
     int networks_idle;
     int networks[MAX_IDLE_NETWORKS];
     struct lingering_stub {
@@ -201,11 +181,6 @@ void report_not_started(struct request *request, int error);
 void close_all(int *fd, int count);
 int is_watched(struct slot *s);
 void *start_program(struct request *request, int *fd);
-void prepare_python(void);            /* in a child, before its first object */
-void *become_program(struct slot *s); /* in the child: confines it, or exits. Returns the mapped page. */
-/* Creates a stub with this uid, and a child, in a new PID and mount namespace. Returns the child as fork(2) does. */
-pid_t fork_with_stub(char **stack, int64_t uid, pid_t *stub);
-int take_network(void); /* Returns a descriptor, or -1. */
 void give_back_network(struct slot *s);
 /* program_end.c */
 void end_program(struct slot *s, int by);
@@ -227,12 +202,6 @@ int list_ids(int list_fd, pid_t *ids, int most);
 /* Kills the processes that it left. Call after it was reaped. */
 void member_forget(struct member *m);
 void handle_member_request(struct request *request, int *fd);
-/* spare.c */
-int64_t spare_due_ns(void); /* when `mind_spare` has something to do */
-void *mind_spare(int64_t now); /* makes or replaces the spare. Returns the page of a program in a spare. */
-pid_t take_spare(struct slot *s); /* Returns the child that becomes the program, or 0. */
-int reap_spare(pid_t pid);
-int rehearse(void); /* python_module.c: runs a short program of ours, so that a spare has its own copy of the pages that programs write */
 /* slot_counters.c */
 int64_t now_ns(void);
 int64_t read_number(int fd);
@@ -244,10 +213,7 @@ int exceeds_memory_limit(struct slot *s);
 int64_t measure_starvation(struct slot *s, int64_t now);
 int64_t file_size(int fd);
 int64_t cpu_ns_of(struct rusage *u);
-/* steps.c: applies the steps that are the same for all programs to a spare. Returns 0, or -1 if one failed. */
-int confine_spare(struct slot *slot);
-int is_step_of_spare(int64_t number); /* counted from 1 */
-/* confines the calling process and returns its page; NULL if a step failed, which `progress` names */
+/* steps.c: confines the calling process and returns its page; NULL if a step failed, which `progress` names */
 void *confine(struct slot *slot);
 /* Without a mount namespace: removes the slot's folder with the last program's files. */
 int clear_folder(struct slot *slot);
@@ -255,7 +221,8 @@ int step_count(void);
 const char *step_name(int index);
 /* small_objects.c: called in the zygote, after the imports */
 void small_objects_prepare(void);
-void small_objects_open(void); /* in a child, before its first object */
+/* called in a child, before its first object */
+void small_objects_open(void);
 /* immortal.c: called in the zygote, after the imports. Returns how many objects became immortal. */
 long make_all_immortal(void);
 /* huge_pages.c */
@@ -283,7 +250,6 @@ int has_one_thread(pid_t pid);
  * the caller uses `meter_one`. */
 void meter_start(struct cpu_meter *m, int usage_fd, int64_t now);
 void meter_know(struct known_threads *known, int threads_fd);
-int64_t meter_know_one(struct known_threads *known, pid_t thread); /* Returns its CPU time. */
 void meter_start_one(struct cpu_meter *m, pid_t program, int64_t now);
 int64_t meter_group(struct cpu_meter *m, int usage_fd, int threads_fd, const struct known_threads *known, int64_t now);
 /* `guardian` adopts the program's orphans; `own_children` of its children do not belong to the program. */
