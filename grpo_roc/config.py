@@ -106,6 +106,9 @@ class Rl(Section, frozen=True):
     arm: Literal["roc", "uniform", "grpo"] = "roc"
     roc: Literal["inverse", "topk", "uniform"] = "inverse"
     eps: float = 0.05
+    error_penalty: Annotated[float, Meta(ge=0, lt=1)] = (
+        0.0  # subtracted from the reward, times the share of tool errors; the paper has none
+    )
     min_neg: int = 2
     min_pos: int = 2
     prompts: Positive = 8

@@ -53,11 +53,17 @@ class ToolEnv:
         self.latencies_ms: list[float] = []
         self.infra_retries = 0
 
-    async def run(self, call: ToolCall | ParseFailure, at: Position = Position()) -> Observation:  # noqa: B008 (frozen)
+    async def run(
+        self,
+        call: ToolCall | ParseFailure,
+        at: Position = Position(),  # noqa: B008 (frozen)
+        *,
+        faults: bool = True,
+    ) -> Observation:
         if isinstance(call, ParseFailure):
             return call.observation()
-        rng = random.Random(str(tuple(at)))
-        if rng.random() < self._noise.fault_rate:
+        rng, noise = random.Random(str(tuple(at))), self._noise if faults else config.Noise()
+        if rng.random() < noise.fault_rate:
             return Observation(rng.choice(_TRANSIENT), "error", "injected_fault")
         began = time.monotonic()
         result = await self._run_with_retries(call, at)
@@ -66,7 +72,7 @@ class ToolEnv:
         if result is None or result.blame in ("infra", "client"):
             return Observation("the tool could not be reached", "infra", result.status if result else "unavailable", wait_s)
         text = result.tool_text(self._max_chars)
-        if result.ok and rng.random() < self._noise.corrupt_rate:
+        if result.ok and rng.random() < noise.corrupt_rate:
             text = re.sub(r"\d+", lambda found: str(int(found[0]) + rng.randint(1, 9)), text)
         return Observation(text, "ok" if result.ok else "error", result.status, wait_s)
 
