@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_experiments(add: Callable[..., Any]) -> None:
     add("demo", "SFT, RL, evaluation and a report, on a CPU", out="runs/demo", seed=True)
+    one = add("reasoning", "SFT and RL of a pretrained model on reasoning-gym, and a report; resumes", out="runs/reasoning")
+    one.add_argument("--model", type=Path, help="default: model.path of the settings")
     one = add("ab", "compare arms with the same start, seeds and number of updates", out="runs/ab")
     one.add_argument("--model", type=Path, help="the SFT model; default: made in --out")
     one.add_argument("--arms", nargs="+", default=["grpo", "uniform", "roc"])
@@ -127,7 +129,7 @@ def _start(args: argparse.Namespace, settings: config.Config) -> Path:
 def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
     from grpo_roc.env import service_url
     from grpo_roc.evaluate import run_eval
-    from grpo_roc.experiments import ab, ablation, demo, entropy, plots
+    from grpo_roc.experiments import ab, ablation, demo, entropy, plots, reasoning
 
     match args.command:
         case "eval":
@@ -139,6 +141,8 @@ def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
                 args.json.write_text(json.dumps(found.as_dict(), indent=1))
             if args.trajectories:
                 entropy.write(args.trajectories, found.rollouts, settings, args.model)
+        case "reasoning":
+            print(reasoning.run(settings, _start(args, settings), args.out))
         case "demo":
             return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
         case "ab":

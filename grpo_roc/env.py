@@ -20,6 +20,7 @@ from typing import NamedTuple
 from exec_client import AsyncClient, Limits, Result, Tags, Unavailable, Verification
 from grpo_roc import config
 from grpo_roc.chat import Observation, ParseFailure, ToolCall
+from grpo_roc.tasks import reasoning
 
 RETRY_S = 0.5
 _TRANSIENT = (
@@ -45,7 +46,7 @@ class ToolEnv:
     """Thousands of tasks may call `run` at once; the client sends their calls in shared requests."""
 
     def __init__(self, client: AsyncClient, settings: config.Config, noise: config.Noise) -> None:
-        self._client, self._service, self._noise = client, settings.service, noise
+        self._client, self._service, self._noise, self._task = client, settings.service, noise, settings.task
         self._max_chars, self._run_name = settings.chat.observation_chars, settings.name
         self._limits = Limits(wall_s=settings.service.timeout_s, memory_mb=settings.service.memory_mb)
         self._concurrency = asyncio.Semaphore(settings.service.concurrency)
@@ -90,10 +91,12 @@ class ToolEnv:
                         return None
                     await asyncio.sleep(RETRY_S)
 
-    async def reward(self, answer: str | None, truth: str) -> float | None:
-        """1 or 0; None if the service could not verify the answer."""
+    async def reward(self, answer: str | None, truth: str, problem: str = "") -> float | None:
+        """1 or 0; None if the service could not verify the answer. Problems of reasoning-gym have scorers of their own."""
         if answer is None:
             return 0.0
+        if self._task.kind == "reasoning_gym":
+            return reasoning.score(self._task, problem, answer)
         verification = await self._verifier.verify(answer, truth)
         return None if verification is None or verification.equal is None else float(verification.equal)
 

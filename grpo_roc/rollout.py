@@ -153,7 +153,9 @@ class _Rollout:
             one.reward = 0.0
         else:
             generated = [token for token, own in zip(one.ids, one.mask, strict=True) if own]
-            one.reward = await self._actor.env.reward(chat.final_answer(self._actor.codec.text(generated)), one.truth)
+            one.reward = await self._actor.env.reward(
+                chat.final_answer(self._actor.codec.text(generated)), one.truth, one.problem
+            )
         return one
 
 
