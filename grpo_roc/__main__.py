@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--no-tool", action="store_true", help="answer every tool call with an error")
     one.add_argument("--json", type=Path, help="write the results to this file too")
     one.add_argument("--trajectories", type=Path, help="write the rollouts to this JSONL file, for `entropy`")
-    add("demo", "SFT, RL, evaluation and a report, on a CPU", out="runs/demo", seed=True)
-    one = add("ab", "compare arms with the same start, seeds and number of updates", out="runs/ab")
-    one.add_argument("--model", type=Path, help="the SFT model; default: made in --out")
-    one.add_argument("--arms", nargs="+", default=["grpo", "uniform", "roc"])
-    one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    _add_experiments(add)
     one = add("plot", "plot a run's metrics as PNG", configured=False)
     one.add_argument("run", type=Path)
     one = add("view", "show a run's curves and rollouts in the browser, also while it goes on", configured=False)
@@ -72,6 +69,20 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--ranks", type=int, help="ranks of the run to come; default: one per GPU")
     one.add_argument("--report", type=Path, help="write a Markdown report; default with --full: doctor.md")
     return parser
+
+
+def _add_experiments(add: Callable[..., Any]) -> None:
+    add("demo", "SFT, RL, evaluation and a report, on a CPU", out="runs/demo", seed=True)
+    one = add("reasoning", "SFT and RL of a pretrained model on reasoning-gym, and a report; resumes", out="runs/reasoning")
+    one.add_argument("--model", type=Path, help="default: model.path of the settings")
+    one = add("ab", "compare arms with the same start, seeds and number of updates", out="runs/ab")
+    one.add_argument("--model", type=Path, help="the SFT model; default: made in --out")
+    one.add_argument("--arms", nargs="+", default=["grpo", "uniform", "roc"])
+    one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    one = add("ablation", "compare ways to select and to penalise, at three levels of noise; resumes", out="runs/ablation")
+    one.add_argument("--model", type=Path, help="the SFT model; default: made in --out")
+    one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    one.add_argument("--page", type=Path, help="the Markdown page, with a plot beside it; default: ablation.md in --out")
 
 
 def _run(args: argparse.Namespace, settings: config.Config) -> int:
@@ -118,7 +129,7 @@ def _start(args: argparse.Namespace, settings: config.Config) -> Path:
 def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
     from grpo_roc.env import service_url
     from grpo_roc.evaluate import run_eval
-    from grpo_roc.experiments import ab, demo, entropy, plots
+    from grpo_roc.experiments import ab, ablation, demo, entropy, plots, reasoning
 
     match args.command:
         case "eval":
@@ -130,10 +141,14 @@ def _run_experiment(args: argparse.Namespace, settings: config.Config) -> int:
                 args.json.write_text(json.dumps(found.as_dict(), indent=1))
             if args.trajectories:
                 entropy.write(args.trajectories, found.rollouts, settings, args.model)
+        case "reasoning":
+            print(reasoning.run(settings, _start(args, settings), args.out))
         case "demo":
             return 0 if asyncio.run(demo.run(settings, args.out, seed=args.seed)) else 1
         case "ab":
             print(asyncio.run(ab.run(settings, args.out, args.model, args.arms, args.seeds)))
+        case "ablation":
+            print(asyncio.run(ablation.run(settings, args.out, args.model, args.seeds, args.page)))
         case "plot":
             print(plots.of_run(args.run))
         case "entropy":

@@ -18,6 +18,12 @@ CALL_TAIL = '", "input": ""}}'
 CALL_TAIL_BROKEN = '", "input": "}'
 CALL_PARTS = (CALL_HEAD, CALL_TAIL, CALL_TAIL_BROKEN)
 
+
+def call_json(code: str) -> str:
+    """A call of the tool, as it stands between the tags."""
+    return json.dumps({"name": TOOL, "arguments": {"code": code, "input": ""}})
+
+
 _PARAMETERS = {
     "code": {"type": "string", "description": "The program."},
     "input": {"type": "string", "description": "Its standard input; may be empty."},

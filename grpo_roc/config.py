@@ -77,17 +77,19 @@ class Chat(Section, frozen=True):
 
 
 class Task(Section, frozen=True):
-    kind: Literal["arith", "math_jsonl"] = "arith"
+    kind: Literal["arith", "math_jsonl", "reasoning_gym"] = "arith"
     problems: list[str] = field(default_factory=lambda: ["mod"])  # arith: kinds of problems, drawn with equal probability
-    pool: int = 0  # arith: size of a fixed set of problems; 0: new problems at every step
+    datasets: dict[str, dict[str, Any]] = field(default_factory=dict)  # reasoning_gym: its data sets and their options
+    demonstrated: list[str] = field(default_factory=list)  # reasoning_gym: data sets of demonstrations; empty: all
+    pool: int = 0  # not math_jsonl: size of a fixed set of problems; 0: new problems at every step
     rl_file: str = ""
     sft_file: str = ""
     eval_file: str = ""
     eval_files: dict[str, str] = field(default_factory=dict)  # instead of eval_file: a file by benchmark
     val_file: str = ""  # validation; empty: problems of rl_file, which are not trained on
     val_problems: Positive = 256  # at most; and at most a tenth of rl_file
-    first_bug: Share = 0.45  # arith: share of demonstrations that begin with a bug
-    first_guess: Share = 0.13  # arith: share that guess the answer
+    first_bug: Share = 0.45  # not math_jsonl: share of demonstrations that begin with a bug
+    first_guess: Share = 0.13  # not math_jsonl: share that guess the answer
     verify_kind: Literal["math", "exact", "numeric"] = "numeric"
 
 
@@ -106,6 +108,9 @@ class Rl(Section, frozen=True):
     arm: Literal["roc", "uniform", "grpo"] = "roc"
     roc: Literal["inverse", "topk", "uniform"] = "inverse"
     eps: float = 0.05
+    error_penalty: Annotated[float, Meta(ge=0, lt=1)] = (
+        0.0  # subtracted from the reward, times the share of tool errors; the paper has none
+    )
     min_neg: int = 2
     min_pos: int = 2
     prompts: Positive = 8

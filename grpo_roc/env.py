@@ -20,6 +20,7 @@ from typing import NamedTuple
 from exec_client import AsyncClient, Limits, Result, Tags, Unavailable, Verification
 from grpo_roc import config
 from grpo_roc.chat import Observation, ParseFailure, ToolCall
+from grpo_roc.tasks import reasoning
 
 RETRY_S = 0.5
 _TRANSIENT = (
@@ -45,7 +46,7 @@ class ToolEnv:
     """Thousands of tasks may call `run` at once; the client sends their calls in shared requests."""
 
     def __init__(self, client: AsyncClient, settings: config.Config, noise: config.Noise) -> None:
-        self._client, self._service, self._noise = client, settings.service, noise
+        self._client, self._service, self._noise, self._task = client, settings.service, noise, settings.task
         self._max_chars, self._run_name = settings.chat.observation_chars, settings.name
         self._limits = Limits(wall_s=settings.service.timeout_s, memory_mb=settings.service.memory_mb)
         self._concurrency = asyncio.Semaphore(settings.service.concurrency)
@@ -53,11 +54,17 @@ class ToolEnv:
         self.latencies_ms: list[float] = []
         self.infra_retries = 0
 
-    async def run(self, call: ToolCall | ParseFailure, at: Position = Position()) -> Observation:  # noqa: B008 (frozen)
+    async def run(
+        self,
+        call: ToolCall | ParseFailure,
+        at: Position = Position(),  # noqa: B008 (frozen)
+        *,
+        faults: bool = True,
+    ) -> Observation:
         if isinstance(call, ParseFailure):
             return call.observation()
-        rng = random.Random(str(tuple(at)))
-        if rng.random() < self._noise.fault_rate:
+        rng, noise = random.Random(str(tuple(at))), self._noise if faults else config.Noise()
+        if rng.random() < noise.fault_rate:
             return Observation(rng.choice(_TRANSIENT), "error", "injected_fault")
         began = time.monotonic()
         result = await self._run_with_retries(call, at)
@@ -66,7 +73,7 @@ class ToolEnv:
         if result is None or result.blame in ("infra", "client"):
             return Observation("the tool could not be reached", "infra", result.status if result else "unavailable", wait_s)
         text = result.tool_text(self._max_chars)
-        if result.ok and rng.random() < self._noise.corrupt_rate:
+        if result.ok and rng.random() < noise.corrupt_rate:
             text = re.sub(r"\d+", lambda found: str(int(found[0]) + rng.randint(1, 9)), text)
         return Observation(text, "ok" if result.ok else "error", result.status, wait_s)
 
@@ -84,10 +91,12 @@ class ToolEnv:
                         return None
                     await asyncio.sleep(RETRY_S)
 
-    async def reward(self, answer: str | None, truth: str) -> float | None:
-        """1 or 0; None if the service could not verify the answer."""
+    async def reward(self, answer: str | None, truth: str, problem: str = "") -> float | None:
+        """1 or 0; None if the service could not verify the answer. Problems of reasoning-gym have scorers of their own."""
         if answer is None:
             return 0.0
+        if self._task.kind == "reasoning_gym":
+            return reasoning.score(self._task, problem, answer)
         verification = await self._verifier.verify(answer, truth)
         return None if verification is None or verification.equal is None else float(verification.equal)
 

@@ -75,13 +75,13 @@ async def run_eval(settings: config.Config, folder: Path, *, url: str, tools: bo
 async def evaluate(
     actor: Actor, benchmarks: Mapping[str, Sequence[Problem]], settings: config.Eval, *, seed: int, tools: bool = True
 ) -> Evaluation:
-    """All benchmarks in one pool, so that the engines stay busy until the last of them ends."""
+    """All benchmarks in one pool, so that the engines stay busy until the last of them ends. Without injected faults."""
     problems = [problem for one in benchmarks.values() for problem in one]
     if not problems:
         raise config.ConfigError(
             "no problems to evaluate: set task.eval_files, or for validation task.val_file or task.rl_file"
         )
-    limits = Limits(settings.turns, settings.max_response, settings.temperature, tools)
+    limits = Limits(settings.turns, settings.max_response, settings.temperature, tools, faults=False)
     rollouts: list[Trajectory] = []
     async for part in sample(actor, problems, settings.samples, limits, Position(seed, EVAL_STEP)):
         rollouts += part

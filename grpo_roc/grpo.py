@@ -121,15 +121,20 @@ def select(rollouts: Sequence[Trajectory], settings: config.Rl, step: int) -> Se
     kept: list[Trajectory] = []
     equal = {0.0: 0, 1.0: 0}
     for number, group in groups.items():
-        rewards = [one.reward or 0.0 for one in group]
+        rewards = [_gain(one, settings) for one in group]
         if roc.all_equal(rewards):
             equal[float(bool(rewards) and rewards[0] > 0)] += 1
             continue
         chosen = [group[index] for index in _keep(group, settings, random.Random(f"{settings.seed}:{step}:{number}"))]
         kept += chosen
-        advantages = roc.advantages([one.reward or 0.0 for one in chosen], std=settings.std_advantage)
+        advantages = roc.advantages([_gain(one, settings) for one in chosen], std=settings.std_advantage)
         samples += [_sample(one, advantage) for one, advantage in zip(chosen, advantages, strict=True)]
     return Selected(samples, kept, equal[0.0], equal[1.0], len(groups) - equal[0.0] - equal[1.0])
+
+
+def _gain(one: Trajectory, rl: config.Rl) -> float:
+    """The reward, less the penalty of an arm that puts tool errors into the reward instead of the selection."""
+    return (one.reward or 0.0) - rl.error_penalty * roc.tool_error_share(one.outcomes, without_calls=0.0)
 
 
 def _keep(group: Sequence[Trajectory], rl: config.Rl, rng: random.Random) -> list[int]:

@@ -57,6 +57,7 @@ class Limits(NamedTuple):
     max_response: int
     temperature: float
     tools: bool = True  # False: every call gets an error
+    faults: bool = True  # the environment's injected ones
 
 
 class Codec:
@@ -121,7 +122,8 @@ class _Rollout:
         if not self._limits.tools:
             return [chat.Observation("there is no tool", "error", "disabled") for _ in calls]
         positions = (self.at._replace(turn=self.trajectory.turns, call=number) for number in range(len(calls)))
-        runs = (self._actor.env.run(call, at) for call, at in zip(calls, positions, strict=True))
+        faults = self._limits.faults
+        runs = (self._actor.env.run(call, at, faults=faults) for call, at in zip(calls, positions, strict=True))
         return list(await asyncio.gather(*runs))
 
     def add_observations(self, observations: list[chat.Observation]) -> None:
@@ -151,7 +153,9 @@ class _Rollout:
             one.reward = 0.0
         else:
             generated = [token for token, own in zip(one.ids, one.mask, strict=True) if own]
-            one.reward = await self._actor.env.reward(chat.final_answer(self._actor.codec.text(generated)), one.truth)
+            one.reward = await self._actor.env.reward(
+                chat.final_answer(self._actor.codec.text(generated)), one.truth, one.problem
+            )
         return one
 
 

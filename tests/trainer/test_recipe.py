@@ -13,7 +13,7 @@ from grpo_roc import config
 from grpo_roc.__main__ import _parser
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ["cpu_smollm2", "cpu_tiny", "rocm_1gpu", "rocm_8gpu"]
+CONFIGS = ["cpu_reasoning", "cpu_smollm2", "cpu_tiny", "rocm_1gpu", "rocm_8gpu"]
 SCRIPTS = ROOT / "grpo_roc" / "speedrun"
 PAGE = (ROOT / "docs" / "recipe.md").read_text()
 
@@ -51,7 +51,7 @@ def test_a_script_is_shell_and_calls_commands_that_exist(name: str) -> None:
     script = SCRIPTS / f"{name}.sh"
     subprocess.run(["sh", "-n", str(script)], check=True)
     called = [_parser().parse_args(command) for command in commands(script)]
-    assert {"sft", "rl", "eval"} & {one.command for one in called} and all(
+    assert {"sft", "rl", "eval", "reasoning"} & {one.command for one in called} and all(
         one.config == name for one in called if "config" in one
     )
     for one in called:
