@@ -9,7 +9,7 @@
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make test-upgrade  the previous commit's gateway with this worker and the reverse, under load; its chart values (BASE=COMMIT)
 # make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
-# make test-cluster-managers  10,000 calls on a real Slurm while a node is lost (root; Debian; 3 minutes)
+# make test-cluster-managers  10,000 calls on a real Slurm and a real Ray while a node is lost (root; Debian; 10 minutes)
 # make wheels   build the wheels of exec-client, exec-service and grpo-roc into dist/
 # make release  the wheels with checksums, and the images by docker or podman (REGISTRY=registry.example/rl)
 # make support  docs/support.md from the records of test runs (EXEC_SUPPORT_RECORD=docs/support make test)
@@ -109,7 +109,7 @@ test-vm: install-dev
 .PHONY: test-cluster-managers
 test-cluster-managers: install-dev
 	@sh tests/managers/install.sh
-	$(BIN)/pytest -v --slow tests/managers $(ARGS)
+	.venvs/managers/bin/python -m pytest -v --slow tests/managers $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .

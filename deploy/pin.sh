@@ -27,4 +27,6 @@ pin build-constraints.txt "Build tools." "$folder/build.txt"
 pin constraints.txt "The service: what the images and \`make run\` install." --extra server pyproject.toml
 pin dev-constraints.txt "The service, its tests and linters, and the trainer: what \`make test\` installs." \
     --extra dev --extra trainer --constraints deploy/constraints.txt --constraints deploy/build-constraints.txt pyproject.toml
+pin ray-constraints.txt "The service with Ray: what \`make test-cluster-managers\` installs." \
+    --extra ray --constraints deploy/dev-constraints.txt pyproject.toml
 pin packages-constraints.txt "What programs may import (worker/sandbox/packages.txt)." worker/sandbox/packages.txt

@@ -33,7 +33,7 @@ def requirements(name: str, project: dict[str, Any]) -> tuple[list[str], dict[st
     if name == "exec-service":
         server = [line for line in extras["server"] if not line.startswith("exec-service[")]
         return [f"exec-client[grpc]=={version}", *server], {
-            **{name: extras[name] for name in ("otel", "slurm")},
+            **{name: extras[name] for name in ("otel", "slurm", "ray")},
             "server": [],
         }
     return [f"exec-client=={version}"], {"train": extras["trainer"]}

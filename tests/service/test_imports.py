@@ -28,7 +28,7 @@ LAYERS = [  # of exec_service; each imports only layers above it in this list
     {"api"},
     {"rpc", "compat"},
     {"app", "cluster_parts"},
-    {"cli"},
+    {"cli", "ray"},
     {"__main__"},
 ]
 EXCEPTIONS = {
