@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; only with --slow or EXEC_SLOW=1")
+    config.addinivalue_line("markers", "vm: also run under other kernels by `make test-vm`; minutes in all")
     config.addinivalue_line("markers", "alone: looks at the whole machine; no other test runs at the same time")
     # Taken out of the environment: a service that a test starts refuses variables that it does not know.
     if (folder := os.environ.pop("EXEC_SUPPORT_RECORD", "")) and not hasattr(config, "workerinput"):

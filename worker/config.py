@@ -117,7 +117,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Literal["json", "text"], Meta(description="Format of every log line; text on a terminal, else json, if not set")
     ] = field(default_factory=default_log_format)
     mask_layers: Annotated[
-        list[str], Meta(description="For tests, with the worker's own runner: act as if these layers did not work (JSON)")
+        list[str],
+        Meta(
+            description="For tests, with the worker's own runner: act as if these layers did not work (JSON); landlock=2: as "
+            "if Landlock had ABI 2"
+        ),
     ] = field(default_factory=list)
     fault_injection: Annotated[
         bool, Meta(description="For tests, with the worker's own runner: a call may name a set-up step that fails")

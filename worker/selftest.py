@@ -17,7 +17,7 @@ TRIES = 3  # if the machine is too busy to start a program in time
 class Attack(NamedTuple):
     code: str
     ends: tuple[str, ...] = ("ok",)  # accepted statuses
-    needs: str = ""  # the layer that stops the attack
+    needs: str = ""  # the layers of which each stops the attack; if none is there, it is not tried
     limits: Limits = Limits(wall_s=5.0, memory_mb=64, processes=16)
 
 
@@ -65,17 +65,17 @@ ATTACKS: dict[str, Attack] = {
     ),
     "writing outside": Attack(
         f"{_TRY}for place in '/usr', '/etc', '/opt', '/var/tmp', '/dev', '/': attempt(place, open, place + '/x', 'w'){_TELL}",
-        needs="landlock",
+        needs="landlock mntns",
     ),
     "reading secrets": Attack(
         f"{_TRY}for file in '/etc/shadow', '/etc/passwd', '/proc/1/environ', '/home', '/run/secrets': "
         f"attempt(file, lambda: os.listdir(file) if os.path.isdir(file) else open(file).read()){_TELL}",
-        needs="landlock",
+        needs="landlock mntns",
     ),
     "other processes": Attack(
         f"{_TRY}attempt('list', lambda: any(p.isdigit() and p not in '12' for p in os.listdir('/proc')))"
         f"\nattempt('kill', lambda: os.getppid() != 0 and os.kill(os.getppid(), 0)){_TELL}",
-        needs="landlock",
+        needs="landlock pidns",
     ),
     "inherited descriptors": Attack(f"{_TRY}for fd in range(3, 300): attempt(fd, os.fstat, fd){_TELL}"),
     "ptrace": Attack(f"{_TRY}attempt('ptrace', lambda: libc.ptrace(0, 0, 0, 0) == 0){_TELL}", needs="seccomp"),
@@ -108,7 +108,8 @@ async def self_test(pool: Pool) -> list[str]:
     for slot in [pool.take_slot() for _ in range(pool.free_slots)]:
         slots.put_nowait(slot)
     try:
-        wanted = [(name, attack) for name, attack in ATTACKS.items() if not attack.needs or attack.needs in pool.sandbox.layers]
+        layers = set(pool.sandbox.layers)
+        wanted = [(name, attack) for name, attack in ATTACKS.items() if not attack.needs or layers & set(attack.needs.split())]
         problems = await asyncio.gather(*(_attack(pool, slots, name, attack) for name, attack in wanted))
         problems += await asyncio.gather(*(_attack(pool, slots, "leftovers", LEFTOVERS) for _ in range(pool.slots)))
         return [problem for problem in problems if problem]

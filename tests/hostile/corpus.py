@@ -6,7 +6,7 @@
     # stdin: text with \\n escapes                      # stdin_mb: 10
     # fetch: names of files                            # env: NAME=value
     # bait                                             gets the means to find a file, a socket and a process of the host
-    # needs: cgroup x86_64                             layers, or FEATURES; without them it is skipped
+    # needs: cgroup landlock|mntns x86_64              layers (one of those), or FEATURES; without them it is skipped
     # pair: f_069_listener.py                          runs beside it, in another slot
     # after: f_074_leaver.py                           ran before it, in the same slot
     # tier-CD: stdout_has=...                          what else is right in these tiers
@@ -116,8 +116,8 @@ class Program:
         for need in self.needs:
             if need in FEATURES and need not in features:
                 return FEATURES[need]
-            if need not in FEATURES and need not in sandbox.layers:
-                return f"the layer {need} is not there"
+            if need not in FEATURES and not set(need.split("|")) & set(sandbox.layers):
+                return f"the layer {need.replace('|', ' or ')} is not there"
         return ""
 
 

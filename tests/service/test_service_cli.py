@@ -78,7 +78,7 @@ def test_run_without_a_service_at_the_url_is_unavailable() -> None:
 
 
 def test_run_in_a_sandbox_weaker_than_wanted_is_unavailable_with_words() -> None:
-    ended = command("run", "-c", "print(1)", mask_layers='["landlock"]', **BARE)
+    ended = command("run", "-c", "print(1)", mask_layers='["userns", "landlock"]', **BARE)
     assert (ended.returncode, ended.stdout) == (69, "")
     assert "landlock (masked by configuration)" in ended.stderr
 
@@ -181,7 +181,9 @@ def test_doctor_without_control_groups_is_content_and_says_what_would_bring_them
     assert "/sys/fs/cgroup" in missing["cgroup"]["fix"]
 
 
-@pytest.mark.parametrize(("layer", "tier", "code"), [("uid", "C", 1), ("userns", "D", 1), ("landlock", "E", 69)])
+@pytest.mark.parametrize(
+    ("layer", "tier", "code"), [("uid", "C", 1), ("userns", "D", 1), ("landlock", "C", 1), ("seccomp", "E", 69)]
+)
 def test_doctor_below_tier_b_does_not_end_with_0_and_names_the_fix(layer: str, tier: str, code: int) -> None:
     ended = command("doctor", mask_layers=json.dumps([layer]))
     assert ended.returncode == code

@@ -48,9 +48,15 @@ def test_without_user_namespaces_tier_d_answers_with_a_warning_that_names_them()
         assert "userns (masked by configuration)" in service.words
 
 
+def test_without_landlock_tier_c_answers_with_a_warning_that_names_it() -> None:
+    with serving(mask_layers='["landlock"]') as service:
+        check_tier(service, "C", {"landlock"})
+        assert "landlock (masked by configuration)" in service.words
+
+
 def test_insecure_answers_in_tier_e_with_a_warning() -> None:
-    with serving("--insecure", mask_layers='["landlock"]') as service:
-        check_tier(service, "E", {"landlock"})
+    with serving("--insecure", mask_layers='["userns", "landlock"]') as service:
+        check_tier(service, "E", {"landlock", "userns", *NAMESPACES})
         assert "WARNING: the sandbox is of tier E" in service.words
         assert "landlock (masked by configuration)" in service.words
 
@@ -78,8 +84,8 @@ def check_refusal(service: Service, words: str) -> None:
     assert service.wait() == 0
 
 
-def test_without_landlock_nothing_runs_and_the_two_commands_are_printed() -> None:
-    with serving(mask_layers='["landlock"]') as service:
+def test_with_neither_landlock_nor_namespaces_nothing_runs_and_the_two_commands_are_printed() -> None:
+    with serving(mask_layers='["userns", "landlock"]') as service:
         check_refusal(service, "landlock (masked by configuration)")
 
 

@@ -15,7 +15,7 @@ STEPS = (
     "cgroup oom_victim session namespaces workspace proc folder_out page descriptors folder rlimits identity capabilities fate "
     "landlock seccomp prepare"
 ).split()
-ONLY_WITHOUT_MOUNTS = "own_folder"
+ONLY_WITHOUT_NAMESPACES = {"own_folder", "signals"}
 WRITES = "import os\nos.write(1, b'ran')\nopen('ran', 'w').write('ran')\n1"
 
 
@@ -47,7 +47,7 @@ class Traces:
 
 
 async def test_every_step_is_tested(faulty_lab: Lab) -> None:
-    assert [step for step in faulty_lab.steps if step != ONLY_WITHOUT_MOUNTS] == STEPS
+    assert [step for step in faulty_lab.steps if step not in ONLY_WITHOUT_NAMESPACES] == STEPS
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -97,3 +97,12 @@ async def test_what_fails_on_the_contents_of_a_request_never_recycles_a_zygote(f
 
 async def test_a_zygote_that_was_not_started_for_it_ignores_the_hook(lab: Lab) -> None:
     assert (await lab.run("print('runs')", fail_step="seccomp")).stdout == "runs\n"
+
+
+async def test_failed_step_of_a_sandbox_without_namespaces_means_internal_error_too() -> None:
+    masked = ["userns", "uid", "landlock=2"]
+    async with laboratory(fault_injection=True, mask_layers=masked, min_tier="D") as bare:
+        for step in sorted(ONLY_WITHOUT_NAMESPACES):
+            result = await bare.run(WRITES, fail_step=step)
+            assert (result.status, result.blame, result.stdout) == ("internal_error", "infra", ""), step
+            assert step in result.error

@@ -12,22 +12,20 @@ import tempfile
 from collections.abc import Callable
 
 from worker.sandbox import kernel, protocol
-from worker.sandbox.inside import _zygote
 from worker.sandbox.inside.payload import Payload
 from worker.sandbox.jail import Outer
 from worker.sandbox.memory_files import close_all, output, page_file
 from worker.sandbox.tiers import ALL_LAYERS, NAMESPACES
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # also for an interpreter that is not in the page cache of a slow machine
 SPACES = ("userns", *NAMESPACES)
-SCOPED_SIGNALS_ABI = 6  # from here on Landlock stops a program from signalling others
 
 LAYERS_OF: dict[Outer, list[str]] = {
     "range": ALL_LAYERS,
     "single": [layer for layer in ALL_LAYERS if layer != "uid"],
     "none": ["uid", "rlimits", "no_new_privs", "landlock", "seccomp", "cgroup"],
 }
-_LAYER_OF_STEP = {"cgroup": "cgroup", "identity": "uid", "landlock": "landlock", "seccomp": "seccomp"}
+_LAYER_OF_STEP = {"cgroup": "cgroup", "identity": "uid", "landlock": "landlock", "signals": "seccomp", "seccomp": "seccomp"}
 
 # start(outer, layers, stderr) -> the jail's process and the zygote's socket
 Start = Callable[[Outer, list[str], int], tuple[subprocess.Popen[bytes], socket.socket]]
@@ -48,8 +46,6 @@ def probe(start: Start, steps: list[str], outers: list[Outer], missing: dict[str
         if outer != "none" and any(layer in missing for layer in SPACES):
             continue
         absent = {layer: reason for layer, reason in missing.items() if layer in LAYERS_OF[outer]}
-        if outer == "none" and 0 <= _zygote.landlock_abi() < SCOPED_SIGNALS_ABI:
-            absent["landlock"] = f"Landlock ABI {_zygote.landlock_abi()} does not stop programs from signalling others"
         while True:
             layers = [layer for layer in LAYERS_OF[outer] if layer not in absent]
             try:
@@ -72,7 +68,8 @@ def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> Non
         try:
             with link:
                 if _next_report(link) is None:
-                    process.wait(PATIENCE_S)
+                    if not _has_ended(process):
+                        raise _Failed(None, f"the interpreter did not start within {PATIENCE_S:.0f} s")
                     stderr.seek(0)
                     lines = stderr.read().decode(errors="replace").strip().splitlines()
                     raise _Failed(None, lines[-1] if lines else "the jail did not start")
@@ -82,10 +79,21 @@ def _try(start: Start, outer: Outer, layers: list[str], steps: list[str]) -> Non
             process.wait()
 
 
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def _next_report(link: socket.socket) -> protocol.ZygoteReport | None:
     if not kernel.readable([link.fileno()], PATIENCE_S):
         return None
-    data = link.recv(protocol.REPORT_BYTES)
+    try:
+        data = link.recv(protocol.REPORT_BYTES)
+    except ConnectionResetError:  # it ended before it had read its slots
+        return None
     return protocol.read_report(data) if data else None
 
 
@@ -97,6 +105,8 @@ def _run_nothing(link: socket.socket, steps: list[str]) -> None:
         request = protocol.ZygoteRequest(protocol.REQUEST_RUN, 0, 1, **times, **sizes, processes=8, open_files=64)
         protocol.send_request(link, request, fds)
         report = _next_report(link)
+    except BrokenPipeError:
+        report = None
     finally:
         close_all(fds)
     if report is None:

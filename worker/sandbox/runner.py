@@ -84,7 +84,7 @@ class Runner:
             raise OSError(NOT_BUILT) from error
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # to reap orphaned descendants; not every PID 1 does that
         with RunnerHost(self._options, self._wishes.slots) as self._host:
-            steps, masked = list(_zygote.steps()), dict.fromkeys(self._options.mask_layers, "masked by configuration")
+            steps, masked = list(_zygote.steps()), dict.fromkeys(self._options.masked_layers, "masked by configuration")
             missing = probe(self._host.try_zygote, steps, self._host.outers, self._host.missing | masked)
             self._send_ready(steps, missing)
             try:

@@ -4,6 +4,7 @@ As root: a private mount namespace, an empty network namespace, a block of uids,
 permitted. Leaving the context removes everything that it made.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -100,8 +101,9 @@ class RunnerHost:
                 start_new_session=True,
                 preexec_fn=lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL),
             )
-        for index, files in enumerate(self._slot_files):
-            protocol.send_request(ours, *protocol.slot_request(index, self._uid_of(index), files if self._groups else []))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already; the socket tells the reader
+            for index, files in enumerate(self._slot_files):
+                protocol.send_request(ours, *protocol.slot_request(index, self._uid_of(index), files if self._groups else []))
         return process, ours
 
     def _uid_of(self, index: int) -> int:
@@ -158,6 +160,7 @@ class RunnerHost:
                 "packages": jail.PACKAGES if jailed else str(self._stage.packages),
                 "own_code": jail.OWN_CODE if jailed else str(Path(__file__).parents[2]),
                 "landlock": jail.LANDLOCK_RULES if jailed else jail.rules_without_jail(self._stage),
+                "landlock_abi": self._options.landlock_abi,
                 "scratch": str(self._scratch),
                 "foreign_processes": 0 if "uid" in self.layers else count_own_processes(),
                 "uids": [self._uid_of(0), self._uid_of(uids.BLOCK_SIZE - 2)],

@@ -8,6 +8,7 @@ connection. The runner itself checks what depends on its state (how many slots t
 """
 
 import argparse
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from worker.sandbox.uids import BLOCK_SIZE, DEFAULT_BASE, MAX_BASE, MIN_UID
 
 UIDS = BLOCK_SIZE - 1  # for slots and sessions; the first uid of a block is the jail's root
 MESSAGE_BYTES = 1 << 16
+OLDER_LANDLOCK = "landlock="  # in `mask_layers`, with an ABI: as if the kernel had no newer one
+NEWEST_LANDLOCK_ABI = 1000
 MAX_PROFILES, MAX_MODULES, MAX_LEAVES = 64, 256, 4096
 
 Profile = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
@@ -41,6 +44,16 @@ class RunnerOptions:
     max_sessions: int = UIDS
     mask_layers: tuple[str, ...] = ()
     fault_injection: bool = False
+
+    @property
+    def masked_layers(self) -> list[str]:
+        return [layer for layer in self.mask_layers if not layer.startswith(OLDER_LANDLOCK)]
+
+    @property
+    def landlock_abi(self) -> int:
+        """The newest ABI of Landlock that is used."""
+        older = [int(layer.removeprefix(OLDER_LANDLOCK)) for layer in self.mask_layers if layer.startswith(OLDER_LANDLOCK)]
+        return min(older, default=NEWEST_LANDLOCK_ABI)
 
     def arguments(self) -> list[str]:
         """The command line that `read` turns into these options."""
@@ -79,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser, packages: Path | None = None)
     )  # fmt: skip
     parser.add_argument(
         "--mask-layers", type=_layers, default=(), metavar="LAYER,…",
-        help=f"for tests: act as if these layers of the sandbox did not work ({', '.join(ALL_LAYERS)})",
+        help=f"for tests: act as if these layers of the sandbox did not work ({', '.join(ALL_LAYERS)}); "
+        "landlock=2: as if Landlock had ABI 2",
     )  # fmt: skip
     parser.add_argument("--fault-injection", action="store_true", help="for tests: a call may name a set-up step that fails")
 
@@ -95,7 +109,7 @@ def _number(least: int, most: int):  # type: ignore[no-untyped-def]
 
 def _layers(text: str) -> tuple[str, ...]:
     layers = tuple(filter(None, text.split(",")))
-    if unknown := set(layers) - set(ALL_LAYERS):
+    if unknown := {layer for layer in layers if layer not in ALL_LAYERS and not re.fullmatch(OLDER_LANDLOCK + "[1-9]", layer)}:
         raise argparse.ArgumentTypeError(f"unknown layers: {', '.join(sorted(unknown))}")
     return layers
 

@@ -12,7 +12,8 @@ ALL_LAYERS = ["userns", *NAMESPACES, "uid", *RESTRICTIONS, "cgroup"]
 _NEEDED: dict[Tier, set[str]] = {
     "A": set(ALL_LAYERS),
     "B": set(ALL_LAYERS) - {"cgroup"},
-    "C": {"userns", *NAMESPACES, *RESTRICTIONS},
+    # Namespaces contain a program without Landlock: its root has only what it may read, it sees no other process or socket.
+    "C": {"userns", *NAMESPACES, *RESTRICTIONS} - {"landlock"},
     "D": set(RESTRICTIONS),
 }
 
@@ -20,7 +21,7 @@ MEANING = {
     "S": "tier A inside a virtual machine or a user-space kernel of its own",
     "A": "everything: namespaces, a uid of its own, Landlock, seccomp, and memory and processes counted by the kernel",
     "B": "as A, but no control groups: memory is sampled every 50 ms instead of limited by the kernel",
-    "C": "namespaces, Landlock and seccomp, but all programs share one uid",
+    "C": "namespaces and seccomp, but all programs share one uid, or there is no Landlock",
     "D": "Landlock and seccomp only: programs see other processes and share the machine's folders",
     "E": "resource limits only: programs can read and change what you can",
 }
@@ -29,7 +30,7 @@ REMEDY = {
     "userns": "run as root, or allow user namespaces: sysctl -w user.max_user_namespaces=10000",
     "uid": "run as root (or in a pod with hostUsers: false and CAP_SETUID), so that each program gets a uid of its own",
     "cgroup": "run as root with a writable /sys/fs/cgroup, or under systemd-run --user --scope -p Delegate=yes",
-    "landlock": "use a kernel of 5.13 or newer with landlock in CONFIG_LSM (6.12 or newer for tier D)",
+    "landlock": "use a kernel of 5.13 or newer with landlock in CONFIG_LSM and in `lsm=` of its command line, if that is there",
     "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER, and a container profile that allows the seccomp call",
     **dict.fromkeys(
         NAMESPACES,

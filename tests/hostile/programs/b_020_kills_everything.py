@@ -1,6 +1,6 @@
 # B 20: a signal to every process there is reaches its own only
 # expect: status=ok
-# needs: landlock
+# needs: landlock|pidns
 import os
 import signal
 import time

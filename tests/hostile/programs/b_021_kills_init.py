@@ -1,6 +1,6 @@
 # B 21: signals to process 1 and to its parent have no effect
 # expect: status=ok
-# needs: landlock
+# needs: landlock|pidns
 import os
 import signal
 import time

@@ -1,7 +1,7 @@
 # F 67: reads the environment, memory, descriptors and files of every other process
 # expect: status=ok
 # pair: f_067_sibling_with_secrets.py
-# needs: landlock
+# needs: landlock|mntns
 import os
 import time
 

@@ -1,6 +1,6 @@
 # F 68: lists all processes
 # expect: status=ok
-# needs: landlock
+# needs: landlock|mntns
 import os
 
 try:

@@ -1,6 +1,6 @@
 # F 76: writes outside of its folders
 # expect: status=ok
-# needs: landlock
+# needs: landlock|mntns
 import os
 import sys
 

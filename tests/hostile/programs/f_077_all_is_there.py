@@ -1,6 +1,6 @@
 # F 77: works as before, after another program removed all that it could
 # expect: status=ok
-# needs: landlock
+# needs: landlock|mntns
 # after: f_077_removes_everything.py
 import json
 import os

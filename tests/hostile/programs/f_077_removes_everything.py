@@ -1,6 +1,6 @@
 # F 77: removes all that it can
 # expect: status=ok|timeout|error
-# needs: landlock
+# needs: landlock|mntns
 # limits: wall_s=1.5
 import shutil
 

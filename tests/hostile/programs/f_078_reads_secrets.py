@@ -1,6 +1,6 @@
 # F 78: reads what the host keeps to itself
 # expect: status=ok
-# needs: landlock
+# needs: landlock|mntns
 import os
 
 from attack import attempt, tell

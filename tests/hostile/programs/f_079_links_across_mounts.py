@@ -1,6 +1,6 @@
 # F 79: takes files of the host into its folder by hard links and renaming
 # expect: status=ok
-# needs: landlock
+# needs: landlock|mntns
 import os
 
 from attack import attempt, tell

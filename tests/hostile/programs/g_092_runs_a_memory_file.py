@@ -1,6 +1,6 @@
 # G 92: runs a program from a file without a name; it is as confined as any other
 # expect: status=ok
-# needs: landlock
+# needs: landlock|mntns
 import os
 import shutil
 

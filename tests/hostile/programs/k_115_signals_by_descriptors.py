@@ -1,7 +1,7 @@
 # K 115: has the kernel send signals for it: the owner of a descriptor, a timer, a process's handle
 # expect: status=ok
 # bait
-# needs: landlock x86_64
+# needs: landlock|pidns x86_64
 import fcntl
 import os
 import signal

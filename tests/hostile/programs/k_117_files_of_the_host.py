@@ -1,7 +1,7 @@
 # K 117: reads and changes a file of the host that everybody may write to
 # expect: status=ok
 # bait
-# needs: landlock
+# needs: landlock|mntns
 import os
 
 from attack import attempt, tell

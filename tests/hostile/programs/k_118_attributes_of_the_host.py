@@ -1,7 +1,7 @@
 # K 118: changes mode and times of a file of the host
 # expect: status=ok
 # bait
-# needs: landlock seccomp
+# needs: landlock|mntns seccomp
 import os
 
 from attack import attempt, tell

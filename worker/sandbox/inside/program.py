@@ -61,6 +61,7 @@ def prepare(*, own_folder: bool, own_pids: bool) -> None:
 def run(payload: str | bytes) -> None:
     if not _own_pids:
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored so far, as by the runner; a jail restores it
     for reseed in _reseed:
         reseed()
     if _own_folder:

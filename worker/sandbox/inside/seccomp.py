@@ -11,6 +11,7 @@ one, which refuses them too; only this one costs time per program. Each zygote c
 """
 
 import errno
+import os
 import platform
 import struct
 
@@ -70,6 +71,9 @@ CONFINING = """
     chown fchownat chmod fchmodat madvise
 """.split()
 
+# Calls that send a signal. Their targets are numbers, which cannot change while a supervisor looks at them.
+SIGNALS = "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo".split()
+
 # The flags of clone that make a namespace (clone does not accept CLONE_NEWTIME).
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX = 1
@@ -83,10 +87,12 @@ MADV_MERGEABLE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 20, 21, 25
 # HIPRI, DSYNC, SYNC, APPEND. NOWAIT reveals whether a page is in the page cache, DONTCACHE reads a page without caching it.
 HARMLESS_RWF = 0x1 | 0x2 | 0x4 | 0x10
 F_SETLEASE, F_NOTIFY = 1024, 1026
+# Who gets a signal when a descriptor is ready; F_SETSIG chooses which.
+F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP = 8, 15, 0x8901, 0x8902
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-RET_KILL, RET_ALLOW = 0x80000000, 0x7FFF0000
+RET_KILL, RET_ASK, RET_ALLOW = 0x80000000, 0x7FC00000, 0x7FFF0000
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
 
@@ -146,6 +152,12 @@ _PAIRS_OF_STREAMS: Code = [
 ]
 
 
+def _refuse_truncation(argument: int) -> Code:
+    """Opening with O_TRUNC and without a right to write: the kernel truncates then too."""
+    writes = [(_AND, 0, 0, os.O_ACCMODE), (_JEQ, 2, 0, os.O_WRONLY), (_JEQ, 1, 0, os.O_RDWR), *_errno(errno.EACCES)]
+    return [*_load_argument(argument), (_JSET, 0, len(writes), os.O_TRUNC), *writes, *_ret(RET_ALLOW)]
+
+
 def compile_filters(
     numbers: dict[str, int],
     *,
@@ -153,6 +165,8 @@ def compile_filters(
     memory_counted: bool = True,
     mount_namespace: bool = True,
     files_apart: bool = True,
+    truncation_apart: bool = True,
+    signals_apart: bool = True,
 ) -> tuple[bytes, bytes]:
     """The policy as two BPF programs, the zygote's and the child's. `numbers`: the machine's table of system calls.
 
@@ -160,6 +174,8 @@ def compile_filters(
     whose memory no other limit counts. Landlock does not cover permissions, owners and times of files. Without a mount
     namespace a program cannot change times: every user may set those of /dev/null. If neither a mount namespace nor a uid
     separates its files from the user's (`files_apart`), it cannot change permissions and owners either.
+    Where Landlock does not cover truncation (before ABI 3), only files that were opened for writing can be truncated. Where
+    nothing separates its signals (`signals_apart`), none can be sent through a descriptor; see `compile_signal_filter`.
     """
     rules = _rules(numbers)
     if not network_namespace:
@@ -169,10 +185,22 @@ def compile_filters(
         rules[numbers["memfd_create"]] = _errno(errno.ENOSYS)
     refused = ([] if mount_namespace else CHANGES_OF_TIMES) + ([] if files_apart else CHANGES_OF_FILES)
     rules |= {numbers[name]: _errno(errno.EPERM) for name in refused if name in numbers}
+    if not truncation_apart:
+        opens = {"open": _refuse_truncation(1), "openat": _refuse_truncation(2), "truncate": _errno(errno.EACCES)}
+        rules |= {numbers[name]: code for name, code in opens.items() if name in numbers}
+    if not signals_apart:
+        rules[numbers["fcntl"]] = _refuse_if_one_of(1, F_SETLEASE, F_NOTIFY, F_SETOWN, F_SETOWN_EX)
+        rules[numbers["ioctl"]] = _refuse_if_one_of(1, TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)
     confining = {numbers[name] for name in CONFINING if name in numbers}
     early = rules | {number: _ret(RET_ALLOW) for number in confining}
     late = {number: rules[number] for number in confining}
     return _compile(early, otherwise=_errno(errno.ENOSYS)), _compile(late, otherwise=_ret(RET_ALLOW))
+
+
+def compile_signal_filter(numbers: dict[str, int]) -> bytes:
+    """For a child where nothing separates its signals: asks the supervisor about each (native/signals.c)."""
+    rules = {numbers["pidfd_send_signal"]: _errno(errno.EPERM)} | {numbers[name]: _ret(RET_ASK) for name in SIGNALS}
+    return _compile(rules, otherwise=_ret(RET_ALLOW))
 
 
 def _compile(rules: dict[int, Code], otherwise: Code) -> bytes:

@@ -21,7 +21,8 @@ int stub_main(void *argument) {
     raw4(SYS_rt_sigprocmask, SIG_SETMASK, (long)&every_signal, 0, 8);
     raw4(SYS_rt_sigaction, SIGCHLD, (long)&ignore, 0, 8);
     raw4(SYS_close_range, 0, ~0U, 0, 0);
-    if (config.layers & LAYER_UID) {
+    /* Its memory is the zygote's. Without Landlock a program of the same uid could reach it where fs.suid_dumpable is 1. */
+    if (config.layers & LAYER_UID && config.layers & LAYER_LANDLOCK) {
         raw4(SYS_setresgid, uid, uid, uid, 0);
         raw4(SYS_setresuid, uid, uid, uid, 0);
     }

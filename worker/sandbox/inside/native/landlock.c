@@ -1,5 +1,6 @@
 /* The Landlock ruleset of every program. The structs are defined here because distribution headers lag behind the kernel. */
 #include "zygote.h"
+#include <limits.h>
 
 struct ruleset_attr {
     uint64_t handled_fs, handled_net, scoped;
@@ -17,7 +18,14 @@ enum {
 #define NET_BIND_AND_CONNECT_TCP 3ULL
 #define SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS 3ULL
 
-int landlock_abi(void) { return (int)syscall(SYS_landlock_create_ruleset, NULL, 0, 1); }
+static int most_abi = INT_MAX;
+
+void limit_landlock(int abi) { most_abi = abi; }
+
+int landlock_abi(void) {
+    int abi = (int)syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
+    return abi < most_abi ? abi : most_abi;
+}
 
 static uint64_t handled_fs(int abi) {
     uint64_t all = FS_ALL_ABI1;

@@ -6,10 +6,12 @@
 #include <linux/capability.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
+#include <sys/mount.h>
 #include <sys/signalfd.h>
 
 #define MAIN_FILE "/main.py"
 #define PLAIN_PAYLOAD 'p'
+#define MOUNT_SETATTR 442 /* the same on every architecture; older headers lack it */
 enum { VALUE_LENGTH_AT = 8, VALUE_AT = 16 };
 
 struct zygote_config config = {.landlock_fd = -1};
@@ -117,17 +119,18 @@ static PyObject *open_descriptors(void) {
 }
 
 static PyObject *py_serve(PyObject *Py_UNUSED(self), PyObject *args) {
-    const char *early, *late, *scratch;
+    const char *early, *late, *signals, *scratch;
     int control_fd;
-    Py_ssize_t early_bytes, late_bytes;
+    Py_ssize_t early_bytes, late_bytes, signals_bytes;
     PyObject *rules;
-    if (!PyArg_ParseTuple(args, "iIO!y#y#sLpLL", &control_fd, &config.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
-                          &late_bytes, &scratch, &config.foreign_processes, &config.faults, &config.first_uid, &config.last_uid))
+    if (!PyArg_ParseTuple(args, "iIO!y#y#y#sLpLL", &control_fd, &config.layers, &PyList_Type, &rules, &early, &early_bytes, &late,
+                          &late_bytes, &signals, &signals_bytes, &scratch, &config.foreign_processes, &config.faults, &config.first_uid, &config.last_uid))
         return NULL;
     if (read_rules(rules))
         return NULL;
     snprintf(config.scratch, sizeof config.scratch, "%s", scratch);
     config.filter = as_filter(late, late_bytes);
+    config.signal_filter = as_filter(signals, signals_bytes);
     huge_pages_settle();
     if (!map_state(control_fd))
         return NULL;
@@ -249,6 +252,18 @@ static PyObject *py_landlock_abi(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
     return PyLong_FromLong(landlock_abi());
 }
 
+static PyObject *py_limit_landlock(PyObject *Py_UNUSED(self), PyObject *abi) {
+    limit_landlock((int)PyLong_AsLong(abi));
+    return none_unless(PyErr_Occurred() != NULL, "limit_landlock");
+}
+
+/* Makes one mount read-only, and nothing else of it. */
+static PyObject *py_make_read_only(PyObject *Py_UNUSED(self), PyObject *text) {
+    const char *path = PyUnicode_AsUTF8(text);
+    struct { uint64_t set, clear, propagation, user_namespace; } change = {MS_RDONLY, 0, 0, 0}; /* MOUNT_ATTR_RDONLY is 1 too */
+    return path ? none_unless((int)syscall(MOUNT_SETATTR, AT_FDCWD, path, 0, &change, sizeof change), path) : NULL;
+}
+
 /* Empties the bounding set and drops these capabilities, for this process and its children. False: not permitted. */
 static PyObject *py_drop_capabilities(PyObject *Py_UNUSED(self), PyObject *bits) {
     unsigned long long given_up = PyLong_AsUnsignedLongLongMask(bits);
@@ -296,6 +311,8 @@ static PyMethodDef METHODS[] = {
     {"become_session", py_become_session, METH_NOARGS, "In a session: adopt orphans, return freed memory to the kernel."},
     {"steps", py_steps, METH_NOARGS, "The names of the child's set-up steps, in order."},
     {"landlock_abi", py_landlock_abi, METH_NOARGS, "The kernel's Landlock ABI, or -1."},
+    {"limit_landlock", py_limit_landlock, METH_O, "Act as if the kernel's Landlock had at most this ABI."},
+    {"make_read_only", py_make_read_only, METH_O, "Make the mount at this path read-only."},
     {"drop_capabilities", py_drop_capabilities, METH_O, "Empty the bounding set and drop the capabilities of this bit set."},
     {"use_huge_pages", py_use_huge_pages, METH_O, "Put Python's objects on huge pages, up to this many bytes, until `serve`."},
     {"make_all_immortal", py_make_all_immortal, METH_NOARGS, "Stop counting references to the objects that there are. Returns their number."},

@@ -86,14 +86,7 @@ static int mount_proc(struct box *b) {
     return mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=ptraceable,subset=pid");
 }
 
-/* The worker fetches files through this descriptor when all processes of the sandbox are dead. */
-static int hand_over_folder(struct box *b) {
-    int socket_fd = b->slot->fd[FD_FOLDER_SOCKET];
-    if (socket_fd < 0)
-        return 0;
-    int folder = open(b->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0)
-        return -1;
+int send_descriptor(int socket_fd, int fd) {
     char byte = 0;
     union {
         struct cmsghdr header;
@@ -104,11 +97,25 @@ static int hand_over_folder(struct box *b) {
     control.header.cmsg_level = SOL_SOCKET;
     control.header.cmsg_type = SCM_RIGHTS;
     control.header.cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(&control.header), &folder, sizeof folder);
-    int failed = sendmsg(socket_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) != 1;
-    close(folder);
-    return failed ? -1 : 0;
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    return sendmsg(socket_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == 1 ? 0 : -1;
 }
+
+/* The worker fetches files through this descriptor when all processes of the sandbox are dead. */
+static int hand_over_folder(struct box *b) {
+    int socket_fd = b->slot->fd[FD_FOLDER_SOCKET];
+    if (socket_fd < 0)
+        return 0;
+    int folder = open(b->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return -1;
+    int failed = send_descriptor(socket_fd, folder);
+    close(folder);
+    return failed;
+}
+
+/* Before the limits: while other descriptors are in flight, one with few open files can send none. */
+static int hand_over_signals(struct box *b) { return config.signal_filter.len ? ask_for_signals() : 0; }
 
 static int map_page(struct box *b) {
     b->page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, b->slot->fd[FD_PAGE], 0);
@@ -219,6 +226,7 @@ static const struct step {
     {"own_folder", make_folder, WITHOUT | LAYER_MOUNTS},
     {"proc", mount_proc, LAYER_MOUNTS},
     {"folder_out", hand_over_folder, 0},
+    {"signals", hand_over_signals, WITHOUT | LAYER_PIDNS},
     {"page", map_page, 0},
     {"descriptors", arrange_descriptors, 0},
     {"folder", enter_folder, 0},

@@ -81,11 +81,16 @@ int count_children(pid_t pid) {
     return add_children(pid, children, 0, 16);
 }
 
+int list_descendants(pid_t pid, pid_t *pids, int most) {
+    int count = add_children(pid, pids, 0, most);
+    for (int i = 0; i < count; i++)
+        count = add_children(pids[i], pids, count, most);
+    return count;
+}
+
 int kill_descendants(pid_t pid) {
     pid_t pids[256];
-    int count = add_children(pid, pids, 0, 256);
-    for (int i = 0; i < count; i++)
-        count = add_children(pids[i], pids, count, 256);
+    int count = list_descendants(pid, pids, 256);
     for (int i = 0; i < count; i++)
         kill(pids[i], SIGKILL);
     return count;

@@ -82,6 +82,7 @@ struct zygote_config { /* the same for all programs of one zygote */
     int64_t foreign_processes; /* others of the same uid, which RLIMIT_NPROC counts too; 0 if the uid is the sandbox's own */
     struct sock_fprog filter; /* the child adds it to the zygote's filter */
     int filter_error;         /* errno if the zygote's filter was refused */
+    struct sock_fprog signal_filter; /* see signals.c; of length 0 where it is not needed */
     struct progress *progress; /* MAP_SHARED, one per slot */
     int faults;                /* honour request.fail_step */
     int64_t first_uid, last_uid; /* of programs; a slot with another uid is refused */
@@ -215,6 +216,7 @@ int64_t file_size(int fd);
 int64_t cpu_ns_of(struct rusage *u);
 /* steps.c: confines the calling process and returns its page; NULL if a step failed, which `progress` names */
 void *confine(struct slot *slot);
+int send_descriptor(int socket_fd, int fd);
 /* Without a mount namespace: removes the slot's folder with the last program's files. */
 int clear_folder(struct slot *slot);
 int step_count(void);
@@ -238,8 +240,16 @@ pid_t fork_sibling(void);         /* in a session: as fork(2), but the parent is
  * returns 0 in it; the supervisor does not return. It adopts the program's orphans, kills them when the program ends or on
  * SIGTERM, and reports. `pids_limit_fd`: the file with the slot's process limit, or -1. */
 pid_t supervise(struct progress *progress, int pids_limit_fd);
+extern int supervisor_fd; /* in the program: its socket to the supervisor */
+/* signals.c */
+/* In the program: adds the filter and sends the supervisor the descriptor at which the filter asks. */
+int ask_for_signals(void);
+/* In the supervisor: decides on one call. */
+void answer_signal(int listener);
 /* landlock.c */
+/* The kernel's version of Landlock, or a lower one that `limit_landlock` has set; -1 without Landlock. */
 int landlock_abi(void);
+void limit_landlock(int abi);
 int landlock_new_ruleset(void);
 int landlock_allow(int ruleset, const char *path, char access);
 /* folder.c: removes a folder and everything below it, if it exists. Follows no link: its contents may be hostile. */
@@ -259,6 +269,8 @@ void remember_own_memory(void); /* once, before the first fork */
 /* Do `roots` and their descendants (and those of `other`, if not 0) use more than `most` bytes beyond the memory that they
  * share with the zygote? Sets `processes` to their number. */
 int uses_more_memory(const pid_t *roots, int root_count, pid_t other, int64_t most, int64_t *processes);
+/* Lists all descendants of a process. Returns how many. */
+int list_descendants(pid_t pid, pid_t *pids, int most);
 /* Sends SIGKILL to all descendants of a process. Returns how many there were. */
 int kill_descendants(pid_t pid);
 /* Returns the oldest child of a process, or 0. */
