@@ -8,7 +8,7 @@
 # make rehearsal  the GPU node's layout on the CPU: two vLLM, two FSDP2 ranks, three stages, an engine and a rank killed (15 minutes)
 # make test-deploy  build the images, start them, run programs through them, also from the chart (root; Debian; 10 minutes)
 # make test-upgrade  the previous commit's gateway with this worker and the reverse, under load; its chart values (BASE=COMMIT)
-# make test-vm  the isolation tests under Debian's kernel 6.1 with control groups v2, in QEMU (root; Debian; 30 minutes; CMD="..." for another command)
+# make test-vm  isolation under another kernel, in QEMU (root; Debian; MACHINE=debian-6.1, newest, no-landlock, no-userns or delegated; CMD="..." for another command)
 # make wheels   build the wheels of exec-client, exec-service and grpo-roc into dist/
 # make release  the wheels with checksums, and the images by docker or podman (REGISTRY=registry.example/rl)
 # make support  docs/support.md from the records of test runs (EXEC_SUPPORT_RECORD=docs/support make test)
@@ -98,7 +98,7 @@ test-upgrade: install-dev
 
 .PHONY: test-vm
 test-vm: install-dev
-	@sh tests/vm/run.sh $(CMD)
+	@MACHINE=$(MACHINE) sh tests/vm/run.sh $(CMD)
 
 lint: install-dev
 	$(BIN)/ruff check .
