@@ -12,6 +12,8 @@ from sandbox_harness import need_sandbox
 
 from worker.sandbox import cgroups
 
+pytestmark = pytest.mark.vm
+
 BURN = """
 import os, sys, time
 for fd in map(int, sys.argv[1:]): os.write(fd, b'0')
@@ -67,3 +69,27 @@ def test_a_peak_that_cannot_be_reset_is_not_opened(tmp_path: Path) -> None:
         if fd is not None:
             os.close(fd)
     assert [fd is None for fd in files] == [False, True, *[False] * 6]
+
+
+# A group that belongs to a plain user, and the user in it: `doctor` must find the layer, also when it was started before.
+DELEGATED = """
+group=$1; shift
+echo $$ >$group/cgroup.procs
+chown 65534:65534 $group $group/cgroup.procs $group/cgroup.threads $group/cgroup.subtree_control
+exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -c '"$@"; exec "$@"' sh "$@"
+"""
+
+
+def test_control_group_of_a_plain_user_is_used() -> None:
+    need_sandbox()
+    top, _ = cgroups.hierarchies().get("", (Path("/"), None))
+    if not (control := top / "cgroup.subtree_control").exists() or not {"memory", "pids"} <= set(control.read_text().split()):
+        pytest.skip("the machine has no control groups v2 that limit memory and processes")
+    group = top / f"exec-service-test-{os.getpid()}"
+    group.mkdir()
+    look = [sys.executable, "-m", "exec_service", "doctor", "--json"]
+    try:
+        ended = subprocess.run(["sh", "-ec", DELEGATED, "sh", group, *look], capture_output=True, text=True, timeout=600)
+        assert ended.stdout.count('{"what":"cgroup","state":"ok"}') == 2, ended
+    finally:
+        cgroups.remove_tree(group)

@@ -4,6 +4,7 @@ The runner makes the groups once and opens their files; zygotes get the descript
 """
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
@@ -29,6 +30,8 @@ _COUNTERS = [
 _PEAK = 1
 REQUIRED = {1: ("memory", "pids", "cpuacct"), 2: ("memory", "pids")}  # version 2 counts CPU time without a controller
 FIRST_LEAF = "leaf0"
+PROCESSES = "processes"  # version 2: where the processes of a plain user's own group are moved to
+MOST_PASSES = 5
 OPTIONAL = "cpu"  # equal weights: many processes in one slot take no CPU from other slots
 
 
@@ -187,19 +190,44 @@ def up_to_top(top: Path, own: Path) -> list[Path]:
 
 
 def _v2_parent() -> Path:
-    """The nearest group above this process that can delegate memory and pids to its children."""
+    """The nearest group above this process that can delegate memory and pids to its children.
+
+    A plain user may have been given the group that he is in, and no other.
+    """
     if (group := hierarchies().get("")) is None:
         raise OSError("no cgroup file system is mounted")
     reason = "no controllers"
     for candidate in up_to_top(*group):
         try:
             control = candidate / "cgroup.subtree_control"
+            if not os.access(candidate, os.W_OK):
+                raise PermissionError(errno.EACCES, "not writable")
             if not {*REQUIRED[2], OPTIONAL} <= set(control.read_text().split()):
                 _delegate(control)
             return candidate
         except OSError as error:
             reason = f"{candidate}: {error.strerror}"
-    raise OSError(f"memory and pids cannot be delegated ({reason})")
+    if os.geteuid() == 0 or not _is_delegated(group[1]):
+        raise OSError(f"memory and pids cannot be delegated ({reason})")
+    _empty(group[1])
+    _delegate(group[1] / "cgroup.subtree_control")
+    return group[1]
+
+
+def _is_delegated(group: Path) -> bool:
+    controllers = set((group / "cgroup.controllers").read_text().split())
+    files = (".", "cgroup.procs", "cgroup.subtree_control")
+    return set(REQUIRED[2]) <= controllers and all(os.access(group / name, os.W_OK) for name in files)
+
+
+def _empty(group: Path) -> None:
+    """Move a group's processes into a group below it: only a group without processes has controllers below it."""
+    leaf = group / PROCESSES
+    leaf.mkdir(exist_ok=True)
+    for _ in range(MOST_PASSES):  # a process may fork before it is moved
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (leaf / "cgroup.procs").write_text(pid)
 
 
 def remove_tree(root: Path, patience_s: float = 2.0) -> None:
