@@ -90,7 +90,9 @@ class Release:
                     table.deadlines.run_due()
                 while table.waiting.count and admission.bytes <= admission.max_bytes:
                     window, window_for, classes = registry.window, registry.window_for, table.waiting.classes
-                    released, released_of = self._in_use()
+                    released, released_of = len(table.released), table.released_of
+                    if queue.shards is not None and queue.shards.stranded:
+                        released, released_of = self._in_use(queue.shards)
                     most = min(RELEASED_AT_ONCE, window - released)
                     credit = Credit(most, {needs: window_for.get(needs, 0) - released_of[needs] for needs in classes})
                     # Bulk never has the last credit: its jobs may take long, or be lost with a worker.
@@ -111,12 +113,9 @@ class Release:
             await asyncio.sleep(RETRY_S)
             self.work.set()
 
-    def _in_use(self) -> tuple[int, Counter[str]]:
+    def _in_use(self, shards: Shards) -> tuple[int, Counter[str]]:
         """The credit in use: in all, and by class. A job at a server that cannot be used holds none."""
-        table, stranded = self._table, self._queue.shards.stranded if self._queue.shards is not None else None
-        if not stranded:
-            return len(table.released), table.released_of
-        return len(table.released) - stranded.total(), table.released_of - stranded
+        return len(self._table.released) - shards.stranded.total(), self._table.released_of - shards.stranded
 
     def _park_closed(self, jobs: list[PendingJob], shards: Shards) -> list[PendingJob]:
         """Those of these jobs that can be published now. The others are set aside."""

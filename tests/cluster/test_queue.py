@@ -82,7 +82,10 @@ async def test_receive_gives_all_answers_that_are_there(bench: Bench) -> None:
     await gateway.publish([bench.job() for _ in range(3)])
     for job in await worker.take(3):
         await worker.answer([Answer(job.id, b"")])
-    assert len(await soon(gateway.receive())) == 3  # type: ignore[arg-type]
+    count = len(await soon(gateway.receive()))  # type: ignore[arg-type]
+    while bench.shards > 1 and count < 3:  # each server has its own
+        count += len(await soon(gateway.receive()))  # type: ignore[arg-type]
+    assert count == 3
 
 
 async def test_what_remains_of_a_deadline_shrinks_while_a_job_waits(bench: Bench) -> None:

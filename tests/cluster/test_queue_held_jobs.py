@@ -13,8 +13,10 @@ async def test_a_worker_takes_jobs_to_hold_beyond_those_that_start(bench: Bench)
     gateway, worker = await bench.gateway("g1"), await bench.worker("w1")
     jobs = [bench.job() for _ in range(4)]
     await gateway.publish(jobs)
-    assert [job.id for job in await worker.take(1, hold=2)] == [job.id for job in jobs[:3]]
-    assert [job.id for job in await worker.take(0, hold=2, wait=False)] == [jobs[3].id]
+    taken = await worker.take(1, hold=2)
+    more = await worker.take(0, hold=2, wait=False)
+    assert (len(taken), len(more)) == (3, 1)
+    assert bench.in_order([*taken, *more]) == bench.in_order(jobs)
     assert await soon(worker.take(0, hold=2, wait=False)) == []
 
 
@@ -50,7 +52,11 @@ async def test_what_is_taken_for_free_slots_counts_and_what_is_held_beside_it_do
     await bench.pass_s(LEASE_S + 0.1)
     assert [job.deliveries for job in await second.take(1, hold=1)] == [2, 2]
     await bench.pass_s(LEASE_S + 0.1)
-    assert {job.id: job.deliveries for job in await first.take(2)} == {running.id: 3, held.id: 2}
+    again = await first.take(2)
+    while len(again) < 2:  # of another server
+        again += await first.take(2 - len(again))
+    assert sorted(job.deliveries for job in again) == [2, 3]
+    assert bench.shards > 1 or {job.id: job.deliveries for job in again} == {running.id: 3, held.id: 2}
 
 
 async def test_a_job_that_is_handed_back_keeps_its_place_and_was_not_started(bench: Bench) -> None:
@@ -62,7 +68,9 @@ async def test_a_job_that_is_handed_back_keeps_its_place_and_was_not_started(ben
     assert await first.hand_back([held.id]) == []
     assert await gateway.missing([held.id]) == []
     await bench.pass_s(LEASE_S + 0.1)  # no waiting worker was told
-    assert [(job.id, job.deliveries) for job in await second.take(2)] == [(job.id, 1) for job in jobs]
+    again = await second.take(2)
+    assert bench.in_order(again) == bench.in_order(jobs)
+    assert [job.deliveries for job in again] == [1, 1]
 
 
 async def test_a_worker_that_waits_gets_a_job_at_once_that_another_hands_back(

@@ -283,7 +283,7 @@ def test_no_entry_of_the_queue_breaks_who_reads_it() -> None:
     def check(named: dict[bytes, bytes]) -> None:
         words = [part for pair in named.items() for part in pair]
         gateway._open_answers(words)
-        gateway._workers.read([named.get(b"a", b"")], [], gateway.unreadable)
+        gateway._workers.read([named.get(b"a", b"")], gateway.unreadable)
         envelope = read_envelope(named_fields(words))
         if envelope is not None:
             worker._open_job(envelope, named_fields(words))
