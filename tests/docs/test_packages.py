@@ -65,7 +65,7 @@ def test_line_in_packages_txt_is_installed_by_the_set_up_and_by_the_runners_imag
     line, install, run = block("echo humanize").splitlines()
     assert line == "echo humanize >> worker/sandbox/packages.txt" and (ROOT / "worker" / "sandbox" / "packages.txt").is_file()
     assert install == "make install" and re.search(r"^install:", (ROOT / "Makefile").read_text(), re.M)
-    assert "packages=worker/sandbox/packages.txt" in (ROOT / "deploy" / "setup.sh").read_text()
+    assert "-r worker/sandbox/packages.txt" in (ROOT / "deploy" / "setup.sh").read_text()
     assert run.startswith(".venv/bin/exec-service run -c ")
     build = shlex.split(block("docker build"))
     assert "-r worker/sandbox/packages.txt" in (ROOT / build[build.index("-f") + 1]).read_text()

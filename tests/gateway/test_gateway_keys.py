@@ -249,7 +249,7 @@ async def test_a_session_has_the_priority_that_its_key_allows_and_its_cells_the_
     await until(lambda: service.gateway.dispatch.waiting.weight_of("small") == 3)
     asked: list[Order] = []
 
-    async def ask(worker: str, order: Order, kind: type[object], deadline_s: float) -> object:
+    async def ask(worker: str, order: Order, kind: type[object], deadline_s: float, **_: object) -> object:
         asked.append(order)
         raise Refusal("not_ready")
 
