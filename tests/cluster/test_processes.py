@@ -179,10 +179,10 @@ BREAK_TAKE = """
 import asyncio, os
 from exec_wire.queue.redis_worker import RedisWorkerEnd
 take = RedisWorkerEnd.take
-async def take_until_broken(self, most):
+async def take_until_broken(self, most, **more):
     while not os.path.exists({flag!r}):
         try:
-            return await asyncio.wait_for(take(self, most), 0.2)
+            return await asyncio.wait_for(take(self, most, **more), 0.2)
         except TimeoutError:
             pass
     raise ZeroDivisionError("broken on purpose")
